@@ -1,0 +1,176 @@
+"""Every error of Towline, in one tree.
+
+    TowlineError
+    ├── BadRequest              the caller asked for something that cannot be
+    │   ├── BadName             a topic, group or consumer name that is not allowed
+    │   ├── BadFrame            a batch of messages that is damaged or malformed
+    │   ├── TooLarge            over a stated limit
+    │   └── Conflict            it exists already, or with other settings
+    ├── NotFound                no such topic, group or message
+    ├── Refused                 authentication or permission
+    ├── LeaseLost               an ack or nack by a consumer that no longer holds the messages
+    ├── QueueFull               the store is at its capacity (retriable)
+    │   └── DiskFull            the disk under the store has no room left (retriable)
+    ├── StoreFailed             the store failed and takes no more writes until the broker restarts
+    ├── StoreLocked             another broker has the store's folder open
+    ├── StoreDamaged            a stored range cannot be read because its bytes are damaged
+    ├── Unavailable             the broker cannot be reached, or is shutting down (retriable)
+    │   └── Timeout             no answer in time (retriable)
+    ├── ProtocolError           bytes that are not this protocol
+    └── Closed                  the client, consumer or producer was closed
+
+The docstring of a class is its default message. `code` is what travels on the wire; `retriable` says whether the same
+call may succeed later without any change.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "BadFrame",
+    "BadName",
+    "BadRequest",
+    "Closed",
+    "Conflict",
+    "DiskFull",
+    "LeaseLost",
+    "NotFound",
+    "ProtocolError",
+    "QueueFull",
+    "Refused",
+    "StoreDamaged",
+    "StoreFailed",
+    "StoreLocked",
+    "Timeout",
+    "TooLarge",
+    "TowlineError",
+    "Unavailable",
+    "from_code",
+]
+
+
+class TowlineError(Exception):
+    """Something went wrong in Towline."""
+
+    code: ClassVar[str] = "error"
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+
+class BadRequest(TowlineError):
+    """The request cannot be carried out as it stands."""
+
+    code = "bad-request"
+
+
+class BadName(BadRequest):
+    """The name is not allowed."""
+
+    code = "bad-name"
+
+
+class BadFrame(BadRequest):
+    """The batch of messages is damaged or malformed."""
+
+    code = "bad-frame"
+
+
+class TooLarge(BadRequest):
+    """The request is larger than the limit."""
+
+    code = "too-large"
+
+
+class Conflict(BadRequest):
+    """It exists already."""
+
+    code = "conflict"
+
+
+class NotFound(TowlineError):
+    """There is no such thing."""
+
+    code = "not-found"
+
+
+class Refused(TowlineError):
+    """The broker does not let this client do that."""
+
+    code = "refused"
+
+
+class LeaseLost(TowlineError):
+    """These messages are no longer leased to this consumer: they were or will be delivered to another. Drop them."""
+
+    code = "lease-lost"
+
+
+class QueueFull(TowlineError):
+    """The store is at its capacity. Consume, trim or raise the capacity, then send again."""
+
+    code = "queue-full"
+    retriable = True
+
+
+class DiskFull(QueueFull):
+    """The disk under the store is full. Free some space or shorten the retention, then send again."""
+
+    code = "disk-full"
+
+
+class StoreFailed(TowlineError):
+    """The store failed and takes no more writes. Look at the broker's log, mend the disk and restart the broker."""
+
+    code = "store-failed"
+
+
+class StoreLocked(TowlineError):
+    """Another broker has this folder open."""
+
+    code = "store-locked"
+
+
+class StoreDamaged(TowlineError):
+    """The stored bytes are damaged."""
+
+    code = "store-damaged"
+
+
+class Unavailable(TowlineError):
+    """The broker cannot be reached."""
+
+    code = "unavailable"
+    retriable = True
+
+
+class Timeout(Unavailable):
+    """No answer in time."""
+
+    code = "timeout"
+
+
+class ProtocolError(TowlineError):
+    """The other side does not speak this protocol."""
+
+    code = "protocol"
+
+
+class Closed(TowlineError):
+    """It was closed."""
+
+    code = "closed"
+
+
+def _tree(cls: type[TowlineError]) -> list[type[TowlineError]]:
+    return [cls, *(sub for child in cls.__subclasses__() for sub in _tree(child))]
+
+
+_BY_CODE: dict[str, type[TowlineError]] = {cls.code: cls for cls in _tree(TowlineError)}
+
+
+def from_code(code: str, message: str) -> TowlineError:
+    """The error that `code` names, as it came over the wire; an unknown code becomes a plain `TowlineError`."""
+    return _BY_CODE.get(code, TowlineError)(message)

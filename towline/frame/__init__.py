@@ -1,0 +1,18 @@
+"""Frames: the columnar batch that is the unit of append, checksum, atomicity and transfer. See `layout`."""
+
+from towline.frame.decode import Frame, decode_headers
+from towline.frame.encode import encode, encode_events
+from towline.frame.layout import COUNT_MAX, EVENTS, FRAME_MAX, TOKEN_MAX
+from towline.frame.slice import slice_frame
+
+__all__ = [
+    "COUNT_MAX",
+    "EVENTS",
+    "FRAME_MAX",
+    "TOKEN_MAX",
+    "Frame",
+    "decode_headers",
+    "encode",
+    "encode_events",
+    "slice_frame",
+]

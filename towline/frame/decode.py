@@ -1,0 +1,255 @@
+"""A frame in, its columns out. Nothing is copied before a column is asked for."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from typing import Literal, NamedTuple
+
+import msgspec
+from crc32c import crc32c
+
+from towline.errors import BadFrame, TooLarge
+from towline.frame.layout import (
+    BODY,
+    COUNT_MAX,
+    CRC_FROM,
+    DEDUP,
+    DELIVER_AT,
+    EXPIRES_AT,
+    FRAME_MAX,
+    HEADER,
+    HEADERS,
+    KEY,
+    MAGIC,
+    SHARD_KEY,
+    TIMEOUT,
+    TOKEN_MAX,
+    UNKNOWN_FLAGS,
+    ZSTD,
+    numbers_in,
+    texts_in,
+)
+from towline.frame.zstd import decompress_columns
+
+__all__ = ["Column", "Frame", "decode_headers"]
+
+Buffer = bytes | bytearray | memoryview
+
+_HEADERS = msgspec.msgpack.Decoder(dict[str, str])
+_OFFSET = struct.Struct("<I").unpack_from
+
+
+class Column(NamedTuple):
+    """Where a text column lies within the columns region: its offsets, and its data. `base` is its first offset."""
+
+    offsets_at: int
+    data_at: int
+    data_length: int
+    base: int
+
+
+class Frame:
+    """A read view of one frame. Making one checks the header; `verify` checks the checksum and the shape. The offsets
+    between the first and the last of a column are checked when they are used: then all of them are gone through."""
+
+    __slots__ = (
+        "_checksum",
+        "_columns",
+        "_columns_length",
+        "_numbers",
+        "_texts",
+        "_view",
+        "count",
+        "earliest_expiry_us",
+        "flags",
+        "latest_expiry_us",
+        "length",
+        "produced_at_us",
+        "producer_id",
+        "producer_seq",
+        "token",
+    )
+
+    def __init__(self, data: Buffer) -> None:
+        view = memoryview(data)
+        if len(view) < HEADER.size:
+            raise BadFrame(f"a frame of {len(view)} bytes is shorter than its header")
+        (
+            magic,
+            self.length,
+            self._checksum,
+            self.flags,
+            token_length,
+            self.count,
+            self._columns_length,
+            self.producer_id,
+            self.producer_seq,
+            self.produced_at_us,
+            self.earliest_expiry_us,
+            self.latest_expiry_us,
+            _,
+        ) = HEADER.unpack_from(view)
+        if magic != MAGIC:
+            raise BadFrame(f"a frame begins with TWF1, not with {bytes(view[:4])!r}")
+        if self.length != len(view):
+            raise BadFrame(f"a frame of {len(view)} bytes states a length of {self.length}")
+        if self.count == 0:
+            raise BadFrame("a frame holds at least one message")
+        if self.count > COUNT_MAX:
+            raise TooLarge(f"a frame holds at most {COUNT_MAX} messages, not {self.count}")
+        if self.length > FRAME_MAX or self._columns_length > FRAME_MAX:
+            raise TooLarge(f"a frame and its columns take at most {FRAME_MAX} bytes")
+        if token_length > TOKEN_MAX or HEADER.size + token_length > self.length:
+            raise BadFrame(f"a frame states a token of {token_length} bytes")
+        self.token = bytes(view[HEADER.size : HEADER.size + token_length]) if token_length else b""
+        self._view = view
+        self._columns: memoryview | None = None
+        self._texts: dict[int, Column] | None = None
+        self._numbers: dict[int, int] = {}
+
+    def verify(self) -> Frame:
+        """Check the checksum, the flags and that the columns fill the frame; the work does not grow with the count
+        but for the checksum's single pass."""
+        if crc32c(self._view[CRC_FROM:]) != self._checksum:
+            raise BadFrame(f"the checksum of a frame of {self.count} messages and {self.length} bytes does not match")
+        if self.flags & UNKNOWN_FLAGS:
+            unknown = self.flags & UNKNOWN_FLAGS
+            raise BadFrame(f"a frame has unknown flags {unknown:#x}: was it made by a newer version?")
+        if not self.flags & ZSTD:
+            self._lay_out()
+        return self
+
+    @property
+    def compressed(self) -> bool:
+        return bool(self.flags & ZSTD)
+
+    @property
+    def data(self) -> memoryview:
+        return self._view
+
+    @property
+    def columns(self) -> memoryview:
+        """The columns region, unpacked."""
+        if self._columns is None:
+            stored = self._view[HEADER.size + (len(self.token) + 7 & ~7) :]
+            if self.flags & ZSTD:
+                stored = memoryview(decompress_columns(stored, self._columns_length))
+            elif len(stored) != self._columns_length:
+                raise BadFrame(f"a frame has {len(stored)} bytes of columns, but states {self._columns_length}")
+            self._columns = stored
+        return self._columns
+
+    def _lay_out(self) -> dict[int, Column]:
+        """Find where each column lies, and that together they fill the columns region."""
+        region, at, texts = self.columns, 0, {}
+        region_length, offsets_length = len(region), 4 * self.count + 4
+        for flag in texts_in(self.flags):
+            data_at = at + (offsets_length + 7 & ~7)
+            if data_at > region_length:
+                raise BadFrame(f"a frame of {self.count} messages ends within its offsets")
+            base = _OFFSET(region, at)[0]
+            length = _OFFSET(region, at + offsets_length - 4)[0] - base
+            if not 0 <= length <= region_length - data_at:
+                raise BadFrame(f"a column of a frame states {length} bytes where {region_length - data_at} are left")
+            texts[flag] = Column(at, data_at, length, base)
+            at = data_at + (length + 7 & ~7)
+        for flag in numbers_in(self.flags):
+            self._numbers[flag] = at
+            at += 8 * self.count
+        if at != region_length:
+            raise BadFrame(f"the columns of a frame take {at} bytes, but it has {region_length}")
+        self._texts = texts
+        return texts
+
+    def text_column(self, flag: int) -> Column | None:
+        return (self._texts or self._lay_out()).get(flag)
+
+    def number_column(self, flag: int) -> int | None:
+        if self._texts is None:
+            self._lay_out()
+        return self._numbers.get(flag)
+
+    def offsets(self, column: Column, start: int = 0, stop: int | None = None) -> list[int]:
+        """The offsets of values `start` to `stop`, one more than there are values; they never run backwards, nor out
+        of the column."""
+        stop = self.count if stop is None else stop
+        assert 0 <= start <= stop <= self.count, (start, stop, self.count)
+        view = self.columns[column.offsets_at + 4 * start : column.offsets_at + 4 * (stop + 1)]
+        offsets = _from_little_endian("I", view)
+        # Sorting what is sorted already is the cheapest way to find out that it is. Were this not checked, a few bytes
+        # of offsets to and fro could make gigabytes of bodies.
+        if offsets[0] < column.base or offsets[-1] > column.base + column.data_length or offsets != sorted(offsets):
+            raise BadFrame(f"the offsets of messages {start} to {stop} of a frame run backwards")
+        return offsets
+
+    def texts(self, flag: int, start: int = 0, stop: int | None = None) -> list[bytes] | None:
+        column = self.text_column(flag)
+        if column is None:
+            return None
+        offsets = self.offsets(column, start, stop)
+        first = offsets[0]
+        at = column.data_at - column.base
+        data = bytes(self.columns[at + first : at + offsets[-1]])
+        if first:
+            offsets = [offset - first for offset in offsets]
+        # zip is faster than pairwise, which makes a new tuple for each pair.
+        return [data[begin:end] for begin, end in zip(offsets, offsets[1:], strict=False)]  # noqa: RUF007
+
+    def numbers(self, flag: int, start: int = 0, stop: int | None = None) -> list[int] | None:
+        at = self.number_column(flag)
+        if at is None:
+            return None
+        stop = self.count if stop is None else stop
+        assert 0 <= start <= stop <= self.count, (start, stop, self.count)
+        return _from_little_endian("q", self.columns[at + 8 * start : at + 8 * stop])
+
+    def bodies(self, start: int = 0, stop: int | None = None) -> list[bytes]:
+        bodies = self.texts(BODY, start, stop)
+        assert bodies is not None, "the body column is always there"
+        return bodies
+
+    def keys(self, start: int = 0, stop: int | None = None) -> list[str | None] | None:
+        return _strings(self.texts(KEY, start, stop))
+
+    def dedup_ids(self, start: int = 0, stop: int | None = None) -> list[str | None] | None:
+        return _strings(self.texts(DEDUP, start, stop))
+
+    def shard_keys(self, start: int = 0, stop: int | None = None) -> list[str | None] | None:
+        return _strings(self.texts(SHARD_KEY, start, stop))
+
+    def headers(self, start: int = 0, stop: int | None = None) -> list[dict[str, str]] | None:
+        packed = self.texts(HEADERS, start, stop)
+        return None if packed is None else [decode_headers(value) for value in packed]
+
+    def expires_at_us(self, start: int = 0, stop: int | None = None) -> list[int] | None:
+        return self.numbers(EXPIRES_AT, start, stop)
+
+    def deliver_at_us(self, start: int = 0, stop: int | None = None) -> list[int] | None:
+        return self.numbers(DELIVER_AT, start, stop)
+
+    def timeouts_us(self, start: int = 0, stop: int | None = None) -> list[int] | None:
+        return self.numbers(TIMEOUT, start, stop)
+
+
+def decode_headers(packed: bytes) -> dict[str, str]:
+    """The headers of one message. What is not a map of strings, which only a faulty client sends, reads as none."""
+    if not packed:
+        return {}
+    try:
+        return _HEADERS.decode(packed)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _strings(values: list[bytes] | None) -> list[str | None] | None:
+    return None if values is None else [value.decode("utf-8", "replace") if value else None for value in values]
+
+
+def _from_little_endian(kind: Literal["I", "q"], view: memoryview) -> list[int]:
+    if sys.byteorder == "little":
+        return view.cast(kind).tolist()
+    numbers = array(kind, view.tobytes())
+    numbers.byteswap()
+    return numbers.tolist()

@@ -1,0 +1,178 @@
+"""Lists of messages in, a frame out: with calls that run over a whole column at a time."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
+
+import msgspec
+from crc32c import crc32c
+
+from towline.errors import BadFrame, TooLarge
+from towline.frame.layout import (
+    COUNT_MAX,
+    COVERED,
+    DEDUP,
+    DELIVER_AT,
+    EVENTS,
+    EXPIRES_AT,
+    FRAME_MAX,
+    HEADER,
+    HEADERS,
+    KEY,
+    MAGIC,
+    PREFIX,
+    SHARD_KEY,
+    TIMEOUT,
+    TOKEN_MAX,
+    ZSTD,
+    pad8,
+)
+from towline.frame.zstd import compress_columns
+
+__all__ = ["encode", "encode_events"]
+
+_PACK = msgspec.msgpack.Encoder().encode
+_UNPACK = msgspec.msgpack.Decoder(dict[str, str]).decode
+
+
+def encode(
+    bodies: Sequence[bytes],
+    *,
+    keys: Sequence[str | None] | None = None,
+    headers: Sequence[dict[str, str] | None] | None = None,
+    dedup_ids: Sequence[str | None] | None = None,
+    shard_keys: Sequence[str | None] | None = None,
+    expires_at_us: Sequence[int] | None = None,
+    deliver_at_us: Sequence[int] | None = None,
+    timeouts_us: Sequence[int] | None = None,
+    producer_id: int = 0,
+    producer_seq: int = 0,
+    produced_at_us: int = 0,
+    token: bytes = b"",
+    compress: bool = False,
+) -> bytes:
+    """A frame of these messages. A list of another length than `bodies` is an error; None is an absent column, and so
+    is a list of nothing but None or 0."""
+    count = len(bodies)
+    parts = _text_column(bodies)
+    flags = 0
+    # One `if` a column, in the order of the layout: a loop over them costs a frame of one message a microsecond.
+    if keys is not None and _has_values(keys, count):
+        flags |= KEY
+        parts += _text_column(_utf8(keys))
+    if headers is not None and _has_values(headers, count):
+        flags |= HEADERS
+        parts += _text_column([_pack_headers(value) if value else b"" for value in headers])
+    if dedup_ids is not None and _has_values(dedup_ids, count):
+        flags |= DEDUP
+        parts += _text_column(_utf8(dedup_ids))
+    if shard_keys is not None and _has_values(shard_keys, count):
+        flags |= SHARD_KEY
+        parts += _text_column(_utf8(shard_keys))
+    expiry = (0, 0)
+    if expires_at_us is not None and _has_values(expires_at_us, count):
+        flags |= EXPIRES_AT
+        parts.append(_number_column(expires_at_us))
+        expiry = _earliest_and_latest(expires_at_us)
+    if deliver_at_us is not None and _has_values(deliver_at_us, count):
+        flags |= DELIVER_AT
+        parts.append(_number_column(deliver_at_us))
+    if timeouts_us is not None and _has_values(timeouts_us, count):
+        flags |= TIMEOUT
+        parts.append(_number_column(timeouts_us))
+    numbers = (producer_id, producer_seq, produced_at_us, *expiry)
+    return _assemble(parts, flags, count, numbers, token=token, compress=compress)
+
+
+def encode_events(events: Sequence[bytes], *, produced_at_us: int = 0) -> bytes:
+    """A frame of delivery events, as a pull log keeps them."""
+    return _assemble(_text_column(events), EVENTS, len(events), (0, 0, produced_at_us, 0, 0))
+
+
+def _has_values(column: Sequence[object], count: int) -> bool:
+    if len(column) != count:
+        raise BadFrame(f"a column of {len(column)} values beside {count} bodies")
+    return any(column)
+
+
+def _utf8(values: Sequence[str | None]) -> list[bytes]:
+    return [value.encode() if value else b"" for value in values]
+
+
+def _pack_headers(headers: dict[str, str]) -> bytes:
+    packed = _PACK(headers)
+    # Read back at once, because the other end takes what is not a map of strings for no headers at all.
+    try:
+        _UNPACK(packed)
+    except msgspec.ValidationError as error:
+        raise BadFrame(f"headers are strings by name: {error}") from None
+    return packed
+
+
+def _earliest_and_latest(expires_at_us: Sequence[int]) -> tuple[int, int]:
+    """When the first message expires, and when all have: 0 if one never does."""
+    return min(at for at in expires_at_us if at), max(expires_at_us) if all(expires_at_us) else 0
+
+
+def _text_column(values: Sequence[bytes]) -> list[bytes]:
+    try:
+        offsets = array("I", accumulate(map(len, values), initial=0))
+    except OverflowError:
+        raise _too_large() from None
+    length = offsets[-1]
+    # Before the values are joined: what is too large is not copied first.
+    if length > FRAME_MAX:
+        raise _too_large()
+    data = b"".join(values)
+    if len(data) != length:
+        raise TypeError("bodies are bytes: the length of something else is not its number of bytes")
+    packed = _little_endian(offsets)
+    return [packed, pad8(len(packed)), data, pad8(length)]
+
+
+def _number_column(values: Sequence[int]) -> bytes:
+    try:
+        return _little_endian(array("q", values))
+    except OverflowError:
+        raise BadFrame("a time or timeout of a message does not fit into 64 bits") from None
+
+
+def _little_endian(numbers: array[int]) -> bytes:
+    if sys.byteorder != "little":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _assemble(
+    parts: list[bytes], flags: int, count: int, numbers: tuple[int, ...], *, token: bytes = b"", compress: bool = False
+) -> bytes:
+    """Put header, token and columns together; `numbers` are the header's, from the producer's id to the expiry."""
+    if count == 0:
+        raise BadFrame("a frame holds at least one message")
+    if count > COUNT_MAX:
+        raise TooLarge(f"a frame holds at most {COUNT_MAX} messages, not {count}")
+    if len(token) > TOKEN_MAX:
+        raise TooLarge(f"a token is at most {TOKEN_MAX} bytes long, not {len(token)}")
+    stored_length = columns_length = sum(map(len, parts))
+    if columns_length > FRAME_MAX:
+        raise _too_large()
+    if compress:
+        packed = compress_columns(b"".join(parts))
+        if len(packed) < columns_length:
+            parts, flags = [packed, pad8(len(packed))], flags | ZSTD
+            stored_length = len(packed) + len(parts[1])
+    token_length = len(token)
+    if token:
+        token += pad8(token_length)
+    length = HEADER.size + len(token) + stored_length
+    if length > FRAME_MAX:
+        raise _too_large()
+    covered = b"".join((COVERED.pack(flags, token_length, count, columns_length, *numbers, 0), token, *parts))
+    return PREFIX.pack(MAGIC, length, crc32c(covered)) + covered
+
+
+def _too_large() -> TooLarge:
+    return TooLarge(f"a frame holds at most {FRAME_MAX} bytes: send fewer messages at a time")

@@ -1,0 +1,114 @@
+"""The layout of a frame: a batch of messages for one stream, column by column.
+
+All numbers are little-endian. A frame is
+
+    header   72 bytes, see `HEADER`
+    token    the producer's token, `token_length` bytes, padded with zeros to a multiple of 8
+    columns  the columns that `flags` names, in the order below, each padded with zeros to a multiple of 8
+
+A *text* column is `count + 1` offsets (u32), padded to 8, then the bytes of all values back to back: value i is
+`data[offset[i] - offset[0] : offset[i + 1] - offset[0]]`. Offsets never run backwards, but need not begin at 0, so that
+a sub-range of a frame is made of slices. A *number* column is `count` signed 64-bit numbers. The body column is always
+there.
+
+| flag | column     | kind   | holds |
+|------|------------|--------|-------|
+|      | body       | text   | the message |
+| 1    | key        | text   | business reference in UTF-8; empty is none |
+| 2    | headers    | text   | a MessagePack map of strings; empty is none |
+| 4    | dedup id   | text   | the user's id against double sends; empty is none |
+| 8    | shard key  | text   | what keeps messages in order; empty is none |
+| 16   | expires at | number | microseconds since 1970; 0 is never |
+| 32   | deliver at | number | microseconds since 1970; 0 is at once |
+| 64   | timeout    | number | microseconds; 0 is the group's |
+
+With flag 256 the columns region is one zstd frame that unpacks to `columns_length` bytes, padded with zeros to a
+multiple of 8. With flag 512 the bodies are delivery events, not messages. All other flags are 0.
+
+Neither the frame nor its unpacked columns are larger than `FRAME_MAX`.
+
+The checksum is CRC-32C over everything behind it, so it covers all but magic, length and itself; magic and length are
+checked by their values.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+__all__ = [
+    "BODY",
+    "COUNT_MAX",
+    "COVERED",
+    "CRC_FROM",
+    "DEDUP",
+    "DELIVER_AT",
+    "EVENTS",
+    "EXPIRES_AT",
+    "FRAME_MAX",
+    "HEADER",
+    "HEADERS",
+    "KEY",
+    "MAGIC",
+    "NUMBER_COLUMNS",
+    "PREFIX",
+    "SHARD_KEY",
+    "TEXT_COLUMNS",
+    "TIMEOUT",
+    "TOKEN_MAX",
+    "UNKNOWN_FLAGS",
+    "ZSTD",
+    "numbers_in",
+    "pad8",
+    "texts_in",
+]
+
+MAGIC: Final = 0x31465754  # "TWF1"
+HEADER: Final = struct.Struct("<IIIHHIIQQqqqq")
+"""magic, length, crc, flags, token_length, count, columns_length, producer_id, producer_seq, produced_at_us,
+earliest_expiry_us, latest_expiry_us, reserved (0)."""
+
+PREFIX: Final = struct.Struct("<III")
+"""The header up to and with the checksum …"""
+COVERED: Final = struct.Struct("<HHIIQQqqqq")
+"""… and the rest of it, where what the checksum covers begins."""
+CRC_FROM: Final = PREFIX.size
+
+BODY: Final = 0
+KEY: Final = 1
+HEADERS: Final = 2
+DEDUP: Final = 4
+SHARD_KEY: Final = 8
+EXPIRES_AT: Final = 16
+DELIVER_AT: Final = 32
+TIMEOUT: Final = 64
+ZSTD: Final = 256
+EVENTS: Final = 512
+UNKNOWN_FLAGS: Final = 0xFFFF & ~(127 | ZSTD | EVENTS)
+
+TEXT_COLUMNS: Final = (KEY, HEADERS, DEDUP, SHARD_KEY)
+NUMBER_COLUMNS: Final = (EXPIRES_AT, DELIVER_AT, TIMEOUT)
+
+TOKEN_MAX: Final = 64
+COUNT_MAX: Final = 1 << 20
+FRAME_MAX: Final = 64 << 20
+
+# Worked out beforehand, because every frame that passes through a broker asks.
+_TEXTS: Final = tuple((BODY, *(flag for flag in TEXT_COLUMNS if flag & flags)) for flags in range(16))
+_NUMBERS: Final = tuple(tuple(flag for flag in NUMBER_COLUMNS if flag & flags << 4) for flags in range(8))
+_ZEROS: Final = tuple(bytes(-length % 8) for length in range(8))
+
+
+def texts_in(flags: int) -> tuple[int, ...]:
+    """The text columns of a frame with these flags, in their order; the body comes first."""
+    return _TEXTS[flags & 15]
+
+
+def numbers_in(flags: int) -> tuple[int, ...]:
+    """The number columns of a frame with these flags, in their order."""
+    return _NUMBERS[flags >> 4 & 7]
+
+
+def pad8(length: int) -> bytes:
+    """The zeros that follow `length` bytes up to the next multiple of 8."""
+    return _ZEROS[length & 7]

@@ -1,0 +1,196 @@
+"""The words of Towline: names, lanes, durability, spans, and the settings of topics and groups."""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from towline.errors import BadName, BadRequest
+
+__all__ = [
+    "LANES",
+    "MAX_GROUPS_PER_TOPIC",
+    "MAX_TOPICS",
+    "PRIVATE",
+    "Durability",
+    "GroupConfig",
+    "Priority",
+    "Receipt",
+    "RetryPolicy",
+    "Span",
+    "TopicConfig",
+    "check_consumer",
+    "check_group",
+    "check_topic",
+    "dead_stream",
+    "lane_stream",
+    "message_id",
+    "own_stream",
+    "parse_message_id",
+    "pull_stream",
+]
+
+Priority = Literal["high", "middle", "low"]
+LANES: tuple[Priority, ...] = ("high", "middle", "low")
+"""The lanes of a shared topic, in the order in which a pull fills from them. A lane's number is its place here."""
+
+PRIVATE = "~"
+"""A consumer without a group has its own progress; it is kept under its name behind this sign."""
+
+MAX_TOPICS = 20_000
+MAX_GROUPS_PER_TOPIC = 1_000
+
+_TOPIC = re.compile(r"[a-z0-9][a-z0-9._-]{0,49}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
+_GROUP = re.compile(r"~?[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
+
+
+class Durability(enum.IntEnum):
+    """What an acknowledged send survives."""
+
+    RECEIVED = 0
+    """Nothing: it was acknowledged from memory, and is stored soon after."""
+    OS = 1
+    """A killed broker: it was handed to the operating system."""
+    FSYNC = 2
+    """Power loss: it is on the disk."""
+
+    @classmethod
+    def parse(cls, text: str) -> Durability:
+        try:
+            return cls[text.upper()]
+        except KeyError:
+            raise BadRequest(f"durability {text!r} is not one of fsync, os, received") from None
+
+
+class Span(NamedTuple):
+    """`count` messages of one lane, from sequence number `first` on."""
+
+    lane: int
+    first: int
+    count: int  # type: ignore[assignment]  # a tuple's own count is of no use here
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+
+class Receipt(msgspec.Struct, frozen=True, array_like=True):
+    """Where a sent message is: it can be found by this for as long as it is kept."""
+
+    topic: str
+    lane: str
+    seq: int
+    appended_at_us: int = 0
+
+    @property
+    def id(self) -> str:
+        return message_id(self.topic, self.lane, self.seq)
+
+
+class RetryPolicy(msgspec.Struct, frozen=True):
+    """When a failed message is tried again, and when it is given up."""
+
+    max_attempts: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 16
+    delays_s: tuple[float, ...] = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+    """The wait after the first, second, … failed attempt; the last one holds for all that follow."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.delays_s) <= 100 or any(not 0 <= delay <= 366 * 86400 for delay in self.delays_s):
+            raise BadRequest("retry delays: give 1 to 100 of them, each between 0 seconds and a year")
+
+    def delay_s(self, attempt: int) -> float:
+        """The wait after attempt number `attempt` (1 is the first) has failed."""
+        return self.delays_s[min(attempt, len(self.delays_s)) - 1]
+
+
+class TopicConfig(msgspec.Struct, frozen=True):
+    """What is kept about a topic in `topics.json`."""
+
+    name: str
+    created_at_us: int = 0
+    retention_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    """How long messages are kept; None takes the broker's setting, 0 is for ever."""
+
+    def __post_init__(self) -> None:
+        check_topic(self.name)
+
+
+class GroupConfig(msgspec.Struct, frozen=True):
+    """What is kept about a group of a topic in `subscriptionGroup.json`."""
+
+    topic: str
+    name: str
+    start: Annotated[str, msgspec.Meta(pattern=r"^(earliest|latest|@[0-9]{1,18})$")] = "earliest"
+    """Where a new group begins: at the oldest message, behind the newest, or at a time (`@` and microseconds)."""
+    retry: RetryPolicy = RetryPolicy()
+    timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0
+    """A pull not settled after this long is taken away from its consumer; 0 is never, while the consumer beats."""
+    max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 100_000
+    """How many messages one consumer may hold unsettled."""
+    ephemeral: bool = False
+    """Forgotten when its only consumer leaves: a broadcast consumer that gave itself no name."""
+    created_at_us: int = 0
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        check_group(self.name)
+
+
+def check_topic(name: str) -> str:
+    if not _TOPIC.fullmatch(name):
+        raise BadName(
+            f"topic {name[:80]!r}: use 1 to 50 lower-case letters, digits, dots, underscores and hyphens, "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+def check_group(name: str) -> str:
+    if not _GROUP.fullmatch(name):
+        raise BadName(
+            f"group {name[:80]!r}: use 1 to 50 letters, digits, dots, underscores and hyphens, "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+def check_consumer(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise BadName(
+            f"consumer {name[:80]!r}: use 1 to 50 letters, digits, dots, underscores and hyphens, "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+def lane_stream(topic: str, lane: str) -> str:
+    return f"lane/{topic}/{lane}"
+
+
+def pull_stream(topic: str, group: str) -> str:
+    return f"pull/{topic}/{group}"
+
+
+def dead_stream(topic: str, group: str) -> str:
+    return f"dead/{topic}/{group}"
+
+
+def own_stream(topic: str, group: str, lane: str) -> str:
+    """Messages for one group alone: dead letters that are sent again."""
+    return f"own/{topic}/{group}/{lane}"
+
+
+def message_id(topic: str, lane: str, seq: int) -> str:
+    return f"{topic}/{lane}/{seq}"
+
+
+def parse_message_id(text: str) -> tuple[str, str, int]:
+    topic, _, rest = text.partition("/")
+    lane, _, seq = rest.partition("/")
+    if lane not in LANES or not seq.isascii() or not seq.isdigit() or len(seq) > 19:
+        raise BadRequest(f"message id {text[:100]!r} is not of the form topic/lane/number")
+    return check_topic(topic), lane, int(seq)
