@@ -1,0 +1,231 @@
+"""Envelopes: how requests and answers lie on the wire. Bytes in, envelopes out; nothing here moves a byte.
+
+A client's first eight bytes are `PREFACE`. Then both sides send envelopes, little-endian:
+
+    length      u32   of all that follows this field
+    number      u32   chosen by the client for a request, repeated in its answer
+    kind        u8    which request or answer, see `messages`
+    (unused)    3 bytes of zero
+    head length u32
+    head        MessagePack
+    attachments the rest
+
+A length is checked against a limit before anything is set aside for it, and memory is set aside only as bytes come in.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from towline.errors import ProtocolError, TooLarge, TowlineError
+from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
+
+__all__ = [
+    "PREFACE",
+    "PREFIX",
+    "Decoder",
+    "Envelope",
+    "Scratch",
+    "decode_answer",
+    "decode_request",
+    "encode_envelope",
+    "split_attachments",
+]
+
+PREFACE = b"TOWLINE1"
+PREFIX = struct.Struct("<IIB3xI")
+
+_SCRATCH_BYTES = 256 << 10
+_ADOPT_BYTES = 64 << 10
+"""From this size on, what was read into the scratch buffer stays there and the scratch buffer is replaced: making a new
+one is cheaper than a copy."""
+_SMALL_BYTES = 4 << 10
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+_REQUESTS: dict[int, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(request) for kind, request in REQUESTS.items()
+}
+_ANSWERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(answer) for kind, answer in ANSWERS.items()
+}
+
+
+class Envelope(NamedTuple):
+    number: int
+    kind: int
+    head: memoryview
+    attachments: memoryview
+
+
+def encode_envelope(number: int, message: Request | Answer, attachments_length: int = 0) -> bytes:
+    """The bytes that go before the attachments."""
+    head = _ENCODE(message)
+    return PREFIX.pack(12 + len(head) + attachments_length, number, message.kind, len(head)) + head
+
+
+def decode_request(envelope: Envelope) -> Request:
+    decoder = _REQUESTS.get(envelope.kind)
+    if decoder is None:
+        raise ProtocolError(f"unknown request kind {envelope.kind}: the client may be newer than this broker")
+    request: Request = _decode(decoder, envelope)
+    return request
+
+
+def decode_answer(envelope: Envelope) -> Answer:
+    decoder = _ANSWERS.get(envelope.kind)
+    if decoder is None:
+        raise ProtocolError(f"unknown answer kind {envelope.kind}: the broker may be newer than this client")
+    answer: Answer = _decode(decoder, envelope)
+    return answer
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], envelope: Envelope) -> Any:
+    try:
+        return decoder.decode(envelope.head)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"a message of kind {envelope.kind} does not decode: {error}") from None
+
+
+class Scratch:
+    """A buffer to receive into while nothing is half-received. Decoders that are used from one thread, and receive in
+    one step without waiting (as an event loop does), may share one: then an idle connection holds no buffer."""
+
+    __slots__ = ("view",)
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(_SCRATCH_BYTES))
+
+    def give_away(self) -> memoryview:
+        given, self.view = self.view, memoryview(bytearray(_SCRATCH_BYTES))
+        return given
+
+
+class Decoder:
+    """Collects bytes until an envelope is whole. `limit` bounds an envelope, and may be raised once a peer is trusted.
+
+    There are two ways to give it bytes: `feed` them; or receive into `get_buffer` and say how many in `received`, which
+    saves copying them. Envelopes are views of what was received, and stay valid for as long as they are kept.
+
+    A peer that breaks the rules is told of by an exception; if sound envelopes came before the broken one, then these
+    are given first, and the error is kept in `broken` and raised by the next call."""
+
+    __slots__ = ("_at", "_end", "_need", "_scratch", "_view", "broken", "completed", "limit")
+
+    def __init__(self, limit: int, scratch: Scratch | None = None) -> None:
+        self.limit = limit
+        self.broken: TowlineError | None = None
+        self.completed = 0
+        """How many envelopes have come: tells whether a half-sent one is still the same."""
+        self._scratch = scratch
+        self._view: memoryview | None = None  # holds a begun envelope from `_at` to `_end`; None if there is none
+        self._at = 0
+        self._end = 0
+        self._need = PREFIX.size  # how long the begun envelope is, as far as is known
+
+    @property
+    def pending_bytes(self) -> int:
+        return 0 if self._view is None else self._end - self._at
+
+    def feed(self, data: bytes) -> list[Envelope]:
+        """Take more bytes, and give the envelopes that they complete. Raises once the peer breaks the rules."""
+        if self.broken is not None:
+            raise self.broken
+        if self._view is None:
+            view = memoryview(data)
+            envelopes, at = self._parse(view, 0, len(data))
+            if at < len(data):
+                self._keep(view[at:])
+            return envelopes
+        if self._end + len(data) > len(self._view):
+            self._keep(self._view[self._at : self._end], len(data))
+        self._view[self._end : self._end + len(data)] = data
+        self._end += len(data)
+        return self._advance()
+
+    def get_buffer(self) -> memoryview:
+        """Where to receive into; at least one byte long. `received` must follow before anything else is called."""
+        if self._view is not None:
+            return self._view[self._end :]
+        if self._scratch is None:
+            self._scratch = Scratch()
+        return self._scratch.view
+
+    def received(self, size: int) -> list[Envelope]:
+        """The same as `feed` of the first `size` bytes of what `get_buffer` gave."""
+        if self._view is None:
+            assert self._scratch is not None, "received without get_buffer"
+            if size < _ADOPT_BYTES:
+                return self.feed(bytes(self._scratch.view[:size]))
+            if self.broken is not None:
+                raise self.broken
+            self._view = self._scratch.give_away()
+            self._at, self._end = 0, size
+        else:
+            self._end += size
+        return self._advance()
+
+    def _advance(self) -> list[Envelope]:
+        """Parse what is in the buffer, and see to it that there is room for the rest of a begun envelope."""
+        assert self._view is not None, "nothing is begun"
+        envelopes: list[Envelope] = []
+        if self._end - self._at >= self._need:
+            envelopes, self._at = self._parse(self._view, self._at, self._end)
+        if self._at == self._end:
+            self._view = None
+        elif self._end == len(self._view) or (envelopes and len(self._view) - self._at < self._need):
+            self._keep(self._view[self._at : self._end])
+        return envelopes
+
+    def _keep(self, part: memoryview, more: int = 0) -> None:
+        """Put a part of an envelope into a buffer of its own, with room for `more` bytes at least. It grows with what
+        really came, not with what was announced."""
+        have = len(part)
+        size = max(min(max(self._need, _SCRATCH_BYTES), max(4 * have, _SMALL_BYTES)), have + more)
+        self._view = memoryview(bytearray(size))
+        self._view[:have] = part
+        self._at, self._end = 0, have
+
+    def _parse(self, view: memoryview, at: int, end: int) -> tuple[list[Envelope], int]:
+        """The envelopes that lie whole between `at` and `end`, and where they end."""
+        envelopes: list[Envelope] = []
+        self._need = PREFIX.size
+        while end - at >= PREFIX.size:
+            length, number, kind, head_length = PREFIX.unpack_from(view, at)
+            if length > self.limit or length < 12 or head_length > length - 12:
+                self._break(length)
+                if not envelopes:
+                    assert self.broken is not None, "just broken"
+                    raise self.broken
+                return envelopes, end
+            after = at + 4 + length
+            if after > end:
+                self._need = 4 + length
+                break
+            head_at = at + PREFIX.size
+            attached_at = head_at + head_length
+            envelopes.append(Envelope(number, kind, view[head_at:attached_at], view[attached_at:after]))
+            at = after
+        self.completed += len(envelopes)
+        return envelopes, at
+
+    def _break(self, length: int) -> None:
+        self._view = None
+        if length > self.limit:
+            self.broken = TooLarge(f"a message of {length} bytes is over the limit of {self.limit}")
+        else:
+            self.broken = ProtocolError("a message states lengths that do not fit together")
+
+
+def split_attachments(attachments: memoryview, lengths: Sequence[int]) -> list[memoryview]:
+    """Cut the attachments into frames of the stated lengths; they must fit exactly."""
+    if sum(lengths) != len(attachments):
+        raise ProtocolError(f"frames of {sum(lengths)} bytes are announced, but {len(attachments)} bytes follow")
+    frames, at = [], 0
+    for length in lengths:
+        frames.append(attachments[at : at + length])
+        at += length
+    return frames
