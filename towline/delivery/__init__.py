@@ -1,0 +1,38 @@
+"""Delivery: what happens to messages within one group of one topic. Pure: no I/O, no clock, no randomness.
+
+`Group.decide(command, now)` says which events a command causes, `Group.apply(event)` makes them true. The events are
+the pull log; replaying them through the same `apply` is recovery. `states` holds the one table of what may become of a
+message.
+"""
+
+from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Nack, Pull, Resend, Skip, Start
+from towline.delivery.events import Event, Part, decode_event, encode_event
+from towline.delivery.group import Group
+from towline.delivery.producers import Producers
+from towline.delivery.snapshot import GroupSnapshot, restore, snapshot
+from towline.delivery.states import TRANSITIONS, State
+
+__all__ = [
+    "TRANSITIONS",
+    "Ack",
+    "Bury",
+    "Command",
+    "Event",
+    "GiveBack",
+    "Group",
+    "GroupSnapshot",
+    "Lapse",
+    "Leave",
+    "Nack",
+    "Part",
+    "Producers",
+    "Pull",
+    "Resend",
+    "Skip",
+    "Start",
+    "State",
+    "decode_event",
+    "encode_event",
+    "restore",
+    "snapshot",
+]

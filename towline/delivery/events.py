@@ -1,0 +1,129 @@
+"""What happened in a group: the records of its pull log.
+
+Events are MessagePack arrays that begin with the event's number. A field may be added at the end with a default.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+__all__ = [
+    "Acked",
+    "Buried",
+    "Event",
+    "Failed",
+    "GaveUp",
+    "Overrun",
+    "Part",
+    "Pulled",
+    "Released",
+    "Resent",
+    "Returned",
+    "Skipped",
+    "Started",
+    "decode_event",
+    "encode_event",
+]
+
+
+class Part(NamedTuple):
+    """`count` messages of a lane from `first` on, in their delivery number `attempt` (the first is 1)."""
+
+    lane: int
+    first: int
+    count: int  # type: ignore[assignment]  # a tuple's own count is of no use here
+    attempt: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+
+class _Event(msgspec.Struct, frozen=True, array_like=True):
+    at_us: int
+
+
+class Started(_Event, frozen=True, array_like=True, tag=1):
+    """The group begins at these sequence numbers of its lanes."""
+
+    positions: tuple[int, ...]
+
+
+class Pulled(_Event, frozen=True, array_like=True, tag=2):
+    pull: int
+    consumer: str
+    deadline_us: int
+    """When the pull is taken away; 0 is never."""
+    parts: tuple[Part, ...]
+
+
+class Acked(_Event, frozen=True, array_like=True, tag=3):
+    pull: int
+    parts: tuple[Part, ...]
+
+
+class Failed(_Event, frozen=True, array_like=True, tag=4):
+    pull: int
+    parts: tuple[Part, ...]
+    due_us: int
+    reason: str
+
+
+class GaveUp(_Event, frozen=True, array_like=True, tag=5):
+    pull: int
+    parts: tuple[Part, ...]
+    reason: str
+    taken: bool = False
+    """Taken away from the consumer, rather than nacked by it."""
+
+
+class Returned(_Event, frozen=True, array_like=True, tag=6):
+    pull: int
+    parts: tuple[Part, ...]
+    taken: bool = False
+    """Taken away because the consumer left, rather than given back by it."""
+
+
+class Released(_Event, frozen=True, array_like=True, tag=7):
+    pull: int
+    parts: tuple[Part, ...]
+    reason: str
+
+
+class Buried(_Event, frozen=True, array_like=True, tag=8):
+    parts: tuple[Part, ...]
+    dead_first: int
+
+
+class Skipped(_Event, frozen=True, array_like=True, tag=9):
+    pull: int
+    parts: tuple[Part, ...]
+    reason: str
+
+
+class Overrun(_Event, frozen=True, array_like=True, tag=10):
+    """Retention dropped these before the group came to them."""
+
+    parts: tuple[Part, ...]
+
+
+class Resent(_Event, frozen=True, array_like=True, tag=11):
+    """Dead letters, by (first, count), that were sent again on the group's own lanes."""
+
+    dead: tuple[tuple[int, int], ...]
+
+
+Event = Started | Pulled | Acked | Failed | GaveUp | Returned | Released | Buried | Skipped | Overrun | Resent
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+def encode_event(event: Event) -> bytes:
+    return _ENCODER.encode(event)
+
+
+def decode_event(record: bytes) -> Event:
+    return _DECODER.decode(record)

@@ -1,0 +1,378 @@
+"""One group of one topic: which messages go to whom, and what becomes of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from operator import lt
+from typing import Final
+
+from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Nack, Pull, Resend, Skip, Start
+from towline.delivery.events import (
+    Acked,
+    Buried,
+    Event,
+    Failed,
+    GaveUp,
+    Overrun,
+    Part,
+    Pulled,
+    Released,
+    Resent,
+    Returned,
+    Skipped,
+    Started,
+)
+from towline.delivery.lease import Act, Lease, lost
+from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals
+from towline.delivery.retry import AT_ONCE, RetryQueue
+from towline.delivery.states import RULES, State
+from towline.errors import BadRequest, Conflict
+from towline.model import LANES, GroupConfig
+
+__all__ = ["LANE_COUNT", "Group"]
+
+LANE_COUNT: Final = 2 * len(LANES)
+"""The topic's lanes, then the group's own: for each priority a lane of messages that are for this group alone."""
+
+PARTS_MAX: Final = 1_000
+"""Parts in one pull: a queue that is all fragments is delivered in several."""
+RETRIES_MAX: Final = 50_000
+"""Entries of the retry queue. A group that fails more than this at once gets nothing new until it has caught up."""
+SETTLED_MAX: Final = 1_024
+"""Settled pulls that are remembered, so that an act that is sent twice gets the same answer twice."""
+SETTLED_PARTS_MAX: Final = 100_000
+"""Parts of settled pulls that are remembered: a pull settled message by message may have as many parts as messages."""
+ROUND_US: Final = 100_000
+"""Back-offs of a second and more end on a tenth of a second, so that neighbours fall together into one entry."""
+DELAY_MAX_S: Final = 366 * 86400
+REASON_MAX: Final = 1_000
+
+_ACTS: dict[type[Event], Act] = {
+    Acked: "acked",
+    Failed: "nacked",
+    GaveUp: "nacked",
+    Returned: "given back",
+    Skipped: "skipped",
+}
+_LANES_BY_RANK = tuple((rank + len(LANES), rank) for rank in range(len(LANES)))
+
+Moving = Pulled | Acked | Failed | GaveUp | Returned | Released | Buried | Skipped | Overrun
+"""Events that move messages of the group's lanes from state to state."""
+
+
+class Group:
+    """State and rules of a group. `decide` only looks; `apply` is the one way in which anything changes."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        self.config = config
+        self.next = [0] * LANE_COUNT
+        self.firsts = [0] * LANE_COUNT
+        """The oldest message that the store still has, by lane."""
+        self.ends = [0] * LANE_COUNT
+        """The end of what may be delivered, by lane."""
+        self.mean_bytes = [1] * LANE_COUNT
+        self.leases: dict[int, Lease] = {}
+        self.settled: OrderedDict[int, Lease] = OrderedDict()
+        self.retries = RetryQueue()
+        self.dying: dict[Part, str] = {}
+        self.resent: list[tuple[int, int]] = []
+        self.in_flight: dict[str, int] = {}
+        self.counters = dict.fromkeys((State.DONE, State.DEAD, State.GONE), 0)
+        self._settled_parts = 0
+        self._deadlines: list[tuple[int, int]] = []
+
+    # What the store has
+
+    def observe(self, lane: int, first: int, end: int, mean_bytes: int) -> None:
+        """The lane now reaches from `first` to `end`, with messages of about this size."""
+        self.firsts[lane] = max(first, self.firsts[lane])
+        self.ends[lane] = max(end, self.ends[lane])
+        self.mean_bytes[lane] = max(mean_bytes, 1)
+
+    # Figures
+
+    def lag(self) -> int:
+        return self.backlog() + self.leased() + self.retries.messages + sum(part.count for part in self.dying)
+
+    def backlog(self) -> int:
+        return sum(
+            max(end - max(at, first), 0) for at, first, end in zip(self.next, self.firsts, self.ends, strict=True)
+        )
+
+    def deliverable(self, now_us: int) -> bool:
+        """Whether there is anything that a pull could take now."""
+        self.retries.ripen(now_us)
+        return self.retries.has_ready() or any(at < end for at, end in zip(self.next, self.ends, strict=True))
+
+    def leased(self) -> int:
+        return sum(self.in_flight.values())
+
+    def next_wake_us(self) -> int | None:
+        """When time alone makes a difference again: a retry becomes due, or a pull's deadline passes."""
+        while self._deadlines and self._deadlines[0][1] not in self.leases:
+            heapq.heappop(self._deadlines)
+        times = [self.retries.next_due_us(), self._deadlines[0][0] if self._deadlines else None]
+        return min((time for time in times if time is not None), default=None)
+
+    def pins(self) -> dict[int, int]:
+        """By lane, the oldest message that must not be dropped: leased, retrying or dying."""
+        lowest = self.retries.lowest()
+        for found in (*(lease.open.lowest() for lease in self.leases.values()), PartSet(self.dying).lowest()):
+            for lane, first in found.items():
+                lowest[lane] = min(first, lowest.get(lane, first))
+        return lowest
+
+    # Deciding
+
+    def decide(self, command: Command, now_us: int) -> list[Event]:  # noqa: PLR0911  # one for each command
+        match command:
+            case Pull():
+                return self._decide_pull(command, now_us)
+            case Ack():
+                return self._decide_ack(command, now_us)
+            case Nack():
+                return self._decide_nack(command, now_us)
+            case GiveBack():
+                parts = self._lease(command.consumer, command.pull).choose(command.spans, "given back")
+                return [Returned(now_us, command.pull, tuple(parts))] if parts else []
+            case Leave():
+                return self._decide_leave(command, now_us)
+            case Lapse():
+                late = [lease for lease in self.leases.values() if 0 < lease.deadline_us <= now_us]
+                reason = f"not settled within {self.config.timeout_s:g} s"
+                return [event for lease in late for event in self._release(lease, now_us, reason)]
+            case Start():
+                return [Started(now_us, command.positions)]
+            case Bury():
+                return [Buried(now_us, command.parts, command.dead_first)]
+            case Skip():
+                return self._decide_skip(command, now_us)
+            case Resend():
+                return self._decide_resend(command, now_us)
+
+    def _decide_pull(self, command: Pull, now_us: int) -> list[Event]:
+        self.retries.ripen(now_us)
+        events: list[Event] = self._overrun(now_us) if any(map(lt, self.next, self.firsts)) else []
+        room = min(command.max_messages, self.config.max_in_flight - self.in_flight.get(command.consumer, 0))
+        parts, full = self._fill(room, command.max_bytes)
+        if parts and (full or sum(part.count for part in parts) >= command.min_messages):
+            deadline_us = now_us + round(self.config.timeout_s * 1_000_000) if self.config.timeout_s else 0
+            events.append(Pulled(now_us, command.pull, command.consumer, deadline_us, tuple(parts)))
+        return events
+
+    def _overrun(self, now_us: int) -> list[Event]:
+        positions = enumerate(zip(self.next, self.firsts, strict=True))
+        return [Overrun(now_us, tuple(Part(lane, at, first - at, 1) for lane, (at, first) in positions if at < first))]
+
+    def _fill(self, room: int, max_bytes: int) -> tuple[list[Part], bool]:
+        """As much as fits, and whether that is all that fits: if not, all that there is was taken."""
+        parts: list[Part] = []
+        for part in self._candidates():
+            mean = self.mean_bytes[part.lane]
+            count = min(part.count, room, max(max_bytes // mean, 0 if parts else 1))
+            if count > 0:
+                parts.append(Part(part.lane, part.first, count, part.attempt))
+            room -= count
+            max_bytes -= count * mean
+            if count < part.count or room == 0 or len(parts) == PARTS_MAX:
+                return parts, True
+        return parts, False
+
+    def _candidates(self) -> Iterator[Part]:
+        """From high to low: what is due again, then what is new; the group's own lane before the topic's."""
+        fresh = self.retries.size < RETRIES_MAX
+        for lanes in _LANES_BY_RANK:
+            if self.retries.size:
+                for lane in lanes:
+                    yield from self.retries.ready(lane)
+            if fresh:
+                for lane in lanes:
+                    at, end = max(self.next[lane], self.firsts[lane]), self.ends[lane]
+                    if at < end:
+                        yield Part(lane, at, end - at, 1)
+
+    def _decide_ack(self, command: Ack, now_us: int) -> list[Event]:
+        chosen = {command.pull: self._lease(command.consumer, command.pull).choose(command.spans, "acked")}
+        if command.up_to:
+            chosen |= {
+                earlier.pull: list(earlier.open)
+                for earlier in self.leases.values()
+                if earlier.consumer == command.consumer and earlier.pull < command.pull
+            }
+        return [Acked(now_us, pull, tuple(parts)) for pull, parts in sorted(chosen.items()) if parts]
+
+    def _decide_nack(self, command: Nack, now_us: int) -> list[Event]:
+        delay_s, reason = command.delay_s, command.reason[:REASON_MAX]
+        if delay_s is not None and not 0 <= delay_s <= DELAY_MAX_S:
+            raise BadRequest(f"a delay of {delay_s:g} s: give between 0 seconds and a year")
+        parts = self._lease(command.consumer, command.pull).choose(command.spans, "nacked")
+        again, last = ([], parts) if command.dead else self._by_attempt(parts)
+        by_due: dict[int, list[Part]] = {}
+        for part in again:
+            wait_s = self.config.retry.delay_s(part.attempt) if delay_s is None else delay_s
+            by_due.setdefault(_due_us(now_us, wait_s), []).append(part)
+        events: list[Event] = [
+            Failed(now_us, command.pull, tuple(some), due, reason) for due, some in sorted(by_due.items())
+        ]
+        return [*events, GaveUp(now_us, command.pull, tuple(last), reason)] if last else events
+
+    def _decide_leave(self, command: Leave, now_us: int) -> list[Event]:
+        held = [lease for lease in self.leases.values() if lease.consumer == command.consumer]
+        if command.vanished:
+            reason = command.reason or f"consumer {command.consumer} vanished"
+            return [event for lease in held for event in self._release(lease, now_us, reason)]
+        return [Returned(now_us, lease.pull, tuple(lease.open), taken=True) for lease in held]
+
+    def _decide_skip(self, command: Skip, now_us: int) -> list[Event]:
+        if command.pull:
+            lease = self.leases.get(command.pull)
+            candidates: list[Part] = list(lease.open) if lease else []
+        else:
+            candidates = list(self.dying)
+        pieces = [cut(part, span) for span in disjoint(command.spans) for part in candidates]
+        parts = tuple(piece for piece in pieces if piece)
+        return [Skipped(now_us, command.pull, parts, command.reason)] if parts else []
+
+    def _decide_resend(self, command: Resend, now_us: int) -> list[Event]:
+        chosen: list[tuple[int, int]] = []
+        for number in sorted(set(command.dead)):
+            if in_intervals(self.resent, number):
+                raise Conflict(f"dead letter {number} was sent again already")
+            add_interval(chosen, number, 1)
+        return [Resent(now_us, tuple(chosen))] if chosen else []
+
+    def _lease(self, consumer: str, pull: int) -> Lease:
+        lease = self.leases.get(pull) or self.settled.get(pull)
+        if lease is None or lease.consumer != consumer:
+            raise lost(pull, consumer)
+        return lease
+
+    def _release(self, lease: Lease, now_us: int, reason: str) -> list[Event]:
+        again, last = self._by_attempt(lease.open)
+        events: list[Event] = [Released(now_us, lease.pull, tuple(again), reason)] if again else []
+        return [*events, GaveUp(now_us, lease.pull, tuple(last), reason, taken=True)] if last else events
+
+    def _by_attempt(self, parts: Iterable[Part]) -> tuple[list[Part], list[Part]]:
+        """Those that may be tried again, and those that may not."""
+        again: list[Part] = []
+        last: list[Part] = []
+        for part in parts:
+            (again if part.attempt < self.config.retry.max_attempts else last).append(part)
+        return again, last
+
+    # Applying
+
+    def apply(self, event: Event) -> None:
+        """Make an event true. The same on the way forward and in recovery."""
+        if isinstance(event, Pulled):
+            self.retries.ripen(event.at_us)
+            self._move(event)
+            self.grant(event)
+        elif isinstance(event, Started):
+            assert len(event.positions) == LANE_COUNT, event
+            self.next = list(event.positions)
+        elif isinstance(event, Resent):
+            self._apply_resent(event)
+        else:
+            self._move(event)
+            if not isinstance(event, (Buried, Overrun)):
+                self._close_if_settled(event.pull)
+
+    def _move(self, event: Moving) -> None:
+        """Take the messages out of the state that they are in, and bring them into the one that the table says."""
+        rule = RULES[type(event)]
+        for part in event.parts:
+            source = rule.sources[0] if len(rule.sources) == 1 else self._source(event, part)
+            assert source in rule.sources, (event, part, source)
+            self._leave(source, part, event)
+            self._enter(rule.target, part, event)
+
+    def _source(self, event: Moving, part: Part) -> State:
+        """Where the table leaves a choice: the state that the messages of a part are in; it is one for all of them."""
+        if isinstance(event, Skipped):
+            return State.LEASED if event.pull else State.DYING
+        return State.WAITING if part.first >= self.next[part.lane] else State.RETRYING
+
+    def _leave(self, state: State, part: Part, event: Moving) -> None:
+        if state is State.WAITING:
+            assert part.first == self.next[part.lane], (event, self.next)
+            self.next[part.lane] = part.end
+        elif state is State.RETRYING:
+            self.retries.remove(part)
+        elif state is State.DYING:
+            self._remove_dying(part)
+        else:
+            assert not isinstance(event, (Pulled, Buried, Overrun)), event
+            lease = self.leases.get(event.pull)
+            assert lease is not None, event
+            if isinstance(event, Released) or (isinstance(event, (GaveUp, Returned)) and event.taken):
+                lease.take(part)
+            else:
+                lease.settle(part, _ACTS[type(event)])
+            self._count_in_flight(lease.consumer, -part.count)
+
+    def _enter(self, state: State, part: Part, event: Moving) -> None:
+        if state is State.RETRYING:
+            again = part if isinstance(event, Returned) else Part(part.lane, part.first, part.count, part.attempt + 1)
+            self.retries.add(again, event.due_us if isinstance(event, Failed) else AT_ONCE)
+        elif state is State.DYING:
+            assert isinstance(event, GaveUp), event
+            self.dying[part] = event.reason
+        elif state is not State.LEASED:
+            self.counters[state] += part.count
+
+    def _apply_resent(self, event: Resent) -> None:
+        for first, count in event.dead:
+            assert not in_intervals(self.resent, first), (event, self.resent)
+            add_interval(self.resent, first, count)
+            self.counters[State.DEAD] -= count
+
+    def grant(self, event: Pulled) -> None:
+        """Give the consumer its lease: of a pull just applied, or one that a snapshot remembers."""
+        assert event.pull not in self.leases, event
+        self.leases[event.pull] = Lease(event.pull, event.consumer, event.deadline_us, event.parts)
+        self._count_in_flight(event.consumer, sum(part.count for part in event.parts))
+        if event.deadline_us:
+            heapq.heappush(self._deadlines, (event.deadline_us, event.pull))
+            if len(self._deadlines) > 2 * len(self.leases) + 64:
+                self._deadlines = [one for one in self._deadlines if one[1] in self.leases]
+                heapq.heapify(self._deadlines)
+
+    def _close_if_settled(self, pull: int) -> None:
+        lease = self.leases.get(pull)
+        if lease is not None and not lease.open:
+            self.remember_settled(self.leases.pop(pull))
+
+    def remember_settled(self, lease: Lease) -> None:
+        """Keep a settled pull for a while; there is a limit to how many, and to how many parts they have in all."""
+        self.settled[lease.pull] = lease
+        lease.size = sum(map(len, lease.settled.values()))
+        self._settled_parts += lease.size
+        while len(self.settled) > SETTLED_MAX or (self._settled_parts > SETTLED_PARTS_MAX and len(self.settled) > 1):
+            self._settled_parts -= self.settled.popitem(last=False)[1].size
+
+    def _count_in_flight(self, consumer: str, change: int) -> None:
+        count = self.in_flight.get(consumer, 0) + change
+        if count:
+            self.in_flight[consumer] = count
+        else:
+            self.in_flight.pop(consumer, None)
+
+    def _remove_dying(self, part: Part) -> None:
+        """A part of what is dying may be buried before the rest of its range."""
+        if part in self.dying:
+            del self.dying[part]
+            return
+        whole = next((one for one in self.dying if cut(one, part) == part), None)
+        assert whole is not None, (part, self.dying)
+        reason = self.dying.pop(whole)
+        rest = PartSet([whole])
+        rest.remove(part)
+        self.dying.update(dict.fromkeys(rest, reason))
+
+
+def _due_us(now_us: int, wait_s: float) -> int:
+    due_us = now_us + round(wait_s * 1_000_000)
+    return due_us if wait_s < 1 else -(-due_us // ROUND_US) * ROUND_US

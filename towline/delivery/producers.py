@@ -1,0 +1,118 @@
+"""Which frames producers have sent already, so that one that is sent again is recognised."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+import msgspec
+
+from towline.errors import Conflict
+
+__all__ = ["Producers", "ProducersSnapshot", "Remembered"]
+
+WINDOW: Final = 256
+"""Frames remembered of each producer: more than it may have on the way."""
+TOTAL_MAX: Final = 100_000
+"""Frames remembered in all; producers that have been silent longest are forgotten first."""
+NONE: Final = -1
+
+
+class Remembered(NamedTuple):
+    first: int
+    at_us: int
+
+
+class ProducersSnapshot(msgspec.Struct, array_like=True):
+    """What is remembered, the longest silent producer first: (producer id, floor, [(sequence, first, at_us), …])."""
+
+    producers: list[tuple[int, int, list[tuple[int, int, int]]]]
+
+
+class _Window:
+    """The highest numbers of one producer, whatever order they came in."""
+
+    __slots__ = ("floor", "frames", "order")
+
+    def __init__(self) -> None:
+        self.frames: dict[int, Remembered] = {}
+        self.order: list[int] = []
+        """The numbers in `frames`, sorted."""
+        self.floor = NONE
+        """The highest number that fell out of the window: what is not above it and not in the window cannot be told."""
+
+    def add(self, seq: int, frame: Remembered) -> int:
+        """Remember a frame; how many more there are than before."""
+        before = len(self.frames)
+        if seq not in self.frames:
+            insort(self.order, seq)
+        self.frames[seq] = frame
+        if len(self.frames) > WINDOW:
+            lowest = self.order.pop(0)
+            del self.frames[lowest]
+            self.floor = max(self.floor, lowest)
+        return len(self.frames) - before
+
+    def remove(self, seq: int) -> bool:
+        if self.frames.pop(seq, None) is None:
+            return False
+        del self.order[bisect_left(self.order, seq)]
+        return True
+
+
+class Producers:
+    def __init__(self) -> None:
+        self._windows: OrderedDict[int, _Window] = OrderedDict()
+        self._total = 0
+
+    def find(self, producer_id: int, seq: int) -> Remembered | None:
+        """Where the frame went, if it is here already. A number from before the window is refused: one cannot tell."""
+        window = self._windows.get(producer_id)
+        if window is None:
+            return None
+        known = window.frames.get(seq)
+        if known is None and seq <= window.floor:
+            raise Conflict(
+                f"producer {producer_id:x} sends frame {seq} again, but only its last {WINDOW} frames are remembered: "
+                "whether it was stored cannot be told"
+            )
+        return known
+
+    def remember(self, producer_id: int, seq: int, first: int, at_us: int) -> None:
+        window = self._touch(producer_id)
+        self._total += window.add(seq, Remembered(first, at_us))
+        while self._total > TOTAL_MAX:
+            self._total -= len(self._windows.popitem(last=False)[1].frames)
+
+    def forget(self, producer_id: int, seq: int) -> None:
+        """The frame was not stored after all."""
+        window = self._windows.get(producer_id)
+        if window is not None and window.remove(seq):
+            self._total -= 1
+            if not window.frames and window.floor == NONE:
+                del self._windows[producer_id]
+
+    def snapshot(self) -> ProducersSnapshot:
+        return ProducersSnapshot(
+            [
+                (producer_id, window.floor, [(seq, *window.frames[seq]) for seq in window.order])
+                for producer_id, window in self._windows.items()
+            ]
+        )
+
+    def restore(self, snapshot: ProducersSnapshot) -> None:
+        for producer_id, floor, frames in snapshot.producers:
+            window = self._touch(producer_id)
+            window.floor = max(window.floor, floor)
+            for seq, first, at_us in frames:
+                self.remember(producer_id, seq, first, at_us)
+
+    def _touch(self, producer_id: int) -> _Window:
+        """The producer's window; the producer counts as heard of just now."""
+        window = self._windows.get(producer_id)
+        if window is None:
+            window = self._windows[producer_id] = _Window()
+        else:
+            self._windows.move_to_end(producer_id)
+        return window

@@ -1,0 +1,160 @@
+"""The retry queue of a group: parts that are to be delivered again, each when it is due.
+
+Failed messages stay where they are, in their lane; the queue holds references. So a nack or a takeover reads and writes
+no bodies, whatever the number of messages, and neighbours that fail together cost one entry.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import Final
+
+from towline.delivery.events import Part
+
+__all__ = ["AT_ONCE", "RetryQueue"]
+
+AT_ONCE: Final = 0
+"""Due at any time, also when the clock is set back."""
+
+_first = attrgetter("first")
+_part = attrgetter("part")
+
+
+class _Entry:
+    __slots__ = ("attempt", "count", "due_us", "first", "lane")
+
+    def __init__(self, part: Part, due_us: int) -> None:
+        self.lane, self.first, self.count, self.attempt = part
+        self.due_us = due_us
+
+    @property
+    def end(self) -> int:
+        return self.first + self.count
+
+    @property
+    def part(self) -> Part:
+        return Part(self.lane, self.first, self.count, self.attempt)
+
+    def without(self, first: int, end: int) -> list[_Entry]:
+        """What remains on both sides."""
+        sides = ((self.first, first), (end, self.end))
+        return [
+            _Entry(Part(self.lane, low, high - low, self.attempt), self.due_us) for low, high in sides if low < high
+        ]
+
+
+class RetryQueue:
+    """Entries wait in a heap until they are due, then lie ready by lane and sequence number.
+
+    How messages fall into entries, and whether an entry is ready already, depends on when `ripen` was called. What is
+    in the queue does not: which messages, their attempts, and when they are due.
+    """
+
+    __slots__ = ("_heap", "_number", "_ready", "_tails", "messages", "size")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, _Entry]] = []
+        self._ready: dict[int, list[_Entry]] = {}
+        self._tails: dict[tuple[int, int, int], _Entry] = {}
+        """By lane, attempt and due time: the waiting entry that a neighbour may be added to."""
+        self._number = 0
+        self.size = 0
+        self.messages = 0
+
+    def __iter__(self) -> Iterator[tuple[Part, int]]:
+        """All parts with the time at which they are due, in order by lane and sequence number, as few as can be."""
+        entries = [entry for row in self._ready.values() for entry in row]
+        entries += [entry for _, _, entry in self._heap]
+        entries.sort(key=attrgetter("lane", "first"))
+        last: tuple[Part, int] | None = None
+        for entry in entries:
+            lane, first, count, attempt = entry.part
+            if last is not None and last == (Part(lane, last[0].first, first - last[0].first, attempt), entry.due_us):
+                last = Part(lane, last[0].first, last[0].count + count, attempt), entry.due_us
+                continue
+            if last is not None:
+                yield last
+            last = entry.part, entry.due_us
+        if last is not None:
+            yield last
+
+    def add(self, part: Part, due_us: int) -> None:
+        self.messages += part.count
+        key = part.lane, part.attempt, due_us
+        neighbour = self._tails.get(key)
+        if neighbour is not None and neighbour.end == part.first:
+            neighbour.count += part.count
+            return
+        entry = _Entry(part, due_us)
+        self._number += 1
+        self.size += 1
+        heapq.heappush(self._heap, (due_us, self._number, entry))
+        self._tails[key] = entry
+
+    def ripen(self, now_us: int) -> None:
+        """Make ready what is due."""
+        while self._heap and self._heap[0][0] <= now_us:
+            self._make_ready(heapq.heappop(self._heap)[2])
+
+    def ready(self, lane: int) -> Iterable[Part]:
+        """The ready parts of a lane, in order. Lazy: a pull takes the first few of what may be thousands."""
+        return map(_part, self._ready.get(lane, ()))
+
+    def has_ready(self) -> bool:
+        return bool(self._ready)
+
+    def remove(self, part: Part) -> None:
+        """Take out a part that must be here, whole, under the same attempt; it may lie across several entries."""
+        first = part.first
+        while first < part.end:
+            row, at = self._find(part.lane, first)
+            old = row[at]
+            assert old.attempt == part.attempt, (old.part, part)
+            end = min(old.end, part.end)
+            rest = old.without(first, end)
+            row[at : at + 1] = rest
+            if not row:
+                del self._ready[part.lane]
+            self.size += len(rest) - 1
+            first = end
+        self.messages -= part.count
+
+    def next_due_us(self) -> int | None:
+        """When the next entry becomes due that is not ready yet."""
+        return self._heap[0][0] if self._heap else None
+
+    def lowest(self) -> dict[int, int]:
+        lowest = {lane: row[0].first for lane, row in self._ready.items()}
+        for _, _, entry in self._heap:
+            lowest[entry.lane] = min(entry.first, lowest.get(entry.lane, entry.first))
+        return lowest
+
+    def _find(self, lane: int, number: int) -> tuple[list[_Entry], int]:
+        """Where a message lies among the ready ones."""
+        row = self._ready.get(lane, [])
+        at = bisect_right(row, number, key=_first) - 1
+        if at >= 0 and number < row[at].end:
+            return row, at
+        return self._ripen_early(lane, number)
+
+    def _ripen_early(self, lane: int, number: int) -> tuple[list[_Entry], int]:
+        """A replayed pull may carry an earlier time than the retry that it took: the clock was set back meanwhile."""
+        for at, (_, _, entry) in enumerate(self._heap):
+            if entry.lane == lane and entry.first <= number < entry.end:
+                del self._heap[at]
+                heapq.heapify(self._heap)
+                return self._make_ready(entry)
+        raise AssertionError(f"message {number} of lane {lane} is not in the retry queue")
+
+    def _make_ready(self, entry: _Entry) -> tuple[list[_Entry], int]:
+        key = entry.lane, entry.attempt, entry.due_us
+        if self._tails.get(key) is entry:
+            del self._tails[key]
+        row = self._ready.setdefault(entry.lane, [])
+        at = bisect_left(row, entry.first, key=_first)
+        assert at == 0 or row[at - 1].end <= entry.first, (row[at - 1].part, entry.part)
+        row.insert(at, entry)
+        return row, at

@@ -1,0 +1,88 @@
+"""A group's state as a document, and back: what `consumerOffset.json` holds."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from towline.delivery.events import Part, Pulled
+from towline.delivery.group import Group
+from towline.delivery.lease import Act, Lease
+from towline.delivery.parts import PartSet
+from towline.delivery.states import State
+from towline.model import GroupConfig
+
+__all__ = ["GroupSnapshot", "LeaseSnapshot", "restore", "snapshot"]
+
+SETTLED_MAX: Final = 128
+"""Settled pulls in a snapshot: an act that is sent again after a restart is one of the last, its answer was lost."""
+
+
+class LeaseSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    pull: int
+    consumer: str
+    deadline_us: int = 0
+    open: list[Part] = []
+    settled: dict[Act, list[Part]] = {}
+    taken: bool = False
+
+
+class GroupSnapshot(msgspec.Struct, frozen=True):
+    topic: str
+    group: str
+    position: int
+    """The events of the pull log before this one are in here."""
+    offsets: list[int]
+    """The next sequence number of each lane: the topic's high, middle and low, then the group's own."""
+    leases: list[LeaseSnapshot]
+    retries: list[tuple[Part, int]]
+    dying: list[tuple[Part, str]]
+    resent: list[tuple[int, int]]
+    counters: dict[str, int]
+    settled: list[LeaseSnapshot] = []
+    """The pulls settled last, so that an act that is sent again after a restart gets the same answer."""
+
+
+def snapshot(group: Group, position: int) -> GroupSnapshot:
+    last = islice(reversed(group.settled.values()), SETTLED_MAX)
+    return GroupSnapshot(
+        topic=group.config.topic,
+        group=group.config.name,
+        position=position,
+        offsets=list(group.next),
+        leases=[_lease_out(lease) for lease in group.leases.values()],
+        retries=list(group.retries),
+        dying=list(group.dying.items()),
+        resent=list(group.resent),
+        counters={state.name: count for state, count in group.counters.items()},
+        settled=[_lease_out(lease) for lease in last][::-1],
+    )
+
+
+def restore(config: GroupConfig, document: GroupSnapshot) -> Group:
+    group = Group(config)
+    group.next = list(document.offsets)
+    for lease in document.leases:
+        group.grant(Pulled(0, lease.pull, lease.consumer, lease.deadline_us, tuple(lease.open)))
+        _settled_in(group.leases[lease.pull], lease)
+    for part, due_us in document.retries:
+        group.retries.add(part, due_us)
+    group.dying = dict(document.dying)
+    group.resent = list(document.resent)
+    group.counters = {State[name]: count for name, count in document.counters.items()}
+    for lease in document.settled:
+        group.remember_settled(_settled_in(Lease(lease.pull, lease.consumer, lease.deadline_us, ()), lease))
+    return group
+
+
+def _lease_out(lease: Lease) -> LeaseSnapshot:
+    settled = {act: list(parts) for act, parts in lease.settled.items()}
+    return LeaseSnapshot(lease.pull, lease.consumer, lease.deadline_us, list(lease.open), settled, lease.taken)
+
+
+def _settled_in(lease: Lease, document: LeaseSnapshot) -> Lease:
+    lease.settled = {act: PartSet(parts) for act, parts in document.settled.items()}
+    lease.taken = document.taken
+    return lease

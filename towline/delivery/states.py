@@ -1,0 +1,107 @@
+"""The one table of what may become of a message within a group.
+
+`Group.apply` moves messages by this table and by nothing else; docs/delivery-states.md is generated from it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from towline.delivery.events import (
+    Acked,
+    Buried,
+    Event,
+    Failed,
+    GaveUp,
+    Overrun,
+    Pulled,
+    Released,
+    Resent,
+    Returned,
+    Skipped,
+)
+
+__all__ = ["RULES", "TRANSITIONS", "State", "Transition", "describe"]
+
+
+class State(enum.Enum):
+    """Where a message stands in one group, and how that is kept."""
+
+    WAITING = "not delivered yet: at or behind the group's position in the lane; costs nothing to keep"
+    LEASED = "delivered to one consumer, who has neither acked nor nacked it: an open part of a pull"
+    RETRYING = "to be delivered again, at once or when its time has come: an entry of the retry queue"
+    DYING = "given up, and about to be copied to the dead letters"
+    DONE = "consumed: behind the position, and in no list"
+    DEAD = "copied to the dead letters, from where it can be sent again"
+    GONE = "dropped by retention or unreadable, which the broker's log reports"
+
+    @property
+    def status(self) -> str:
+        """The status that users see."""
+        return _STATUS[self]
+
+
+_STATUS = {
+    State.WAITING: "NEW",
+    State.LEASED: "RUNNING",
+    State.RETRYING: "FAIL",
+    State.DYING: "FAIL",
+    State.DONE: "SUCCESS",
+    State.DEAD: "DEAD",
+    State.GONE: "GONE",
+}
+
+
+class Transition(NamedTuple):
+    event: type[Event]
+    sources: tuple[State, ...]
+    target: State
+    when: str
+
+
+TRANSITIONS: tuple[Transition, ...] = (
+    Transition(Pulled, (State.WAITING, State.RETRYING), State.LEASED, "a consumer pulls it"),
+    Transition(Acked, (State.LEASED,), State.DONE, "its consumer acks it"),
+    Transition(Failed, (State.LEASED,), State.RETRYING, "its consumer nacks it; due after the back-off, attempt + 1"),
+    Transition(
+        GaveUp, (State.LEASED,), State.DYING, "it failed or was lost for the last time, or its consumer says it is dead"
+    ),
+    Transition(
+        Returned,
+        (State.LEASED,),
+        State.RETRYING,
+        "its consumer leaves in order or gives it back; due at once, same attempt",
+    ),
+    Transition(
+        Released,
+        (State.LEASED,),
+        State.RETRYING,
+        "its consumer vanished or took too long; due at once, attempt + 1",
+    ),
+    Transition(Buried, (State.DYING,), State.DEAD, "its copy is in the dead letters"),
+    Transition(Skipped, (State.LEASED, State.DYING), State.GONE, "its bytes are damaged or were trimmed away"),
+    Transition(Overrun, (State.WAITING,), State.GONE, "retention dropped it before the group came to it"),
+    Transition(Resent, (State.DEAD,), State.WAITING, "it is sent again: a copy waits on the group's own lane"),
+)
+"""`Started` is not here: it moves no message, it only says where a new group begins."""
+
+RULES: dict[type[Event], Transition] = {transition.event: transition for transition in TRANSITIONS}
+
+
+def describe() -> str:
+    """The table as Markdown, with a diagram."""
+    lines = ["| state | status | meaning |", "|---|---|---|"]
+    lines += [f"| {state.name} | {state.status} | {state.value} |" for state in State]
+    lines += ["", "| event | from | to | when |", "|---|---|---|---|"]
+    for rule in TRANSITIONS:
+        sources = ", ".join(source.name for source in rule.sources)
+        lines.append(f"| {rule.event.__name__} | {sources} | {rule.target.name} | {rule.when} |")
+    lines += ["", "```mermaid", "stateDiagram-v2", "    [*] --> WAITING: sent"]
+    lines += [
+        f"    {source.name} --> {rule.target.name}: {rule.event.__name__}"
+        for rule in TRANSITIONS
+        for source in rule.sources
+    ]
+    lines += ["```"]
+    return "\n".join(lines) + "\n"
