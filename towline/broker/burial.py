@@ -1,0 +1,190 @@
+"""Dead letters: copying what was given up, and sending it again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+from towline.broker.delivering import Parcel, collect
+from towline.broker.dispatcher import Dispatcher
+from towline.clock import SECOND_US
+from towline.delivery import Bury, Part, Resend, Skip
+from towline.errors import NotFound
+from towline.frame import Frame, encode
+from towline.model import LANES, Durability, dead_stream, message_id
+from towline.protocol import messages as wire
+from towline.store import Append, Appended
+
+__all__ = ["ATTEMPT", "DIED_AT", "ORIGIN", "REASON", "bury", "resend"]
+
+log = logging.getLogger("towline.broker")
+
+ORIGIN: Final = "towline-origin"
+ATTEMPT: Final = "towline-attempt"
+REASON: Final = "towline-reason"
+DIED_AT: Final = "towline-died-at"
+
+BATCH_MESSAGES: Final = 500
+BATCH_BYTES: Final = 4 << 20
+
+
+class Letter(NamedTuple):
+    lane: int
+    body: bytes
+    key: str | None
+    headers: dict[str, str]
+
+
+def dead_letters(dispatcher: Dispatcher) -> tuple[str, int, int]:
+    """The stream of a group's dead letters, and its bounds."""
+    stream = dead_stream(dispatcher.group.config.topic, dispatcher.group.config.name)
+    first, end, _ = dispatcher.store.bounds(stream)
+    return stream, first, end
+
+
+async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
+    """Copy all that is dying to the dead letters. The copy and the event that says so are one unit, so that a crash
+    leaves both or neither."""
+    while dispatcher.group.dying and not dispatcher.closed:
+        dying = dispatcher.group.dying
+        parts = _some(dying)
+        reasons = list(islice(dying.values(), len(parts)))
+        parcel = await collect(dispatcher.store, dispatcher.streams, parts, BATCH_BYTES)
+        if dispatcher.closed:
+            return
+        for span, why in parcel.lost:
+            log.error("%s: a dead message cannot be read and is skipped: %s: %s", dispatcher.label, span, why)
+            dispatcher.run(Skip(0, (span,), why))
+        appended = _bury_read(dispatcher, parts, reasons, parcel, durability)
+        if appended is not None:
+            await appended.done
+
+
+def _some(dying: Iterable[Part]) -> list[Part]:
+    """A few of the dying: at most a batch."""
+    chosen: list[Part] = []
+    room = BATCH_MESSAGES
+    for part in islice(dying, BATCH_MESSAGES):
+        if not room:
+            break
+        chosen.append(part._replace(count=min(part.count, room)))
+        room -= chosen[-1].count
+    return chosen
+
+
+def _bury_read(
+    dispatcher: Dispatcher,
+    parts: Sequence[Part],
+    reasons: Sequence[str],
+    parcel: Parcel,
+    durability: Durability,
+) -> Appended | None:
+    if not parcel.parts:
+        return None
+    config, now_us = dispatcher.group.config, dispatcher.clock.now_us()
+    data, at, letters, buried = b"".join(parcel.buffers), 0, [], []
+    for one in parcel.parts:
+        frame = Frame(data[at : at + one.length])
+        at += one.length
+        owner = next(n for n, part in enumerate(parts) if part.lane == one.lane and part.first <= one.first < part.end)
+        buried.append(Part(one.lane, one.first, one.count, parts[owner].attempt))
+        about = {
+            ATTEMPT: str(parts[owner].attempt),
+            REASON: reasons[owner],
+            DIED_AT: f"{now_us / SECOND_US:.6f}",
+        }
+        letters += _letters(frame, one, config.topic, about)
+    frame_bytes = _encode(letters, now_us)
+    stream, _, end = dead_letters(dispatcher)
+    also = Append(stream, frame_bytes, len(letters), control=True)
+    _, appended = dispatcher.run(Bury(tuple(buried), end), durability, [also])
+    log.warning("%s: %d message(s) went to the dead letters: %s", dispatcher.label, len(letters), reasons[0][:200])
+    return appended
+
+
+def _letters(frame: Frame, one: wire.Part, topic: str, about: dict[str, str]) -> list[Letter]:
+    stop = one.start + one.count
+    bodies = frame.bodies(one.start, stop)
+    keys = frame.keys(one.start, stop) or [None] * one.count
+    headers = frame.headers(one.start, stop) or [{} for _ in range(one.count)]
+    return [
+        Letter(
+            one.lane % len(LANES),
+            body,
+            key,
+            {
+                **head,
+                ORIGIN: _origin(topic, one, number) or head.get(ORIGIN, ""),
+                **about,
+            },
+        )
+        for number, (body, key, head) in enumerate(zip(bodies, keys, headers, strict=True))
+    ]
+
+
+def _origin(topic: str, one: wire.Part, number: int) -> str:
+    """Where a message was sent first; one that was sent again carries it already."""
+    return message_id(topic, LANES[one.lane], one.first + number) if one.lane < len(LANES) else ""
+
+
+def _encode(letters: Sequence[Letter], now_us: int) -> bytes:
+    return encode(
+        [letter.body for letter in letters],
+        keys=[letter.key for letter in letters],
+        headers=[letter.headers for letter in letters],
+        produced_at_us=now_us,
+    )
+
+
+async def resend(dispatcher: Dispatcher, request: wire.Resend, durability: Durability) -> wire.Resent:
+    """Put dead letters on the group's own lanes, where only this group gets them. The copies and the event that marks
+    the letters are one unit."""
+    stream, first, end = dead_letters(dispatcher)
+    open_ = [number for number in range(first, end) if not _settled(dispatcher, number)] if not request.dead else []
+    numbers = sorted(set(request.dead)) or open_[: request.limit]
+    unknown = [number for number in numbers if not first <= number < end]
+    if unknown:
+        raise NotFound(f"{dispatcher.label} has no dead letter {unknown[0]}: they are numbered {first} to {end - 1}")
+    by_lane: dict[int, list[Letter]] = {}
+    for number in numbers:
+        letter = await _read_letter(dispatcher, stream, number)
+        by_lane.setdefault(letter.lane, []).append(letter)
+    if not numbers:
+        return wire.Resent(0, 0)
+    now_us = dispatcher.clock.now_us()
+    lanes = [dispatcher.lanes[len(LANES) + lane] for lane in by_lane]
+    unit = [
+        Append(lane.stream, _encode(letters, now_us), len(letters))
+        for lane, letters in zip(lanes, by_lane.values(), strict=True)
+    ]
+    events = dispatcher.group.decide(Resend(tuple(numbers)), now_us)
+    appended = dispatcher.record(events, durability, unit)
+    assert appended is not None, "there is something to send again"
+    for lane, first, one in zip(lanes, appended.firsts, unit, strict=False):
+        lane.submitted(first + one.count, appended.done)
+    await appended.done
+    for lane in lanes:
+        lane.advance()
+    dispatcher.wake()
+    return wire.Resent(len(numbers), max(len(open_) - len(numbers), 0))
+
+
+def _settled(dispatcher: Dispatcher, number: int) -> bool:
+    return any(first <= number < first + count for first, count in dispatcher.group.resent)
+
+
+async def _read_letter(dispatcher: Dispatcher, stream: str, number: int) -> Letter:
+    read = await dispatcher.store.read(stream, number, 1, 1)
+    if not read.chunks or read.chunks[0].first != number:
+        reason = read.lost[0].reason if read.lost else "it was dropped"
+        raise NotFound(f"dead letter {number} of {dispatcher.label} cannot be read: {reason}")
+    chunk = read.chunks[0]
+    frame = Frame(chunk.frame)
+    keys = frame.keys(chunk.start, chunk.start + 1) or [None]
+    headers = (frame.headers(chunk.start, chunk.start + 1) or [{}])[0]
+    origin = headers.get(ORIGIN, "")
+    lane = next((n for n, name in enumerate(LANES) if f"/{name}/" in origin), 1)
+    kept = {name: value for name, value in headers.items() if name not in (ATTEMPT, REASON, DIED_AT)}
+    return Letter(lane, frame.bodies(chunk.start, chunk.start + 1)[0], keys[0], kept)

@@ -1,0 +1,86 @@
+"""From what delivery has decided to the bytes a consumer gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from towline.delivery import Part
+from towline.errors import BadFrame
+from towline.frame import Frame, slice_frame
+from towline.model import Span
+from towline.protocol.messages import Part as WirePart
+from towline.store import Chunk, Lost, Store
+
+__all__ = ["Parcel", "collect", "wire_part"]
+
+Buffers = list[bytes | memoryview]
+
+
+class Parcel(NamedTuple):
+    """What was read of some parts: messages with their bytes, what is unreadable and why, and what was too much."""
+
+    parts: list[WirePart]
+    buffers: Buffers
+    lost: list[tuple[Span, str]]
+    left: list[Span]
+
+
+async def collect(store: Store, streams: Sequence[str], parts: Sequence[Part], max_bytes: int) -> Parcel:
+    """Read `parts` in order until `max_bytes` are exceeded; one message at least is always read."""
+    parcel = Parcel([], [], [], [])
+    budget = max_bytes
+    for part in parts:
+        at = part.first
+        while at < part.end and (budget > 0 or not parcel.parts):
+            read = await store.read(streams[part.lane], at, part.end - at, max(budget, 1))
+            begin = min([chunk.first for chunk in read.chunks] + [lost.first for lost in read.lost], default=part.end)
+            if begin > at:
+                gone = min(begin, part.end)
+                parcel.lost.append((Span(part.lane, at, gone - at), "the store does not have it any more"))
+                at = gone
+                continue
+            items: list[Chunk | Lost] = sorted([*read.chunks, *read.lost], key=attrgetter("first"))
+            for item in items:
+                if isinstance(item, Lost):
+                    parcel.lost.append((Span(part.lane, item.first, item.count), item.reason))
+                    at = item.first + item.count
+                elif budget > 0 or not parcel.parts:
+                    count = _fitting(item, budget)
+                    budget -= _add(parcel, part, item, count)
+                    at = item.first + count
+        if at < part.end:
+            parcel.left.append(Span(part.lane, at, part.end - at))
+    return parcel
+
+
+def _fitting(chunk: Chunk, budget: int) -> int:
+    """How many messages of a chunk fit into the budget, judged by their mean size; one at least."""
+    total: int = Frame(chunk.frame).count
+    if chunk.count * len(chunk.frame) <= budget * total:
+        return chunk.count
+    return max(1, min(chunk.count, budget * total // len(chunk.frame)))
+
+
+def _add(parcel: Parcel, part: Part, chunk: Chunk, count: int) -> int:
+    try:
+        wire, buffers = wire_part(part.lane, part.attempt, chunk, count)
+    except BadFrame as error:
+        parcel.lost.append((Span(part.lane, chunk.first, count), str(error)))
+        return 0
+    parcel.parts.append(wire)
+    parcel.buffers.extend(buffers)
+    return wire.length
+
+
+def wire_part(lane: int, attempt: int, chunk: Chunk, count: int) -> tuple[WirePart, Buffers]:
+    """The first `count` messages of a chunk as they go over the wire: a slice, or the whole frame."""
+    frame = Frame(chunk.frame)
+    start = chunk.start
+    if count == frame.count or frame.compressed:
+        buffers: Buffers = [chunk.frame]
+    else:
+        buffers, start = slice_frame(frame, start, start + count), 0
+    length = sum(map(len, buffers))
+    return WirePart(lane, chunk.first, count, start, length, attempt, chunk.appended_at_us, chunk.source), buffers

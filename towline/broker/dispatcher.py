@@ -1,0 +1,318 @@
+"""One group at work: delivery decides, the pull log keeps, waiting consumers are served."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from towline.broker.delivering import Parcel, collect
+from towline.broker.lane import Lane
+from towline.broker.member import Member
+from towline.clock import SECOND_US, Clock
+from towline.delivery import Ack, Command, Event, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip, encode_event
+from towline.delivery.events import Overrun, Pulled
+from towline.errors import BadRequest, LeaseLost, TowlineError, Unavailable
+from towline.frame import encode_events
+from towline.model import LANES, Durability, Span, own_stream, pull_stream
+from towline.protocol import messages as wire
+from towline.store import Append, Appended, Store
+
+__all__ = ["Dispatcher"]
+
+log = logging.getLogger("towline.broker")
+
+ACK, NACK, DEAD, GIVE_BACK = range(4)
+TIMER_MAX_S = 60.0
+"""The clock may be set while a timer runs, so none runs longer than this."""
+
+
+class Waiter:
+    """A pull that waits for messages."""
+
+    __slots__ = ("future", "member", "request")
+
+    def __init__(self, member: Member, request: wire.Pull, future: asyncio.Future[Pulled | None]) -> None:
+        self.member = member
+        self.request = request
+        self.future = future
+
+
+class Dispatcher:
+    """Everything that happens in a group goes through `run`: decide, append to the pull log, apply, in one step."""
+
+    def __init__(
+        self,
+        group: Group,
+        lanes: Sequence[Lane],
+        store: Store,
+        clock: Clock,
+        *,
+        next_pull: Callable[[], int],
+        durability: Durability,
+    ) -> None:
+        self.group = group
+        self.clock = clock
+        self.store = store
+        self.stream = pull_stream(group.config.topic, group.config.name)
+        owns = [Lane(store, own_stream(group.config.topic, group.config.name, lane)) for lane in LANES]
+        self.lanes = [*lanes, *owns]
+        self.streams = [lane.stream for lane in self.lanes]
+        self.position = store.bounds(self.stream).end
+        """The number of the next event of the pull log."""
+        self.members: dict[str, Member] = {}
+        self.on_dying: Callable[[Dispatcher], None] = lambda _: None
+        self.closed = False
+        self.counts = {"pulled": 0, "acked": 0, "nacked": 0}
+        self._next_pull = next_pull
+        self._durability = durability
+        self._waiters: deque[Waiter] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def label(self) -> str:
+        return f"group {self.group.config.name} on topic {self.group.config.topic}"
+
+    # The one step
+
+    def run(
+        self, command: Command, durability: Durability = Durability.OS, also: Sequence[Append] = ()
+    ) -> tuple[list[Event], Appended | None]:
+        """Decide a command, append its events (and `also`, in one unit), apply them. If the append is refused, nothing
+        has happened."""
+        events = self.group.decide(command, self.clock.now_us())
+        return events, self.record(events, durability, also)
+
+    def record(self, events: Sequence[Event], durability: Durability, also: Sequence[Append] = ()) -> Appended | None:
+        if not events:
+            return None
+        frame = encode_events([encode_event(event) for event in events], produced_at_us=events[0].at_us)
+        appended = self.store.append([*also, Append(self.stream, frame, len(events), control=True)], durability)
+        self.position = appended.firsts[-1] + len(events)
+        for event in events:
+            self.group.apply(event)
+            if isinstance(event, Overrun):
+                log.warning("%s: retention dropped messages before they were consumed: %s", self.label, event.parts)
+        if self.group.dying:
+            self.on_dying(self)
+        return appended
+
+    # Pulling
+
+    async def pull(self, member: Member, request: wire.Pull) -> tuple[wire.Pulled, list[bytes | memoryview]]:
+        self._check(member)
+        refused, done = self._act(member, request.acts) if request.acts else ([], None)
+        pulled = self._try(member, request)
+        if pulled is None and request.wait_ms and not self.closed:
+            pulled = await self._wait(member, request)
+        if done is not None:
+            await done
+        if pulled is None:
+            return wire.Pulled(0, [], refused), []
+        parcel = await collect(self.store, self.streams, pulled.parts, request.max_bytes)
+        self._settle_parcel(member, pulled.pull, parcel)
+        if not parcel.parts:
+            return wire.Pulled(0, [], refused), []
+        self.counts["pulled"] += sum(part.count for part in parcel.parts)
+        return wire.Pulled(pulled.pull, parcel.parts, refused), parcel.buffers
+
+    def observe(self) -> None:
+        for lane, source in enumerate(self.lanes):
+            self.group.observe(lane, *source.look())
+
+    def _try(self, member: Member, request: wire.Pull, *, final: bool = False) -> Pulled | None:
+        self.observe()
+        command = Pull(
+            member.consumer,
+            self._next_pull(),
+            request.max_messages,
+            request.max_bytes,
+            1 if final or not request.wait_ms else request.min_messages,
+        )
+        events, _ = self.run(command)
+        return next((event for event in events if isinstance(event, Pulled)), None)
+
+    async def _wait(self, member: Member, request: wire.Pull) -> Pulled | None:
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(member, request, loop.create_future())
+        self._waiters.append(waiter)
+        timer = loop.call_later(request.wait_ms / 1000, self._expire, waiter)
+        member.waiting = True
+        self.arm()
+        try:
+            return await waiter.future
+        except asyncio.CancelledError:
+            self._undo(waiter)
+            raise
+        finally:
+            member.waiting = False
+            timer.cancel()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _undo(self, waiter: Waiter) -> None:
+        """The consumer is not there any more to take what it was given in this very moment."""
+        if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
+            pulled = waiter.future.result()
+            if pulled is not None and pulled.pull in self.group.leases:
+                self.run(GiveBack(waiter.member.consumer, pulled.pull))
+
+    def _expire(self, waiter: Waiter) -> None:
+        if waiter.future.done():
+            return
+        try:
+            fewer = waiter.request.min_messages > 1
+            waiter.future.set_result(self._try(waiter.member, waiter.request, final=True) if fewer else None)
+        except TowlineError as error:
+            waiter.future.set_exception(error)
+
+    def serve(self) -> None:
+        """Something may have become deliverable: serve those who wait, first come, first served."""
+        self.observe()
+        for waiter in list(self._waiters):
+            if not self.group.deliverable(self.clock.now_us()):
+                break
+            if waiter.future.done():
+                continue
+            try:
+                pulled = self._try(waiter.member, waiter.request)
+            except TowlineError as error:
+                waiter.future.set_exception(error)
+                continue
+            if pulled is not None:
+                waiter.future.set_result(pulled)
+                self._waiters.remove(waiter)
+        self.arm()
+
+    def wake(self) -> None:
+        if self._waiters:
+            self.serve()
+
+    def _settle_parcel(self, member: Member, pull: int, parcel: Parcel) -> None:
+        """Put right what was granted but cannot be handed over."""
+        by_reason: dict[str, list[Span]] = {}
+        for span, reason in parcel.lost:
+            by_reason.setdefault(reason, []).append(span)
+        for reason, spans in by_reason.items():
+            log.error("%s: messages cannot be delivered and are skipped: %s: %s", self.label, spans, reason)
+            self.run(Skip(pull, tuple(spans), reason))
+        if parcel.left and pull in self.group.leases:
+            self.run(GiveBack(member.consumer, pull, tuple(parcel.left)))
+            self.wake()
+
+    # Settling
+
+    async def settle(self, member: Member, acts: Sequence[wire.Act]) -> wire.Settled:
+        self._check(member)
+        refused, done = self._act(member, acts)
+        if done is not None:
+            await done
+        return wire.Settled(refused)
+
+    def _act(
+        self, member: Member, acts: Sequence[wire.Act]
+    ) -> tuple[list[tuple[int, str, str]], asyncio.Future[None] | None]:
+        refused: list[tuple[int, str, str]] = []
+        last: asyncio.Future[None] | None = None
+        for number, act in enumerate(acts):
+            try:
+                _, appended = self.run(_command(member.consumer, act), self._durability)
+            except TowlineError as error:
+                refused.append((number, error.code, str(error)))
+                continue
+            last = appended.done if appended else last
+            self.counts["acked" if act.what == ACK else "nacked"] += 1
+        self.wake()
+        return refused, last
+
+    # Coming and going
+
+    def attach(self, member: Member, holding: Sequence[int]) -> None:
+        old = self.members.get(member.consumer)
+        if old is not None:
+            self._fence(old)
+        self.members[member.consumer] = member
+        keep = set(holding)
+        held = [lease.pull for lease in self.group.leases.values() if lease.consumer == member.consumer]
+        for pull in held:
+            if pull not in keep:
+                self.run(GiveBack(member.consumer, pull))
+        member.held = sorted(keep.intersection(held))
+        self.wake()
+
+    def leave(self, member: Member, *, vanished: bool, reason: str = "") -> None:
+        """A consumer goes; what it held is there for others at once."""
+        if self.members.get(member.consumer) is not member:
+            return
+        del self.members[member.consumer]
+        self._fence(member)
+        self.drop(member.consumer, vanished=vanished, reason=reason)
+
+    def drop(self, consumer: str, *, vanished: bool, reason: str = "") -> None:
+        events, _ = self.run(Leave(consumer, vanished, reason))
+        if events and vanished:
+            log.warning("%s: %s; its open messages are delivered again", self.label, reason or f"{consumer} vanished")
+        self.wake()
+
+    def _fence(self, member: Member) -> None:
+        member.fenced = True
+        member.cancel_grace()
+        for waiter in self._waiters:
+            if waiter.member is member and not waiter.future.done():
+                waiter.future.set_result(None)
+
+    def _check(self, member: Member) -> None:
+        if self.closed:
+            raise Unavailable(f"{self.label} is closed")
+        if member.fenced:
+            raise LeaseLost(
+                f"consumer {member.consumer} of {self.label} was replaced by another of the same name, or was not "
+                "heard of for too long: attach again"
+            )
+
+    # Time
+
+    def arm(self) -> None:
+        """Set the one timer of this group to when time makes a difference next."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wake_us = self.group.next_wake_us()
+        if wake_us is not None and not self.closed:
+            delay_s = (wake_us - self.clock.now_us()) / SECOND_US
+            self._timer = asyncio.get_running_loop().call_later(min(max(delay_s, 0.0), TIMER_MAX_S), self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        try:
+            self.run(Lapse())
+            self.group.retries.ripen(self.clock.now_us())
+            self.serve()
+        except TowlineError as error:
+            log.error("%s: %s", self.label, error)
+
+    def release_waiters(self) -> None:
+        """Answer everyone who waits with what there is: nothing."""
+        for waiter in self._waiters:
+            if not waiter.future.done():
+                waiter.future.set_result(None)
+
+    def close(self) -> None:
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for member in self.members.values():
+            member.cancel_grace()
+        self.release_waiters()
+
+
+def _command(consumer: str, act: wire.Act) -> Command:
+    spans = tuple(Span(*span) for span in act.spans)
+    if any(span.count < 1 or span.first < 0 for span in spans):
+        raise BadRequest("a span has a first number of 0 or more and counts at least one message")
+    if act.what == ACK:
+        return Ack(consumer, act.pull, spans, act.up_to)
+    if act.what == GIVE_BACK:
+        return GiveBack(consumer, act.pull, spans)
+    return Nack(consumer, act.pull, spans, act.reason, act.delay_s, act.what == DEAD)

@@ -1,0 +1,99 @@
+"""What a broker does by itself, now and then: snapshots, retention, and looking after silent consumers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from towline.broker.dispatcher import Dispatcher
+from towline.broker.topic import Topic
+from towline.clock import SECOND_US, Clock
+from towline.errors import TowlineError
+from towline.store import Store
+
+__all__ = ["every", "reclaim", "retain", "sweep_members"]
+
+log = logging.getLogger("towline.broker")
+
+
+async def every(seconds: float, what: str, task: Callable[[], Awaitable[None]]) -> None:
+    """Do it again and again. A failure is reported, and does not end it."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await task()
+        except TowlineError as error:
+            log.error("%s failed: %s", what, error)
+        except Exception:
+            log.exception("%s failed", what)
+
+
+def sweep_members(dispatchers: Iterable[Dispatcher], now_s: float, heartbeat_s: float) -> list[Dispatcher]:
+    """Take from consumers that have been silent for too long what they hold. Gives the groups that lost one."""
+    lost = []
+    for dispatcher in dispatchers:
+        for member in list(dispatcher.members.values()):
+            if now_s - member.last_seen_s > heartbeat_s:
+                reason = f"consumer {member.consumer} ({member.address}) was not heard of for {heartbeat_s:g} s"
+                dispatcher.leave(member, vanished=True, reason=reason)
+                lost.append(dispatcher)
+    return lost
+
+
+def lane_pins(topic: Topic) -> dict[str, int]:
+    """By stream, the oldest message that some group still needs although it has been delivered."""
+    pins: dict[str, int] = {}
+    for dispatcher in topic.groups.values():
+        for lane, first in dispatcher.group.pins().items():
+            stream = dispatcher.streams[lane]
+            pins[stream] = min(first, pins.get(stream, first))
+    return pins
+
+
+async def retain(
+    store: Store,
+    clock: Clock,
+    topics: Mapping[str, Topic],
+    pins: dict[str, int],
+    *,
+    retention_s: float,
+    retention_bytes: int,
+) -> None:
+    """Drop what is older or more than is to be kept; never what is leased, retrying, dying or needed for recovery."""
+    ages = {name: _age_s(topic, retention_s) for name, topic in topics.items()}
+    for name, topic in topics.items():
+        topic_pins = lane_pins(topic)
+        for stream, first in topic_pins.items():
+            pins[stream] = min(first, pins.get(stream, first))
+        if 0 < ages[name] < retention_s or (ages[name] and not retention_s):
+            before_us = clock.now_us() - round(ages[name] * SECOND_US)
+            for lane in topic.lanes:
+                at = min(await store.locate(lane.stream, before_us), topic_pins.get(lane.stream, lane.end), lane.end)
+                if at > store.bounds(lane.stream).first:
+                    await store.trim(lane.stream, at)
+    longest_s = 0.0 if 0.0 in ages.values() or not retention_s else max([*ages.values(), retention_s])
+    trimmed = await store.retain(round(longest_s * SECOND_US), retention_bytes, pins)
+    if trimmed.bytes_freed:
+        log.info("retention freed %d bytes", trimmed.bytes_freed)
+    if trimmed.held_back and retention_bytes:
+        log.warning("retention could not free more: %s", trimmed.held_back)
+
+
+def _age_s(topic: Topic, retention_s: float) -> float:
+    return retention_s if topic.config.retention_s is None else topic.config.retention_s
+
+
+async def reclaim(store: Store, topics: Iterable[Topic]) -> None:
+    """A memory store has little room: drop what every group of a topic has consumed, and the events that say so."""
+    for topic in topics:
+        if not topic.groups:
+            continue
+        pins = lane_pins(topic)
+        for number, lane in enumerate(topic.lanes):
+            consumed = min(dispatcher.group.next[number] for dispatcher in topic.groups.values())
+            at = min(consumed, pins.get(lane.stream, consumed))
+            if at > store.bounds(lane.stream).first:
+                await store.trim(lane.stream, at)
+        for dispatcher in topic.groups.values():
+            await store.trim(dispatcher.stream, dispatcher.position)

@@ -1,0 +1,38 @@
+"""A consumer that is, or was a moment ago, connected."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from towline.model import GroupConfig
+
+if TYPE_CHECKING:
+    from towline.broker.dispatcher import Dispatcher
+
+__all__ = ["Member"]
+
+
+class Member:
+    """One consumer of one group. A second one under the same name takes over, and fences this one off."""
+
+    __slots__ = ("address", "consumer", "dispatcher", "fenced", "grace", "held", "last_seen_s", "waiting")
+
+    def __init__(self, dispatcher: Dispatcher, consumer: str, address: str, now_s: float) -> None:
+        self.dispatcher = dispatcher
+        self.consumer = consumer
+        self.address = address
+        self.last_seen_s = now_s
+        self.held: list[int] = []
+        self.fenced = False
+        self.waiting = False
+        self.grace: asyncio.TimerHandle | None = None
+
+    @property
+    def config(self) -> GroupConfig:
+        return self.dispatcher.group.config
+
+    def cancel_grace(self) -> None:
+        if self.grace is not None:
+            self.grace.cancel()
+            self.grace = None
