@@ -14,7 +14,7 @@ from towline.broker.broker import Broker
 from towline.broker.member import Member
 from towline.broker.opening import open_store
 from towline.frame import Frame, encode
-from towline.model import GroupConfig, RetryPolicy
+from towline.model import Durability, GroupConfig, RetryPolicy
 from towline.protocol.messages import Act, Attach, Part, Pull, Pulled, Sent, Settled
 from towline.settings import BrokerSettings
 from towline.store import Store
@@ -52,6 +52,10 @@ class Bench:
         request = Pull(0, count, fields.pop("max_bytes", 1 << 20), wait_ms, **fields)
         answer, buffers = await self.broker.pull(member, request)
         return Got(answer, b"".join(buffers))
+
+    async def flush(self) -> None:
+        """A pull is answered before its event is written; wait until it is."""
+        await self.store.append([], Durability.OS).done
 
     async def act(self, member: Member, what: int, got: Got, *spans: tuple[int, int, int], **fields: Any) -> Settled:
         return await self.broker.settle(member, [Act(what, got.pull, list(spans), **fields)])

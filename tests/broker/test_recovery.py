@@ -1,0 +1,248 @@
+"""A broker that stops, in order or not, comes back as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
+from towline.errors import LeaseLost, QueueFull
+from towline.model import TopicConfig
+from towline.protocol.messages import Act, Resend
+
+
+def crash(world: World, to: Path) -> World:
+    """The folder as a killed broker would have left it: all that was handed to the operating system."""
+    source = Path(world.store_url.removeprefix("file:"))
+    shutil.copytree(source, to / "data")
+    (to / "data" / "lock").unlink(missing_ok=True)
+    return World("log", to)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def _busy_history(bench: Bench) -> tuple[int, int]:
+    """A group with everything in it: settled, leased, retrying, dead and waiting messages. Gives two open pulls."""
+    await bench.send("orders", *(b"%d" % n for n in range(100)))
+    await bench.send("orders", b"urgent", lane=0)
+    member = await bench.attach(delays_s=(3600.0,))
+    done = await bench.pull(member, 21)
+    await bench.act(member, ACK, done)
+    failing = await bench.pull(member, 10)
+    await bench.act(member, NACK, failing, (1, 20, 5), reason="later")
+    await bench.act(member, DEAD, failing, (1, 25, 2), reason="never")
+    await until(lambda: bench.broker.group_state("orders", "billing").dead == 2)
+    open_pull = await bench.pull(member, 10)
+    await bench.flush()
+    return failing.pull, open_pull.pull
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_crash_leaves_positions_leases_retries_and_dead_letters_as_they_were(
+    disk: World, tmp_path: Path, snapshot: bool
+) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            pulls = await _busy_history(bench)
+            if snapshot:
+                await bench.broker.maintain()
+                member = await bench.attach(consumer="c2")
+                await bench.act(member, ACK, await bench.pull(member, 1))
+            before = bench.broker.group_state("orders", "billing")
+            after = crash(disk, tmp_path / "crashed")
+        async with after.open() as bench:
+            state = bench.broker.group_state("orders", "billing")
+            assert (state.positions, state.lag, state.dead) == (before.positions, before.lag, before.dead)
+            assert (state.in_flight, state.retrying) == (before.in_flight, before.retrying)
+            back = await bench.attach(holding=pulls)
+            assert back.held == sorted(pulls)
+            for pull in pulls:
+                refused = await bench.broker.settle(back, [_ack(pull)])
+                assert refused.refused == []
+            rest = await bench.pull(back, 1000)
+            assert rest.bodies == [b"%d" % n for n in range(41 if snapshot else 40, 100)]
+            assert bench.broker.group_state("orders", "billing").retrying == 5
+
+    asyncio.run(main())
+
+
+def test_an_ack_that_was_answered_is_not_forgotten_by_a_crash(disk: World, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", b"a", b"b")
+            member = await bench.attach()
+            await bench.act(member, ACK, await bench.pull(member, 1))
+            after = crash(disk, tmp_path / "crashed")
+        async with after.open() as bench:
+            assert (await bench.pull(await bench.attach())).bodies == [b"b"]
+
+    asyncio.run(main())
+
+
+def test_a_consumer_that_does_not_come_back_after_a_restart_loses_its_lease(disk: World, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", b"a")
+            await bench.pull(await bench.attach(consumer="gone"))
+            await bench.flush()
+            after = crash(disk, tmp_path / "crashed")
+        async with after.open(heartbeat_s=0.1) as bench:
+            member = await bench.attach(consumer="other")
+            pull = asyncio.create_task(bench.pull(member, wait_ms=20_000))
+            while not pull.done():
+                bench.broker.beat(member)
+                await asyncio.sleep(0)
+            got = await pull
+            assert (got.bodies, got.attempts) == ([b"a"], [2])
+
+    asyncio.run(main())
+
+
+def test_a_pull_number_from_before_a_crash_is_never_given_out_again(disk: World, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.broker.create_topic(TopicConfig("orders"))
+            await bench.send("orders", b"a", b"b")
+            member = await bench.attach()
+            after = crash(disk, tmp_path / "crashed")
+            lost = await bench.pull(member, 1)
+        async with after.open() as bench:
+            member = await bench.attach()
+            fresh = await bench.pull(member, 1)
+            assert fresh.pull > lost.pull
+            assert (await bench.act(member, ACK, lost)).refused[0][1] == LeaseLost.code
+            assert bench.broker.group_state("orders", "billing").in_flight == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_frame_sent_again_after_a_crash_is_recognised(disk: World, tmp_path: Path, snapshot: bool) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            first = await bench.send("orders", b"a", b"b", producer_id=9, producer_seq=4)
+            if snapshot:
+                await bench.broker.maintain()
+            last = await bench.send("orders", b"c", producer_id=9, producer_seq=5)
+            after = crash(disk, tmp_path / "crashed")
+        async with after.open() as bench:
+            again = await bench.send("orders", b"a", b"b", producer_id=9, producer_seq=4)
+            assert (again.firsts, again.duplicate) == (first.firsts, True)
+            assert (await bench.send("orders", b"c", producer_id=9, producer_seq=5)).firsts == last.firsts
+            assert (await bench.pull(await bench.attach())).bodies == [b"a", b"b", b"c"]
+
+    asyncio.run(main())
+
+
+def test_a_dying_message_reaches_the_dead_letters_once_whenever_the_crash_comes(disk: World, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", b"a")
+            member = await bench.attach()
+            got = await bench.pull(member)
+            await bench.act(member, DEAD, got, reason="never")
+            during = crash(disk, tmp_path / "during")
+            await until(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+            afterwards = crash(disk, tmp_path / "afterwards")
+        for world in (during, afterwards):
+            async with world.open() as bench:
+                await until(lambda bench=bench: bench.broker.group_state("orders", "billing").dead == 1)
+                assert (await bench.broker.resend(Resend("orders", "billing"))).count == 1
+                assert (await bench.pull(await bench.attach())).bodies == [b"a"]
+
+    asyncio.run(main())
+
+
+def test_a_dead_letter_sent_again_survives_a_crash_and_is_not_sent_twice(disk: World, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", b"a")
+            member = await bench.attach()
+            await bench.act(member, DEAD, await bench.pull(member))
+            await until(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+            await bench.broker.resend(Resend("orders", "billing"))
+            after = crash(disk, tmp_path / "crashed")
+        async with after.open() as bench:
+            assert bench.broker.group_state("orders", "billing").dead == 0
+            assert (await bench.broker.resend(Resend("orders", "billing"))).count == 0
+            assert (await bench.pull(await bench.attach())).bodies == [b"a"]
+
+    asyncio.run(main())
+
+
+def test_topics_and_groups_outlive_a_crash_even_before_their_files_are_written(disk: World, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", b"a")
+            member = await bench.attach()
+            await bench.act(member, ACK, await bench.pull(member))
+            after = crash(disk, tmp_path / "crashed")
+            for name in ("topics.json", "subscriptionGroup.json"):
+                (tmp_path / "crashed" / "data" / "config" / name).unlink(missing_ok=True)
+        async with after.open() as bench:
+            assert bench.broker.group_state("orders", "billing").lag == 0
+
+    asyncio.run(main())
+
+
+def test_leased_and_retrying_messages_outlive_retention(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        body = bytes(30_000)
+        await bench.send("orders", b"leased", b"retrying")
+        member = await bench.attach(delays_s=(3600.0,))
+        held = await bench.pull(member, 2)
+        await bench.act(member, NACK, held, (1, 1, 1))
+        for _ in range(30):
+            await bench.send("orders", body)
+        await bench.broker.maintain()
+        assert bench.store.bounds("lane/orders/middle").first == 0
+        await bench.act(member, ACK, held)
+        rest = await bench.pull(member, 1000, max_bytes=1 << 24)
+        await bench.act(member, ACK, rest)
+        await bench.broker.maintain()
+        assert bench.store.bounds("lane/orders/middle").first == 0, "the retrying message still holds it"
+
+    disk.run(scenario, segment_bytes=1 << 16, retention_bytes=1)
+
+
+def test_retention_drops_what_nobody_needs_and_tells_the_group(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        member = await bench.attach()
+        for n in range(30):
+            await bench.send("orders", b"%d" % n + bytes(30_000))
+        await bench.broker.maintain()
+        first = bench.store.bounds("lane/orders/middle").first
+        assert first > 0
+        got = await bench.pull(member, 1000, max_bytes=1 << 24)
+        assert got.bodies[0].startswith(b"%d" % first)
+        await bench.act(member, ACK, got)
+        assert bench.broker.group_state("orders", "billing").lag == 0
+
+    disk.run(scenario, segment_bytes=1 << 16, retention_bytes=1)
+
+
+def test_a_full_memory_store_refuses_and_recovers_when_its_messages_are_consumed(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        member = await bench.attach()
+        for _ in range(2):
+            for n in range(10):
+                await bench.send("orders", b"%d" % n)
+            with pytest.raises(QueueFull):
+                await bench.send("orders", b"one too many")
+            got = await bench.pull(member)
+            assert got.bodies == [b"%d" % n for n in range(10)]
+            await bench.act(member, ACK, got)
+
+    World("memory", tmp_path).run(scenario, capacity_messages=10)
+
+
+def _ack(pull: int) -> Act:
+    return Act(ACK, pull)
