@@ -87,7 +87,13 @@ class World:
         self.store_url = "memory:" if kind == "memory" else f"file:{folder / 'data'}"
 
     def settings(self, **given: Any) -> BrokerSettings:
-        fields = {"durability": "os", "segment_bytes": 1 << 20, "min_free_bytes": 0, "maintenance_s": 3600.0} | given
+        fields: dict[str, Any] = {
+            "durability": "os",
+            "segment_bytes": 1 << 20,
+            "min_free_bytes": 0,
+            "maintenance_s": 3600.0,
+        }
+        fields |= given
         return BrokerSettings(store=self.store_url, **fields)
 
     @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_waiting_pulls_are_served_first_come_first_served(world: World) -> None:
         tasks = []
         for member in members:
             tasks.append(asyncio.create_task(bench.pull(member, 1, wait_ms=20_000)))
-            await _until(lambda member=member: member.waiting)
+            await _until(partial(getattr, member, "waiting"))
         for n in range(3):
             await bench.send("orders", b"%d" % n)
         assert [(await task).bodies for task in tasks] == [[b"0"], [b"1"], [b"2"]]

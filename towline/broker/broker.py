@@ -15,8 +15,8 @@ import msgspec
 
 from towline.broker.burial import bury, dead_letters, resend
 from towline.broker.catalog import Catalog
-from towline.broker.delivering import wire_part
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
@@ -376,38 +376,11 @@ class Broker:
 
     def group_states(self, topic: str = "") -> list[wire.GroupState]:
         topics = [self._topic(topic)] if topic else [self._topics[name] for name in sorted(self._topics)]
-        return [self._state(one.groups[name]) for one in topics for name in sorted(one.groups)]
+        now_s = self.clock.steady_s()
+        return [group_state(one.groups[name], now_s) for one in topics for name in sorted(one.groups)]
 
     def group_state(self, topic: str, name: str) -> wire.GroupState:
-        return self._state(self._dispatcher(topic, name))
-
-    def _state(self, dispatcher: Dispatcher) -> wire.GroupState:
-        dispatcher.observe()
-        group, now_s = dispatcher.group, self.clock.steady_s()
-        _, first, end = dead_letters(dispatcher)
-        resent = sum(max(min(at + count, end) - max(at, first), 0) for at, count in group.resent)
-        positions: list[tuple[str, int, int]] = [(lane, group.next[n], group.ends[n]) for n, lane in enumerate(LANES)]
-        members = [
-            wire.MemberState(
-                one.consumer,
-                one.address,
-                group.in_flight.get(one.consumer, 0),
-                one.waiting,
-                round(now_s - one.last_seen_s, 3),
-            )
-            for one in dispatcher.members.values()
-        ]
-        return wire.GroupState(
-            group.config,
-            positions,
-            group.lag(),
-            group.leased(),
-            group.retries.messages,
-            group.retries.next_due_us() or 0,
-            sum(part.count for part in group.dying),
-            end - first - resent,
-            members,
-        )
+        return group_state(self._dispatcher(topic, name), self.clock.steady_s())
 
     def _dispatcher(self, topic: str, name: str) -> Dispatcher:
         found = self._topic(topic).groups.get(check_group(name))
@@ -421,22 +394,9 @@ class Broker:
         return await resend(self._dispatcher(request.topic, request.group), request, self._durability)
 
     async def browse(self, request: wire.Browse) -> tuple[wire.Browsed, list[bytes | memoryview]]:
-        settled: list[tuple[int, int]] = []
         if request.group:
-            dispatcher = self._dispatcher(request.topic, request.group)
-            stream, first, end = dead_letters(dispatcher)
-            settled = list(dispatcher.group.resent)
-        else:
-            lane = self._topic(request.topic).lanes[request.lane]
-            stream, (first, end, _) = lane.stream, lane.look()
-        at = max(request.first, first)
-        room = min(request.max_messages, max(end - at, 0))
-        if not room:
-            return wire.Browsed([], at, first, end, settled), []
-        read = await self.store.read(stream, at, room, request.max_bytes)
-        found = [wire_part(request.lane, 0, chunk, chunk.count) for chunk in read.chunks]
-        buffers = [buffer for _, some in found for buffer in some]
-        return wire.Browsed([part for part, _ in found], read.next, first, end, settled), buffers
+            return await browse_dead(self._dispatcher(request.topic, request.group), request)
+        return await browse_lane(self.store, self._topic(request.topic).lanes[request.lane], request)
 
     async def locate(self, request: wire.Locate) -> wire.Located:
         lane = self._topic(request.topic).lanes[request.lane]

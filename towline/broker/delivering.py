@@ -13,7 +13,7 @@ from towline.model import Span
 from towline.protocol.messages import Part as WirePart
 from towline.store import Chunk, Lost, Store
 
-__all__ = ["Parcel", "collect", "wire_part"]
+__all__ = ["Buffers", "Parcel", "collect", "wire_part"]
 
 Buffers = list[bytes | memoryview]
 

@@ -1,0 +1,299 @@
+"""One connection below its requests: bytes to envelopes, flow control, patience, and a decent end.
+
+    PREFACE ──► HELLO ──► OPEN ──► ENDING ──► CLOSED      and from everywhere to CLOSED when the connection is gone
+
+In `ENDING` no request is taken any more: running ones are answered, then the last word is said, the sending side is
+shut, and what still comes in is read and dropped. (To close with unread bytes would make the kernel throw away the
+answers that are on their way.)
+
+It is an asyncio protocol but does no I/O beyond its transport, and keeps no timers: `sweep` is called now and then, and
+looks at what has taken too long. Reading stops, and with it the client, while any `HOLD_…` reason stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+from towline.broker.peer import Patience, Peer, RareLog
+from towline.errors import TowlineError, Unavailable
+from towline.protocol.envelope import PREFACE, Decoder, Envelope, Scratch, encode_envelope
+from towline.protocol.messages import Answer, Failed
+from towline.settings import BrokerSettings
+
+__all__ = [
+    "HELLO_MAX_BYTES",
+    "HOLD_PENDING",
+    "HOLD_RUNNING",
+    "LINGER_S",
+    "TURN_REQUESTS",
+    "Connection",
+    "Line",
+    "State",
+    "join_small",
+]
+
+log = logging.getLogger("towline.server")
+
+Buffers = Sequence[bytes | memoryview]
+
+HELLO_MAX_BYTES = 4 << 10
+"""The largest request before a client has introduced itself."""
+TURN_REQUESTS = 256
+"""So many requests are taken from a connection before it is the others' turn."""
+WRITE_HIGH_BYTES = 1 << 20
+"""A client that leaves so much unread is not asked for more."""
+REFUSED_MAX = 100
+"""So many connections beyond the limit are told why they are closed; those beyond are just closed."""
+LINGER_S = 2.0
+JOIN_BYTES = 16 << 10
+"""Smaller buffers are joined before they are written, larger ones are written as they are."""
+
+HOLD_PENDING = 1  # too many bytes are not durable yet
+HOLD_RUNNING = 2  # too many requests are running
+HOLD_WRITING = 4  # the client does not read its answers
+HOLD_TURN = 8  # it is the others' turn
+
+
+class State(enum.Enum):
+    PREFACE = enum.auto()
+    HELLO = enum.auto()
+    OPEN = enum.auto()
+    ENDING = enum.auto()
+    CLOSED = enum.auto()
+
+
+class Line:
+    """What all connections of a server have in common."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self.settings = settings
+        self.scratch = Scratch()
+        self.strangers = RareLog(log)
+        self.connections: set[Connection] = set()
+        self.loop = asyncio.get_running_loop()
+
+
+class Connection(asyncio.BufferedProtocol):
+    def __init__(self, line: Line) -> None:
+        self.peer = Peer("", b"")
+        self.state = State.PREFACE
+        self._line = line
+        self._loop = line.loop
+        self._settings = line.settings
+        self._preface = b""
+        self._decoder = Decoder(HELLO_MAX_BYTES, line.scratch)
+        self._backlog: deque[Envelope] = deque()
+        self._held = 0
+        self._heard = False
+        self._reading = Patience()
+        self._writing = Patience()
+        self._last_word = b""
+        self._deadline_s = self._loop.time() + line.settings.handshake_s
+        self._shut = False
+        self._transport: asyncio.Transport
+
+    @abstractmethod
+    def handle(self, envelope: Envelope) -> None:
+        """Take a request. In `HELLO` this is the client's first, and it opens or ends the connection."""
+
+    @abstractmethod
+    def is_busy(self) -> bool:
+        """Whether a request is running that will be answered."""
+
+    @abstractmethod
+    def beat(self) -> None:
+        """The client is alive. Called now and then, not for each of its requests."""
+
+    @abstractmethod
+    def gone(self) -> None:
+        """The connection is gone."""
+
+    # What the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        self.peer = Peer.of(transport)
+        self._line.connections.add(self)
+        over, limit = len(self._line.connections), self._settings.max_connections
+        if over > limit + REFUSED_MAX:
+            self._transport.abort()
+        elif over > limit:
+            self.end(Unavailable(f"this broker has its {limit} connections already: try later, or another broker"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.state = State.CLOSED
+        self._line.connections.discard(self)
+        self._backlog.clear()
+        self.gone()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._decoder.get_buffer() if self.state is State.OPEN else self._line.scratch.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.state is not State.OPEN:
+            self.feed(bytes(self._line.scratch.view[:nbytes]))
+            return
+        self._heard = True
+        try:
+            envelopes = self._decoder.received(nbytes)
+        except TowlineError as error:
+            self.end(error)
+            return
+        if envelopes:
+            self._take(envelopes)
+
+    def feed(self, data: bytes) -> None:
+        """The same as `get_buffer` and `buffer_updated`, for bytes that lie elsewhere, in any portions."""
+        if self.state is State.PREFACE:
+            data = self._greet(data)
+        if data and self.state in (State.HELLO, State.OPEN):
+            self._heard = True
+            try:
+                envelopes = self._decoder.feed(data)
+            except TowlineError as error:
+                self.end(error)
+                return
+            self._take(envelopes)
+
+    def pause_writing(self) -> None:
+        self.hold(HOLD_WRITING)
+
+    def resume_writing(self) -> None:
+        self.release(HOLD_WRITING)
+
+    def _greet(self, data: bytes) -> bytes:
+        """Check the preface, however it is cut up; give back what follows it."""
+        missing = len(PREFACE) - len(self._preface)
+        self._preface += data[:missing]
+        if not PREFACE.startswith(self._preface):
+            self.log_rarely(logging.INFO, "closed: this is not Towline's protocol, it begins with %r", self._preface)
+            self._transport.abort()
+            self.state = State.ENDING
+            return b""
+        if len(self._preface) == len(PREFACE):
+            self.state = State.HELLO
+        return data[missing:]
+
+    # Flow
+
+    def _take(self, envelopes: Sequence[Envelope] = ()) -> None:
+        backlog = self._backlog
+        backlog.extend(envelopes)
+        for _ in range(TURN_REQUESTS):
+            if self._held or not backlog:
+                break
+            self.handle(backlog.popleft())
+        if backlog:
+            if not self._held:
+                self.hold(HOLD_TURN)
+                self._loop.call_soon(self.release, HOLD_TURN)
+        elif self._decoder.broken is not None and self.state in (State.HELLO, State.OPEN):
+            self.end(self._decoder.broken)
+
+    def hold(self, reason: int) -> None:
+        if not self._held and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._held |= reason
+
+    def release(self, reason: int) -> None:
+        if not self._held & reason:
+            return
+        self._held &= ~reason
+        if not self._held:
+            self._take()
+        if not self._held and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def answer(self, number: int, answer: Answer, buffers: Buffers = ()) -> None:
+        if self._shut or self.state is State.CLOSED:
+            return
+        if buffers:
+            size = sum(map(len, buffers))
+            self._transport.writelines(join_small(encode_envelope(number, answer, size), buffers))
+        else:
+            self._transport.write(encode_envelope(number, answer))
+
+    def sweep(self, now_s: float) -> None:
+        """Look whether the client is alive, and whether anything takes too long."""
+        if self.state is not State.OPEN:
+            if now_s > self._deadline_s:
+                if self.state is not State.ENDING:
+                    self.log_rarely(logging.INFO, "closed: it did not introduce itself in time")
+                self._transport.abort()
+            return
+        # A client that we keep waiting is not to blame for its silence.
+        if self._heard or self._held & ~HOLD_WRITING:
+            self._heard = False
+            self.beat()
+        decoder, idle_s = self._decoder, self._settings.idle_s
+        half_sent = 0 if self._held else decoder.pending_bytes
+        came = decoder.completed * decoder.limit + half_sent if half_sent else None
+        unread = -self._transport.get_write_buffer_size() if self._held & HOLD_WRITING else None
+        if self._reading.is_over(now_s, idle_s, came):
+            log.warning("%s: closed: its request stays half-sent", self.peer.address)
+            self.end(Unavailable(f"the rest of a request did not come within {idle_s:g} s"))
+        elif self._writing.is_over(now_s, idle_s, unread):
+            log.warning("%s: closed: it does not read its answers", self.peer.address)
+            self._transport.abort()
+
+    def log_rarely(self, level: int, message: str, *arguments: object) -> None:
+        self._line.strangers.say(self._loop.time(), level, f"%s: {message}", self.peer.address, *arguments)
+
+    # Ending
+
+    def end(
+        self, error: TowlineError | None, number: int = 0, *, delay_s: float = 0, within_s: float = LINGER_S
+    ) -> None:
+        """Take no more requests, answer those that run, tell the error, and close. It takes no longer than `within_s`
+        after the delay."""
+        if self.state in (State.ENDING, State.CLOSED):
+            return
+        self.state = State.ENDING
+        self._backlog.clear()
+        self._deadline_s = self._loop.time() + delay_s + within_s
+        if error is not None:
+            self._last_word = encode_envelope(number, Failed(error.code, str(error)))
+        if delay_s:
+            self._loop.call_later(delay_s, self.finish)
+        else:
+            self.finish()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def finish(self) -> None:
+        """In `ENDING`, when nothing is running any more: say the last word, and shut the sending side."""
+        if self.state is not State.ENDING or self._shut or self.is_busy() or self._transport.is_closing():
+            return
+        self._shut = True
+        self._deadline_s = min(self._deadline_s, self._loop.time() + LINGER_S)
+        if self._last_word:
+            self._transport.write(self._last_word)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+
+def join_small(head: bytes, buffers: Buffers) -> list[bytes | memoryview]:
+    """The same bytes in fewer buffers: small neighbours are joined, large ones are left where they are."""
+    joined: list[bytes | memoryview] = []
+    run: list[bytes | memoryview] = [head]
+    for buffer in buffers:
+        if len(buffer) < JOIN_BYTES:
+            run.append(buffer)
+            continue
+        if run:
+            joined.append(b"".join(run) if len(run) > 1 else run[0])
+            run = []
+        joined.append(buffer)
+    if run:
+        joined.append(b"".join(run))
+    return joined

@@ -1,0 +1,65 @@
+"""Looking without touching: the state of a group, and messages read past their delivery."""
+
+from __future__ import annotations
+
+from towline.broker.burial import dead_letters
+from towline.broker.delivering import Buffers, wire_part
+from towline.broker.dispatcher import Dispatcher
+from towline.broker.lane import Lane
+from towline.model import LANES
+from towline.protocol.messages import Browse, Browsed, GroupState, MemberState
+from towline.store import Store
+
+__all__ = ["browse_dead", "browse_lane", "group_state"]
+
+
+def group_state(dispatcher: Dispatcher, now_s: float) -> GroupState:
+    dispatcher.observe()
+    group = dispatcher.group
+    _, first, end = dead_letters(dispatcher)
+    resent = sum(max(min(at + count, end) - max(at, first), 0) for at, count in group.resent)
+    members = [
+        MemberState(
+            one.consumer,
+            one.address,
+            group.in_flight.get(one.consumer, 0),
+            one.waiting,
+            round(now_s - one.last_seen_s, 3),
+        )
+        for one in dispatcher.members.values()
+    ]
+    return GroupState(
+        config=group.config,
+        positions=[(str(lane), group.next[n], group.ends[n]) for n, lane in enumerate(LANES)],
+        lag=group.lag(),
+        in_flight=group.leased(),
+        retrying=group.retries.messages,
+        next_retry_at_us=group.retries.next_due_us() or 0,
+        dying=sum(part.count for part in group.dying),
+        dead=end - first - resent,
+        members=members,
+    )
+
+
+async def browse_lane(store: Store, lane: Lane, request: Browse) -> tuple[Browsed, Buffers]:
+    first, end, _ = lane.look()
+    return await _browse(store, lane.stream, (first, end), request, [])
+
+
+async def browse_dead(dispatcher: Dispatcher, request: Browse) -> tuple[Browsed, Buffers]:
+    stream, first, end = dead_letters(dispatcher)
+    return await _browse(dispatcher.store, stream, (first, end), request, list(dispatcher.group.resent))
+
+
+async def _browse(
+    store: Store, stream: str, bounds: tuple[int, int], request: Browse, settled: list[tuple[int, int]]
+) -> tuple[Browsed, Buffers]:
+    first, end = bounds
+    at = max(request.first, first)
+    room = min(request.max_messages, max(end - at, 0))
+    if not room:
+        return Browsed([], at, first, end, settled), []
+    read = await store.read(stream, at, room, request.max_bytes)
+    found = [wire_part(request.lane, 0, chunk, chunk.count) for chunk in read.chunks]
+    buffers = [buffer for _, some in found for buffer in some]
+    return Browsed([part for part, _ in found], read.next, first, end, settled), buffers

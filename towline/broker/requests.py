@@ -1,0 +1,114 @@
+"""Which request needs which permission, and which method of the broker carries it out.
+
+Requests that belong to a consumer on a connection (attach, pull, settle, detach) and `Send` are the session's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from towline.broker.broker import Broker
+from towline.protocol.messages import (
+    Answer,
+    Attach,
+    Beat,
+    Browse,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    Detach,
+    Done,
+    GroupInfo,
+    Groups,
+    Hello,
+    ListGroups,
+    ListTopics,
+    Locate,
+    Pull,
+    PutGroup,
+    Resend,
+    Send,
+    Settle,
+    Stat,
+    Stated,
+    TopicInfo,
+    Topics,
+)
+
+__all__ = ["LATER", "NOW", "PERMISSIONS", "Buffers"]
+
+Buffers = Sequence[bytes | memoryview]
+
+
+def _topic(request: Any) -> Sequence[str]:
+    return (request.topic,)
+
+
+def _everything(request: Any) -> Sequence[str]:
+    return ("*",)
+
+
+def _nothing(request: Any) -> Sequence[str]:
+    """What a consumer does on its subscription was permitted when it attached."""
+    return ()
+
+
+PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
+    Hello.kind: ("connect", _nothing),
+    Beat.kind: ("connect", _nothing),
+    Send.kind: ("send", lambda request: [frame.topic for frame in request.frames]),
+    Attach.kind: ("consume", _topic),
+    Pull.kind: ("consume", _nothing),
+    Settle.kind: ("consume", _nothing),
+    Detach.kind: ("consume", _nothing),
+    CreateTopic.kind: ("administer", lambda request: (request.config.name,)),
+    ListTopics.kind: ("look", _everything),
+    TopicInfo.kind: ("look", _topic),
+    DeleteTopic.kind: ("administer", _topic),
+    ListGroups.kind: ("look", lambda request: (request.topic or "*",)),
+    GroupInfo.kind: ("look", _topic),
+    PutGroup.kind: ("administer", lambda request: (request.config.topic,)),
+    DeleteGroup.kind: ("administer", _topic),
+    Browse.kind: ("look", _topic),
+    Resend.kind: ("administer", _topic),
+    Locate.kind: ("look", _topic),
+    Stat.kind: ("look", _everything),
+}
+"""The action that a request is, and the resources it touches. A request without an entry is never carried out."""
+
+
+NOW: dict[int, Callable[[Broker, Any], Answer]] = {
+    Beat.kind: lambda broker, request: Done(),
+    ListTopics.kind: lambda broker, request: Topics(broker.topic_states()),
+    TopicInfo.kind: lambda broker, request: broker.topic_state(request.topic),
+    ListGroups.kind: lambda broker, request: Groups(broker.group_states(request.topic)),
+    GroupInfo.kind: lambda broker, request: broker.group_state(request.topic, request.group),
+    Stat.kind: lambda broker, request: Stated(broker.figures()),
+}
+"""Answered at once, without waiting for anything."""
+
+
+async def _done(work: Awaitable[None]) -> tuple[Answer, Buffers]:
+    await work
+    return Done(), ()
+
+
+async def _plain(work: Awaitable[Answer]) -> tuple[Answer, Buffers]:
+    return await work, ()
+
+
+async def _with_frames(work: Awaitable[tuple[Answer, Buffers]]) -> tuple[Answer, Buffers]:
+    return await work
+
+
+LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
+    CreateTopic.kind: lambda broker, request: _done(broker.create_topic(request.config)),
+    DeleteTopic.kind: lambda broker, request: _done(broker.delete_topic(request.topic)),
+    PutGroup.kind: lambda broker, request: _done(broker.put_group(request.config)),
+    DeleteGroup.kind: lambda broker, request: _done(broker.delete_group(request.topic, request.group)),
+    Browse.kind: lambda broker, request: _with_frames(broker.browse(request)),
+    Resend.kind: lambda broker, request: _plain(broker.resend(request)),
+    Locate.kind: lambda broker, request: _plain(broker.locate(request)),
+}
+"""Answered when the work is done, with the frames that go behind the answer."""

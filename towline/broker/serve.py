@@ -1,0 +1,113 @@
+"""The broker as a process: `run` is what `towline serve` does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from towline.broker.access import tls_context
+from towline.broker.broker import Broker
+from towline.broker.opening import open_store
+from towline.broker.server import Server
+from towline.errors import BadRequest, TowlineError
+from towline.settings import BrokerSettings
+
+__all__ = ["run", "split_address"]
+
+log = logging.getLogger("towline.serve")
+
+
+def run(settings: BrokerSettings) -> int:
+    """Serve until SIGTERM or SIGINT; the answer is the exit code."""
+    _log_to_stderr(settings.log_level)
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(settings))
+    except (TowlineError, OSError) as error:
+        sys.stderr.write(f"towline: {error}\n")
+        return 1
+    return 0
+
+
+async def _serve(settings: BrokerSettings) -> None:
+    stop = _on_signals()
+    host, port = split_address(settings.listen)
+    context = tls_context(settings.tls_cert, settings.tls_key)
+    _allow_files(settings.max_connections + 512)
+    broker = await Broker.open(await open_store(settings), settings)
+    try:
+        server = await Server.start(broker, host, port, context)
+        _settle_garbage_collector()
+        shown = f"[{host}]" if ":" in host else host
+        sys.stdout.write(f"listening on {shown}:{server.port}\n")
+        sys.stdout.flush()
+        log.info("%s serves %s%s", settings.name, settings.store, " with TLS" if context else "")
+        await stop.wait()
+        log.info("stopping: %d connections are drained", server.connections)
+        await server.drain_and_close()
+    finally:
+        await broker.close()
+    log.info("stopped")
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """`HOST:PORT`; an IPv6 address stands in brackets."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or (":" in host and not bracketed):
+        raise BadRequest(f"listen {text!r}: write HOST:PORT, for example 127.0.0.1:7400 or [::1]:7400")
+    return host[1:-1] if bracketed else host, int(port)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _on_signals() -> asyncio.Event:
+    """An event for the first SIGTERM or SIGINT; the second one ends the process at once."""
+    stop = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    return stop
+
+
+def _settle_garbage_collector() -> None:
+    """What is there now stays: never look through it again. And look less often: a request leaves no cycles behind."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise the soft limit of open files, as far as the hard one allows, so that `max_connections` can be true."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < wanted:
+            log.warning("only %d files may be open: fewer connections than max_connections will fit", allowed)
+
+
+def _log_to_stderr(level: str) -> None:
+    form = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    form.converter = time.gmtime
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(form)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,116 @@
+"""The TCP server: listens, makes a session of each connection, and ends them decently."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+
+from towline.broker.access import Access, check_listen_address
+from towline.broker.broker import Broker
+from towline.broker.connection import Line
+from towline.broker.session import Session
+from towline.errors import Unavailable
+
+__all__ = ["Server"]
+
+log = logging.getLogger("towline.server")
+
+BACKLOG = 1024
+LOOK_AGAIN_S = 0.02
+
+
+class Server:
+    """Serves one broker. `start` listens on an address; a server that was just made serves single sockets only."""
+
+    def __init__(self, broker: Broker, access: Access | None = None) -> None:
+        self._broker = broker
+        self._access = access or Access.from_settings(broker.settings)
+        self._line = Line(broker.settings)
+        self._listener: asyncio.Server | None = None
+        settings = broker.settings
+        limits = (1.0, settings.heartbeat_s / 10, settings.idle_s / 4, settings.handshake_s / 4)
+        self._sweep_s = max(0.01, min(limits))
+        self._sweeper = self._line.loop.call_later(self._sweep_s, self._sweep)
+
+    @classmethod
+    async def start(cls, broker: Broker, host: str, port: int, ssl: ssl.SSLContext | None = None) -> Server:
+        access = Access.from_settings(broker.settings)
+        addresses = await _resolve(host, port)
+        for address in addresses:
+            check_listen_address(address, access, broker.settings)
+        server = cls(broker, access)
+        try:
+            await server._listen(addresses, port, ssl)
+        except OSError as error:
+            server._sweeper.cancel()
+            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        return server
+
+    async def _listen(self, addresses: list[str], port: int, context: ssl.SSLContext | None) -> None:
+        # With port 0 each address would get another port; the first address is enough then.
+        self._listener = await self._line.loop.create_server(
+            self._session,
+            addresses if port else addresses[:1],
+            port,
+            ssl=context,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=self._broker.settings.handshake_s if context else None,
+        )
+
+    @property
+    def port(self) -> int:
+        assert self._listener is not None, "this server does not listen"
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def connections(self) -> int:
+        return len(self._line.connections)
+
+    async def serve_socket(self, sock: socket.socket) -> None:
+        """Serve a socket that is connected already. Returns at once; the session goes on by itself."""
+        sock.setblocking(False)
+        await self._line.loop.connect_accepted_socket(self._session, sock)
+
+    async def drain_and_close(self) -> None:
+        """Stop listening, let running requests be answered and waiting pulls return empty, then close: all of it
+        within `drain_s`."""
+        loop, connections, drain_s = self._line.loop, self._line.connections, self._broker.settings.drain_s
+        if self._listener is not None:
+            self._listener.close()
+        deadline_s = loop.time() + drain_s
+        for connection in list(connections):
+            connection.end(None, within_s=drain_s)
+        while connections and loop.time() < deadline_s:
+            # Again and again, because a pull may begin to wait only now.
+            self._broker.release_waiters()
+            await asyncio.sleep(min(LOOK_AGAIN_S, max(0.0, deadline_s - loop.time())))
+        if connections:
+            log.warning("%d connections did not end within %g s and are broken off", len(connections), drain_s)
+        for connection in list(connections):
+            connection.abort()
+        # The transports tell of their end in the next round of the loop.
+        await asyncio.sleep(0)
+        self._sweeper.cancel()
+
+    def _session(self) -> Session:
+        return Session(self._line, self._broker, self._access)
+
+    def _sweep(self) -> None:
+        now_s = self._line.loop.time()
+        for connection in list(self._line.connections):
+            connection.sweep(now_s)
+        self._sweeper = self._line.loop.call_later(self._sweep_s, self._sweep)
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    """The numeric addresses to listen on, the first one first."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return list(dict.fromkeys(str(info[4][0]) for info in found))
