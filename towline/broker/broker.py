@@ -156,14 +156,14 @@ class Broker:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for dispatcher in list(self._dispatchers()):
-            for member in list(dispatcher.members.values()):
-                self._leave(member, vanished=False)
         try:
+            for dispatcher in list(self._dispatchers()):
+                for member in list(dispatcher.members.values()):
+                    self._leave(member, vanished=False)
             await self._save_snapshots()
             await self._catalog.save()
         except TowlineError as error:
-            log.error("the last snapshot could not be written: %s; the next start replays the logs instead", error)
+            log.error("the broker could not be closed in order: %s; the next start replays the logs", error)
         for dispatcher in self._dispatchers():
             dispatcher.close()
         await self.store.close()

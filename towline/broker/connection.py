@@ -51,8 +51,10 @@ WRITE_HIGH_BYTES = 1 << 20
 REFUSED_MAX = 100
 """So many connections beyond the limit are told why they are closed; those beyond are just closed."""
 LINGER_S = 2.0
-JOIN_BYTES = 16 << 10
-"""Smaller buffers are joined before they are written, larger ones are written as they are."""
+JOIN_BYTES = 4 << 10
+"""Smaller buffers are joined before they are written, larger ones are written as they are: here both cost the same."""
+GATHER_BYTES = 64 << 10
+"""When answers of this size together are waiting, they are written without waiting for more."""
 
 HOLD_PENDING = 1  # too many bytes are not durable yet
 HOLD_RUNNING = 2  # too many requests are running
@@ -96,6 +98,10 @@ class Connection(asyncio.BufferedProtocol):
         self._last_word = b""
         self._deadline_s = self._loop.time() + line.settings.handshake_s
         self._shut = False
+        self._outgoing: list[bytes | memoryview] = []
+        self._outgoing_bytes = 0
+        self._gathering = False
+        self._flush_soon = False
         self._transport: asyncio.Transport
 
     @abstractmethod
@@ -186,10 +192,13 @@ class Connection(asyncio.BufferedProtocol):
     def _take(self, envelopes: Sequence[Envelope] = ()) -> None:
         backlog = self._backlog
         backlog.extend(envelopes)
+        self._gathering = True
         for _ in range(TURN_REQUESTS):
             if self._held or not backlog:
                 break
             self.handle(backlog.popleft())
+        self._gathering = False
+        self._flush()
         if backlog:
             if not self._held:
                 self.hold(HOLD_TURN)
@@ -211,14 +220,39 @@ class Connection(asyncio.BufferedProtocol):
         if not self._held and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def answer(self, number: int, answer: Answer, buffers: Buffers = ()) -> None:
-        if self._shut or self.state is State.CLOSED:
-            return
+    def answer(self, number: int, answer: Answer, buffers: Buffers = (), *, more: bool = False) -> None:
+        """Send an answer. With `more`, others are expected in this very moment: they are gathered and written as one,
+        because a write of a few bytes costs as much as all the rest of a small request."""
+        outgoing = self._outgoing
+        head = encode_envelope(number, answer, sum(map(len, buffers)))
+        outgoing.append(head)
+        self._outgoing_bytes += len(head)
         if buffers:
-            size = sum(map(len, buffers))
-            self._transport.writelines(join_small(encode_envelope(number, answer, size), buffers))
+            outgoing.extend(buffers)
+        elif self._gathering and self._outgoing_bytes < GATHER_BYTES:
+            return
+        elif more and self._outgoing_bytes < GATHER_BYTES:
+            if not self._flush_soon:
+                self._flush_soon = True
+                self._loop.call_soon(self._flush_now)
+            return
+        self._flush()
+
+    def _flush_now(self) -> None:
+        self._flush_soon = False
+        self._flush()
+
+    def _flush(self) -> None:
+        outgoing = self._outgoing
+        if not outgoing:
+            return
+        self._outgoing, self._outgoing_bytes = [], 0
+        if self._shut or self._transport.is_closing():
+            return
+        if len(outgoing) == 1:
+            self._transport.write(outgoing[0])
         else:
-            self._transport.write(encode_envelope(number, answer))
+            self._transport.writelines(join_small(outgoing))
 
     def sweep(self, now_s: float) -> None:
         """Look whether the client is alive, and whether anything takes too long."""
@@ -272,6 +306,7 @@ class Connection(asyncio.BufferedProtocol):
         """In `ENDING`, when nothing is running any more: say the last word, and shut the sending side."""
         if self.state is not State.ENDING or self._shut or self.is_busy() or self._transport.is_closing():
             return
+        self._flush()
         self._shut = True
         self._deadline_s = min(self._deadline_s, self._loop.time() + LINGER_S)
         if self._last_word:
@@ -282,16 +317,16 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
 
-def join_small(head: bytes, buffers: Buffers) -> list[bytes | memoryview]:
+def join_small(buffers: Buffers) -> list[bytes | memoryview]:
     """The same bytes in fewer buffers: small neighbours are joined, large ones are left where they are."""
     joined: list[bytes | memoryview] = []
-    run: list[bytes | memoryview] = [head]
+    run: list[bytes | memoryview] = []
     for buffer in buffers:
         if len(buffer) < JOIN_BYTES:
             run.append(buffer)
             continue
         if run:
-            joined.append(b"".join(run) if len(run) > 1 else run[0])
+            joined.append(b"".join(run))
             run = []
         joined.append(buffer)
     if run:

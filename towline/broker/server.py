@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 
@@ -45,7 +46,7 @@ class Server:
             await server._listen(addresses, port, ssl)
         except OSError as error:
             server._sweeper.cancel()
-            raise Unavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+            raise Unavailable(f"cannot listen on {host}:{port}: {_reason(error)}") from None
         return server
 
     async def _listen(self, addresses: list[str], port: int, context: ssl.SSLContext | None) -> None:
@@ -103,6 +104,11 @@ class Server:
         for connection in list(self._line.connections):
             connection.sweep(now_s)
         self._sweeper = self._line.loop.call_later(self._sweep_s, self._sweep)
+
+
+def _reason(error: OSError) -> str:
+    # asyncio writes whole sentences into `strerror`; a resolver's errors have numbers of their own.
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
 
 
 async def _resolve(host: str, port: int) -> list[str]:

@@ -162,8 +162,8 @@ class Session(Connection):
         future.add_done_callback(partial(self._sent, number, size))
 
     def _sent(self, number: int, size: int, future: asyncio.Future[Sent]) -> None:
-        self._answer_send(number, future)
         self._sending -= 1
+        self._answer_send(number, future)
         self._pending_bytes -= size
         if self._pending_bytes * 2 <= self._settings.max_pending_bytes:
             self.release(HOLD_PENDING)
@@ -177,7 +177,8 @@ class Session(Connection):
         if error is not None:
             self._fail(number, error, Send.kind)
         else:
-            self.answer(number, future.result())
+            # Sends become durable in groups: if others are under way, some of them are done in this moment, too.
+            self.answer(number, future.result(), more=self._sending > 0)
 
     def _start(self, number: int, request: Request) -> None:
         """Begin a request that takes its time."""
@@ -190,7 +191,7 @@ class Session(Connection):
     async def _run(self, number: int, request: Request) -> None:
         try:
             answer, buffers = await self._carry_out(request)
-            self.answer(number, answer, buffers)
+            self.answer(number, answer, buffers, more=len(self._tasks) > 1)
         except Exception as error:
             self._fail(number, error, request.kind)
 

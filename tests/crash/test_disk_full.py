@@ -1,0 +1,68 @@
+"""A full disk, for real: a small file system in memory with a ballast file on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import towline
+from towline.errors import DiskFull
+from towline.load.broker import BrokerProcess
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        reason = f"a file system in memory cannot be mounted here: {mounted.stderr.strip()}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_refuses_producers_while_pulls_and_acks_go_on_and_recovers_by_itself(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(6 << 20))
+    settings = {"durability": "os", "segment_bytes": 1 << 20, "min_free_bytes": 0, "retention_s": 0}
+    with (
+        BrokerProcess(f"file:{small_disk / 'data'}", **settings) as broker,
+        towline.connect(broker.url) as client,
+        client.consumer("orders", group="billing") as consumer,
+    ):
+        sent = 0
+        with pytest.raises(DiskFull, match="disk") as refused:
+            for _ in range(10_000):
+                client.send_many("orders", [bytes(1000)] * 50)
+                sent += 50
+        assert str(small_disk) in str(refused.value), "the error names the folder"
+        assert sent >= 1000
+
+        consumed = 0
+        while consumed < sent:
+            batch = consumer.pull(max_messages=20, wait=5.0)
+            assert batch, f"only {consumed} of {sent} messages came"
+            consumed += len(batch)
+            batch.ack()
+        assert consumed == sent
+        assert client.group("orders", "billing").lag == 0
+
+        ballast.unlink()
+        client.send("orders", b"there is room again")
+        batch = consumer.pull(wait=5.0)
+        assert [message.body for message in batch] == [b"there is room again"]
+        batch.ack()
+        broker.kill()
+        broker.start()
+        assert client.topic("orders").lanes[1].end == sent + 1
+        assert client.group("orders", "billing").lag == 0
