@@ -82,6 +82,19 @@ def test_a_crash_leaves_positions_leases_retries_and_dead_letters_as_they_were(
     asyncio.run(main())
 
 
+def test_consumers_keep_their_leases_through_an_orderly_restart(disk: World) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", b"a", b"b")
+            got = await bench.pull(await bench.attach(), 1)
+        async with disk.open() as bench:
+            back = await bench.attach(holding=(got.pull,))
+            assert (await bench.act(back, ACK, got)).refused == []
+            assert (await bench.pull(back)).bodies == [b"b"]
+
+    asyncio.run(main())
+
+
 def test_an_ack_that_was_answered_is_not_forgotten_by_a_crash(disk: World, tmp_path: Path) -> None:
     async def main() -> None:
         async with disk.open() as bench:

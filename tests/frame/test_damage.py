@@ -60,6 +60,17 @@ def test_bytes_behind_a_frame_are_refused(frame: bytes, extra: int) -> None:
         columns_of(Frame(reseal(frame + bytes(extra))).verify())
 
 
+@pytest.mark.parametrize("extra", [1, 8, 4096])
+def test_columns_that_do_not_fill_the_frame_are_refused(extra: int) -> None:
+    with pytest.raises(BadFrame):
+        Frame(with_columns(SMALL, bytes(Frame(SMALL).columns) + bytes(extra))).verify()
+
+
+def test_a_token_that_reaches_beyond_the_frame_is_refused() -> None:
+    with pytest.raises(BadFrame, match="token"):
+        Frame(with_columns(encode([b"a"]), b"", flags=ZSTD, token_length=8))
+
+
 @pytest.mark.parametrize("flag", [128, 1024, 2048, 4096, 8192, 16384, 32768])
 def test_unknown_flags_are_refused(flag: int) -> None:
     with pytest.raises(BadFrame, match="unknown flags"):
@@ -239,6 +250,14 @@ def test_anything_but_padding_behind_the_compressed_columns_is_refused(behind: b
     assert packed_frame(packed, len(columns)).bodies() == [b"a"]
     with pytest.raises(BadFrame):
         packed_frame(packed + bytes(-len(packed) % 8) + behind, len(columns)).bodies()
+
+
+def test_compressed_columns_without_their_end_are_refused() -> None:
+    columns = struct.pack("<2I", 0, 1) + b"a" + bytes(7)
+    packed = zstd.compress(columns, options={int(zstd.CompressionParameter.checksum_flag): 1})
+    # Without the four bytes of its own checksum all columns unpack, but whether they are right is open.
+    with pytest.raises(BadFrame, match="as stated"):
+        Frame(with_columns(encode([b"a"]), packed[:-4], flags=ZSTD, columns_length=len(columns))).bodies()
 
 
 @given(st.binary(max_size=60))

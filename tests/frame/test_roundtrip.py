@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from tests.frame.forge import Batch, batches, columns_of, expected_columns
 from towline.errors import BadFrame, TooLarge
 from towline.frame import COUNT_MAX, EVENTS, FRAME_MAX, TOKEN_MAX, Frame, decode_headers, encode, encode_events
-from towline.frame import encode as encode_function
 
 
 @given(batches(), st.booleans())
@@ -86,7 +86,7 @@ def test_the_header_sums_up_the_expiries(expiries: list[int] | None, earliest: i
 )
 def test_a_column_of_another_length_than_the_bodies_is_refused(column: dict[str, list[object]]) -> None:
     with pytest.raises(BadFrame, match="beside 2 bodies"):
-        encode_function([b"a", b"b"], **column)  # type: ignore[arg-type]
+        encode([b"a", b"b"], **column)  # type: ignore[arg-type]
 
 
 def test_a_frame_of_no_messages_is_refused() -> None:
@@ -110,6 +110,17 @@ def test_what_is_over_a_limit_is_refused() -> None:
         encode([quarter] * 4, compress=True)
     with pytest.raises(TooLarge, match="send fewer"):
         encode([quarter] * 257)
+
+
+def test_what_is_too_large_is_not_copied_first() -> None:
+    quarter = bytes(FRAME_MAX // 4)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLarge):
+            encode([quarter] * 5)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_frame_may_be_as_large_as_the_limit() -> None:

@@ -152,14 +152,13 @@ class Broker:
             dispatcher.release_waiters()
 
     async def close(self) -> None:
+        """Stop, and leave everything durable. Consumers keep their leases: they come back to the next broker on this
+        store, or lose them there when they do not."""
         self.closing = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            for dispatcher in list(self._dispatchers()):
-                for member in list(dispatcher.members.values()):
-                    self._leave(member, vanished=False)
             await self._save_snapshots()
             await self._catalog.save()
         except TowlineError as error:

@@ -8,6 +8,7 @@ message.
 from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Nack, Pull, Resend, Skip, Start
 from towline.delivery.events import Event, Part, decode_event, encode_event
 from towline.delivery.group import Group
+from towline.delivery.mend import mend
 from towline.delivery.producers import Producers
 from towline.delivery.snapshot import GroupSnapshot, restore, snapshot
 from towline.delivery.states import TRANSITIONS, State
@@ -33,6 +34,7 @@ __all__ = [
     "State",
     "decode_event",
     "encode_event",
+    "mend",
     "restore",
     "snapshot",
 ]

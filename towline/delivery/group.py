@@ -302,7 +302,7 @@ class Group:
         elif state is State.RETRYING:
             self.retries.remove(part)
         elif state is State.DYING:
-            self._remove_dying(part)
+            self.remove_dying(part)
         else:
             assert not isinstance(event, (Pulled, Buried, Overrun)), event
             lease = self.leases.get(event.pull)
@@ -347,6 +347,8 @@ class Group:
 
     def remember_settled(self, lease: Lease) -> None:
         """Keep a settled pull for a while; there is a limit to how many, and to how many parts they have in all."""
+        if lease.pull in self.settled:
+            self._settled_parts -= self.settled.pop(lease.pull).size
         self.settled[lease.pull] = lease
         lease.size = sum(map(len, lease.settled.values()))
         self._settled_parts += lease.size
@@ -360,7 +362,7 @@ class Group:
         else:
             self.in_flight.pop(consumer, None)
 
-    def _remove_dying(self, part: Part) -> None:
+    def remove_dying(self, part: Part) -> None:
         """A part of what is dying may be buried before the rest of its range."""
         if part in self.dying:
             del self.dying[part]

@@ -110,7 +110,9 @@ class RetryQueue:
         """Take out a part that must be here, whole, under the same attempt; it may lie across several entries."""
         first = part.first
         while first < part.end:
-            row, at = self._find(part.lane, first)
+            found = self._find(part.lane, first)
+            assert found is not None, f"message {first} of {part} is not in the retry queue"
+            row, at = found
             old = row[at]
             assert old.attempt == part.attempt, (old.part, part)
             end = min(old.end, part.end)
@@ -122,6 +124,16 @@ class RetryQueue:
             first = end
         self.messages -= part.count
 
+    def holds(self, part: Part) -> bool:
+        """Whether a part is here, whole and under the same attempt."""
+        first = part.first
+        while first < part.end:
+            found = self._find(part.lane, first)
+            if found is None or found[0][found[1]].attempt != part.attempt:
+                return False
+            first = found[0][found[1]].end
+        return True
+
     def next_due_us(self) -> int | None:
         """When the next entry becomes due that is not ready yet."""
         return self._heap[0][0] if self._heap else None
@@ -132,22 +144,19 @@ class RetryQueue:
             lowest[entry.lane] = min(entry.first, lowest.get(entry.lane, entry.first))
         return lowest
 
-    def _find(self, lane: int, number: int) -> tuple[list[_Entry], int]:
-        """Where a message lies among the ready ones."""
+    def _find(self, lane: int, number: int) -> tuple[list[_Entry], int] | None:
+        """Where a message lies among the ready ones. A replayed pull may carry an earlier time than the retry that it
+        took, when the clock was set back between them: then the entry is made ready early."""
         row = self._ready.get(lane, [])
         at = bisect_right(row, number, key=_first) - 1
         if at >= 0 and number < row[at].end:
             return row, at
-        return self._ripen_early(lane, number)
-
-    def _ripen_early(self, lane: int, number: int) -> tuple[list[_Entry], int]:
-        """A replayed pull may carry an earlier time than the retry that it took: the clock was set back meanwhile."""
         for at, (_, _, entry) in enumerate(self._heap):
             if entry.lane == lane and entry.first <= number < entry.end:
                 del self._heap[at]
                 heapq.heapify(self._heap)
                 return self._make_ready(entry)
-        raise AssertionError(f"message {number} of lane {lane} is not in the retry queue")
+        return None
 
     def _make_ready(self, entry: _Entry) -> tuple[list[_Entry], int]:
         key = entry.lane, entry.attempt, entry.due_us
