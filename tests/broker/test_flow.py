@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+from crc32c import crc32c
 
 from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
 from towline.errors import BadFrame, BadRequest, Conflict, LeaseLost, NotFound, Refused, TooLarge, Unavailable
@@ -314,6 +315,21 @@ def test_frames_that_a_producer_may_not_send_are_refused(world: World) -> None:
         assert bench.store.bounds("lane/orders/middle").end == 0
 
     world.run(scenario, max_frame_bytes=2048)
+
+
+def test_a_frame_that_would_break_its_readers_is_refused_at_the_door(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        frame = bytearray(encode([b"abc", b"def", b"ghi"]))
+        frame[72 + 4 : 72 + 8] = (9).to_bytes(4, "little")
+        frame[8:12] = crc32c(frame[12:]).to_bytes(4, "little")
+        packed = bytearray(encode([bytes(1000)] * 3, compress=True))
+        packed[80:88] = b"nonsense"
+        packed[8:12] = crc32c(packed[12:]).to_bytes(4, "little")
+        for bad in (frame, packed):
+            with pytest.raises(BadFrame):
+                bench.broker.send([("orders", 1, bytes(bad))])
+
+    world.run(scenario)
 
 
 def test_a_unit_is_stored_whole_or_not_at_all(world: World) -> None:

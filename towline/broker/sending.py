@@ -88,7 +88,7 @@ class Sender:
                 f"a frame of {len(data)} bytes is over the broker's limit of {self._max_frame_bytes}: "
                 "send fewer or smaller messages at a time"
             )
-        frame = Frame(data).verify()
+        frame = Frame(data).verify().verify_columns()
         if frame.flags & EVENTS:
             raise BadFrame("a producer sends messages, not delivery events")
         if frame.flags & NOT_YET:

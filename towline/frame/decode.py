@@ -121,6 +121,13 @@ class Frame:
             self._lay_out()
         return self
 
+    def verify_columns(self) -> Frame:
+        """Check that every value of every text column can be cut out, so that nobody stumbles over the frame later. A
+        few calls that run over whole columns; a compressed frame is unpacked for it."""
+        for column in (self._texts or self._lay_out()).values():
+            self.offsets(column)
+        return self
+
     @property
     def compressed(self) -> bool:
         return bool(self.flags & ZSTD)

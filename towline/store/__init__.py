@@ -1,0 +1,5 @@
+"""Stores: where the bytes of streams live. `spi` says what one is; `memory` and `log` are two."""
+
+from towline.store.spi import Append, Appended, Bounds, Chunk, Lost, Read, Store, Trimmed
+
+__all__ = ["Append", "Appended", "Bounds", "Chunk", "Lost", "Read", "Store", "Trimmed"]

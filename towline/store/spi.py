@@ -1,0 +1,135 @@
+"""What a store is: a keeper of streams of frames.
+
+A *stream* is a dense sequence of records: 0, 1, 2, … It comes to be by the first append to it. A *frame* holds some
+consecutive records of one stream. A *unit* is one or more frames, for one or more streams, that survive a crash all or
+not at all. The docstrings here are the contract; `tests/contract/` checks it on every store.
+
+A store is used from one event loop. Sequence numbers are given when `append` is *called*, in the order of the calls:
+whoever calls first is first in the stream, whatever the order in which the appends become durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from towline.model import Durability
+
+__all__ = ["Append", "Appended", "Bounds", "Chunk", "Lost", "Read", "Store", "Trimmed"]
+
+
+class Append(NamedTuple):
+    """One frame of a unit. `frame` was checked already; `count` is its number of records."""
+
+    stream: str
+    frame: bytes | memoryview
+    count: int  # type: ignore[assignment]  # a tuple's own count is of no use here
+    source: bytes = b""
+    """The sender's address, at most 16 bytes (IPv4 in 4, IPv6 in 16); kept beside the frame."""
+    control: bool = False
+    """Delivery events and the like: taken from a reserve when the store is full, so that consumers and acks go on."""
+
+
+class Appended(NamedTuple):
+    """Where the frames of a unit went: the sequence number of each one's first record, and when."""
+
+    firsts: tuple[int, ...]
+    at_us: int
+    done: asyncio.Future[None]
+    """Resolved when the unit is as durable as was asked for; fails with the error if it never will be."""
+
+
+class Bounds(NamedTuple):
+    """The records of a stream that can be read: `first` up to but not including `end`; and the bytes they take."""
+
+    first: int
+    end: int
+    size_bytes: int
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """Some consecutive records of one stored frame: `count` of them, the first has sequence number `first` and is
+    number `start` within the frame. `frame` is the whole frame, its checksum verified."""
+
+    first: int
+    count: int
+    start: int
+    frame: bytes | memoryview
+    appended_at_us: int
+    source: bytes
+
+
+class Lost(NamedTuple):
+    """Records within the bounds that cannot be read because their bytes are damaged."""
+
+    first: int
+    count: int  # type: ignore[assignment]  # a tuple's own count is of no use here
+    reason: str
+
+
+class Read(NamedTuple):
+    """An answer to `read`: chunks and lost ranges, in order, together covering `first` up to `next` without a gap."""
+
+    chunks: Sequence[Chunk]
+    lost: Sequence[Lost]
+    next: int
+
+
+class Trimmed(NamedTuple):
+    """What `retain` did."""
+
+    bytes_freed: int
+    held_back: str
+    """Empty, or why more could not be freed: for example the stream and record that a pin holds."""
+
+
+class Store(Protocol):
+    """Ten methods; opening is the implementation's own."""
+
+    def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
+        """Append a unit. Gives sequence numbers at once; `done` of the answer tells when it is durable.
+
+        An empty unit is a barrier: its `done` resolves when all that was appended before is as durable as asked.
+        Raises `QueueFull` or `DiskFull` before anything is numbered if there is no room, `TooLarge` if the unit never
+        fits, `StoreFailed` if the store takes no more writes, and `Closed` after `close`. Until a unit is written, `read` does not return it
+        and `bounds` does not count it. With `RECEIVED`, `done` is resolved already and the write follows by itself.
+        `done` of appends to the same stream resolve in order among equal durabilities."""
+
+    async def read(self, stream: str, first: int, max_count: int, max_bytes: int) -> Read:
+        """Read on from record `first`: at most `max_count` records (one or more), and no frame that would make the
+        frames, counted whole, exceed `max_bytes`; but always at least one frame or lost range, if there is any.
+
+        `first` below the bounds begins at the bounds' first record; at or beyond the end the answer is empty with
+        `next == first`. Damaged frames come back as `Lost`. Bodies are not copied more than once."""
+
+    def bounds(self, stream: str) -> Bounds:
+        """The readable records of a stream; (0, 0, 0) for one that has never been appended to. Never goes back, also
+        not through a restart, and not when all its records were trimmed."""
+
+    async def locate(self, stream: str, time_us: int) -> int:
+        """The first record of the stream whose frame was appended at `time_us` or later; the end if there is none."""
+
+    def streams(self, prefix: str = "") -> list[str]:
+        """The names of all streams that begin with `prefix`, sorted; those with no record left as well."""
+
+    async def trim(self, stream: str, before: int) -> None:
+        """Make the records before `before` unreadable; durable before it returns. Their space is freed some time
+        later. `before` beyond the end means the end."""
+
+    async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+        """Free space: drop the oldest records that are older than `max_age_us` (0: no limit) or that make the store
+        larger than `max_bytes` (0: no limit), but never one at or behind its stream's number in `pinned`, and never
+        more than the limits ask for, up to the coarseness of the store's files. Bounds follow."""
+
+    async def load(self, name: str) -> bytes | None:
+        """The small document saved under this name, or None."""
+
+    async def save(self, name: str, document: bytes) -> None:
+        """Replace a small document: after a crash the old or the new one is there, whole. Durable before it returns.
+        Names are file names: lower- and upper-case letters, digits, dots, hyphens."""
+
+    async def close(self) -> None:
+        """Write and sync all that was appended, then let go of everything. A second call does nothing."""
