@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import socket
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -126,6 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self.peer = Peer.of(transport)
+        _notice_dead_machines(self._transport)
         self._line.connections.add(self)
         over, limit = len(self._line.connections), self._settings.max_connections
         if over > limit + REFUSED_MAX:
@@ -315,6 +317,17 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write_eof()
         else:
             self._transport.close()
+
+
+def _notice_dead_machines(transport: asyncio.Transport) -> None:
+    """A machine that lost its power closes nothing. The kernel asks a silent one after a minute, and again."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_KEEPIDLE"):  # not everywhere
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def join_small(buffers: Buffers) -> list[bytes | memoryview]:

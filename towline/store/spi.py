@@ -94,8 +94,9 @@ class Store(Protocol):
 
         An empty unit is a barrier: its `done` resolves when all that was appended before is as durable as asked.
         Raises `QueueFull` or `DiskFull` before anything is numbered if there is no room, `TooLarge` if the unit never
-        fits, `StoreFailed` if the store takes no more writes, and `Closed` after `close`. Until a unit is written, `read` does not return it
-        and `bounds` does not count it. With `RECEIVED`, `done` is resolved already and the write follows by itself.
+        fits, `StoreFailed` if the store takes no more writes, and `Closed` after `close`. Until a unit is written,
+        `read` does not return it and `bounds` does not count it. With `RECEIVED`, `done` is resolved already and the
+        write follows by itself.
         `done` of appends to the same stream resolve in order among equal durabilities."""
 
     async def read(self, stream: str, first: int, max_count: int, max_bytes: int) -> Read:
