@@ -53,6 +53,6 @@ def test_a_broker_killed_again_and_again_loses_doubles_and_reorders_nothing(
 
 
 def _raise_early(producers: list[Producer], consumers: list[Consumer]) -> None:
-    for one in (*producers, *consumers):
-        if one.worker.error is not None:
-            raise one.worker.error
+    for worker in [one.worker for one in producers] + [one.worker for one in consumers]:
+        if worker.error is not None:
+            raise worker.error
