@@ -1,0 +1,126 @@
+"""`python -m bench [quick|full|NAME…]`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cyclopts import App, Parameter
+
+from bench import consuming, flatness, machine, sending
+from bench.figures import Figure, print_figures
+from bench.stage import Stage
+from towline.errors import TowlineError
+
+Scenario = Callable[[Stage], Iterator[Figure]]
+
+SCENARIOS: dict[str, Scenario] = {
+    "machine": machine.machine,
+    "produce": sending.produce,
+    "consume": consuming.consume,
+    "pubsub": consuming.pubsub,
+    "producer": sending.producer,
+    "single": sending.single,
+    "latency": consuming.latency,
+    "large": sending.large,
+    "backlog": flatness.backlog,
+    "topics": flatness.topics,
+}
+QUICK = {"seconds": 1.0, "repeats": 1, "backlog": 1_000_000}
+BUSY = 0.5
+FULL = {"seconds": 3.0, "repeats": 3, "backlog": 10_000_000}
+
+app = App(name="python -m bench", help_format="markdown", result_action="return_value")
+
+
+@app.default
+def bench(
+    *what: Annotated[
+        str,
+        Parameter(
+            help="`quick` (about a minute), `full` (several minutes), or names of scenarios: " + ", ".join(SCENARIOS)
+        ),
+    ],
+    seconds: Annotated[float | None, Parameter(help="How long one measurement at full speed takes.")] = None,
+    repeats: Annotated[int | None, Parameter(help="How often it is made; the median counts.")] = None,
+    backlog: Annotated[int | None, Parameter(help="How many messages wait in the scenario `backlog`.")] = None,
+    folder: Annotated[
+        Path | None,
+        Parameter(name="--dir", help="Where brokers keep their data meanwhile. [default: a temporary folder]"),
+    ] = None,
+    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"))] = "text",
+    save: Annotated[Path | None, Parameter(help="Also write the results to this file, as JSON.")] = None,
+) -> int:
+    """Measure Towline, and the machine it runs on.
+
+    Prints one table; `ratio` compares a figure with its target, and 1 or more means that it is met.
+    """
+    names = [name for name in what if name not in ("quick", "full")]
+    if unknown := [name for name in names if name not in SCENARIOS]:
+        print(f"error: no such scenario: {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    sizes: dict[str, Any] = dict(QUICK if "quick" in what else FULL)
+    given = {"seconds": seconds, "repeats": repeats, "backlog": backlog}
+    sizes.update({name: value for name, value in given.items() if value is not None})
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    stage = Stage(folder or Path(tempfile.gettempdir()), **sizes)
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        stage.say(f"this machine is busy (load {load:.1f}): the figures will be too low")
+    figures, failed = _play(stage, names or list(SCENARIOS))
+    facts = _machine(load) | {"sizes": sizes, "figures": [figure.as_json() for figure in figures], "failed": failed}
+    document = msgspec.json.format(msgspec.json.encode(facts), indent=2)
+    if save is not None:
+        save.write_bytes(document + b"\n")
+    if output == "json":
+        print(document.decode())
+    else:
+        print_figures(figures)
+        print(f"{facts['cores']} cores, {facts['cpu']}, Linux {facts['kernel']}, Python {facts['python']}")
+    return 1 if failed else 0
+
+
+def _play(stage: Stage, names: list[str]) -> tuple[list[Figure], dict[str, str]]:
+    figures: list[Figure] = []
+    failed = {}
+    for name in names:
+        stage.say(f"{name}: {(SCENARIOS[name].__doc__ or '').strip()}")
+        begin = time.perf_counter()
+        try:
+            figures.extend(SCENARIOS[name](stage))
+        except (TowlineError, OSError) as error:
+            failed[name] = str(error)
+            stage.say(f"  failed: {error}")
+        stage.say(f"  {time.perf_counter() - begin:.1f} s")
+    return figures, failed
+
+
+def _machine(load: float) -> dict[str, Any]:
+    cpu = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.machine(),
+    )
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": cpu,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_before": load,
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,173 @@
+"""`towline topic`, `towline group` and `towline dead`."""
+
+from __future__ import annotations
+
+import os
+import pty
+
+import pytest
+
+import towline
+from tests.cli.conftest import Cli, until
+from towline.model import GroupConfig
+
+
+def row(text: str, first: str) -> list[str]:
+    """The cells of the table's row that begins with this cell."""
+    (found,) = [line.split() for line in text.splitlines() if line.split()[:1] == [first]]
+    return found
+
+
+# --- topics
+
+
+def test_topics_are_made_listed_shown_and_removed(cli: Cli, mq: towline.Client, topic: str) -> None:
+    name = f"{topic}-new"
+    assert cli("topic", "create", name, "--retention", "2d").text == ""
+    mq.send_many(name, [b"abc"] * 1_500, priority="low")
+    assert row(cli("topic", "ls").text, name)[1] == "1,500"
+    assert "2d" in cli("topic", "info", name).text
+    assert row(cli("topic", "info", name).text, "low")[1:4] == ["0", "1,500", "1,500"]
+    facts = cli("topic", "info", name, "-o", "json").line
+    assert (facts["topic"], facts["messages"], facts["retention_s"]) == (name, 1_500, 2 * 86400)
+    assert {"lane": "high", "first": 0, "end": 0, "size_bytes": 0} in facts["lanes"]
+    assert facts in cli("topic", "ls", "-o", "json").lines
+    assert cli("topic", "rm", name, "--yes").text == ""
+    assert cli("topic", "info", name, code=1).err.startswith("error: ")
+
+
+def test_a_topic_cannot_be_made_twice(cli: Cli, topic: str) -> None:
+    assert cli("topic", "create", topic, code=1).err.startswith("error: ")
+
+
+def test_where_nobody_can_be_asked_nothing_is_removed(cli: Cli, mq: towline.Client, topic: str) -> None:
+    assert "--yes" in cli("topic", "rm", topic, code=2).err
+    mq.put_group(GroupConfig(topic, "g"))
+    assert "--yes" in cli("group", "rm", topic, "g", code=2).err
+    assert mq.topic(topic).groups == ["g"]
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 1), (b"\n", 1)])
+def test_on_a_terminal_it_asks_before_it_removes(
+    cli: Cli, mq: towline.Client, topic: str, answer: bytes, code: int
+) -> None:
+    mq.send(topic, b"x")
+    ours, theirs = pty.openpty()
+    with cli.start("topic", "rm", topic, stdin=theirs) as process:
+        os.close(theirs)
+        os.write(ours, answer)
+        _, err = process.communicate()
+    os.close(ours)
+    assert f"Remove topic {topic} with 1 messages and 0 groups? [y/N]".encode() in err
+    assert process.returncode == code
+    assert (topic in [state.config.name for state in mq.topics()]) == (code == 1)
+
+
+# --- groups
+
+
+def test_groups_are_made_changed_shown_and_removed(cli: Cli, mq: towline.Client, topic: str) -> None:
+    cli("group", "create", topic, "g", "--retry-delays", "1s,2m", "--max-attempts", "5", "--timeout", "30s")
+    cli("group", "create", topic, "g", "--max-in-flight", "10", "--max-attempts", "6")
+    facts = cli("group", "info", topic, "g", "-o", "json").line
+    wanted = {"max_attempts": 6, "retry_delays_s": [1, 120], "timeout_s": 30, "max_in_flight": 10, "start": "earliest"}
+    assert facts | wanted == facts
+    text = cli("group", "info", topic, "g").text
+    assert "1s, 2m" in text
+    assert "30s" in text
+    assert row(cli("group", "ls", topic).text, topic)[1] == "g"
+    assert cli("group", "ls", topic, "-o", "json").line["group"] == "g"
+    cli("group", "rm", topic, "g", "--yes")
+    assert mq.groups(topic) == []
+    assert cli("group", "info", topic, "g", code=1).err.startswith("error: ")
+
+
+def test_a_new_group_can_begin_at_the_end(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send(topic, b"x")
+    cli("group", "create", topic, "g", "--start", "latest")
+    assert mq.group(topic, "g").lag == 0
+
+
+def test_lag_tells_what_waits_flies_retries_and_died(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send_many(topic, [b"%d" % number for number in range(10)])
+    with mq.consumer(topic, group="slow") as consumer:
+        first, second, *rest = consumer.pull(max_messages=5, wait=5)
+        first.nack("not now", delay=3600)
+        second.dead("never")
+        consumer.flush()
+        until(lambda: mq.group(topic, "slow").dead == 1)
+        line = row(cli("group", "lag", topic).text, topic)
+        facts = cli("group", "lag", topic, "-o", "json").line
+        shown = cli("group", "info", topic, "slow").text
+    assert len(rest) == 3
+    assert line == [topic, "slow", "9", "3", "1", "1", "1"]
+    assert (facts["lag"], facts["in_flight"], facts["retrying"], facts["dead"]) == (9, 3, 1, 1)
+    assert facts["next_retry_at"]
+    assert "127.0.0.1" in shown
+
+
+def test_groups_of_all_topics_can_be_listed(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.put_group(GroupConfig(topic, "here"))
+    assert [facts["group"] for facts in cli("group", "lag", "-o", "json").lines if facts["topic"] == topic] == ["here"]
+
+
+def test_an_empty_list_says_so_on_stderr(cli: Cli, topic: str) -> None:
+    result = cli("group", "ls", topic)
+    assert (result.out, result.err) == (b"", "no groups\n")
+
+
+# --- dead letters
+
+
+def kill(mq: towline.Client, topic: str, bodies: list[bytes]) -> None:
+    mq.send_many(topic, bodies, keys=[f"key-{number}" for number in range(len(bodies))])
+    with mq.consumer(topic, group="g") as consumer:
+        left = len(bodies)
+        while left:
+            for message in consumer.pull(wait=5):
+                message.dead(f"cannot bill {message.body.decode('utf-8', 'replace')}")
+                left -= 1
+    until(lambda: mq.group(topic, "g").dead == len(bodies))
+
+
+def test_dead_letters_are_listed_with_their_story(cli: Cli, mq: towline.Client, topic: str) -> None:
+    kill(mq, topic, [b"one", b"\xff\x1b[0m"])
+    lines = cli("dead", "ls", topic, "g", "-o", "json").lines
+    assert [line["number"] for line in lines] == [0, 1]
+    assert lines[0]["origin"] == f"{topic}/middle/0"
+    assert (lines[0]["reason"], lines[0]["attempt"], lines[0]["key"]) == ("cannot bill one", 1, "key-0")
+    assert (lines[0]["body"], lines[0]["encoding"], lines[1]["encoding"]) == ("one", "utf-8", "base64")
+    assert lines[0]["died_at"].endswith("Z")
+    text = cli("dead", "ls", topic, "g").text
+    assert "cannot bill one" in text
+    assert "\x1b" not in text
+
+
+def test_dead_letters_are_resent_by_number_and_all(cli: Cli, mq: towline.Client, topic: str) -> None:
+    kill(mq, topic, [b"0", b"1", b"2", b"3"])
+    assert cli("dead", "resend", topic, "g", "2").text == "resent 1 dead letters, 3 left\n"
+    assert [line["number"] for line in cli("dead", "ls", topic, "g", "-o", "json").lines] == [0, 1, 3]
+    assert [line["resent"] for line in cli("dead", "ls", topic, "g", "--all", "-o", "json").lines][2] is True
+    assert cli("dead", "resend", topic, "g", "--all", "--limit", "1", "-o", "json").line["left"] == 2
+    assert cli("dead", "resend", topic, "g", "--all", "-o", "json").line == {
+        "topic": topic,
+        "group": "g",
+        "resent": 2,
+        "left": 0,
+    }
+    again = cli("consume", topic, "-g", "g", "-n", "4").out.split()
+    assert sorted(again) == [b"0", b"1", b"2", b"3"]
+    assert cli("dead", "resend", topic, "g", "--all").text == "resent 0 dead letters, 0 left\n"
+
+
+def test_a_long_list_of_dead_letters_is_cut_and_says_so(cli: Cli, mq: towline.Client, topic: str) -> None:
+    kill(mq, topic, [b"x"] * 5)
+    result = cli("dead", "ls", topic, "g", "--limit", "2", "-o", "json")
+    assert [line["number"] for line in result.lines] == [0, 1]
+    assert "--first 2" in result.err
+    assert [line["number"] for line in cli("dead", "ls", topic, "g", "--first", "3", "-o", "json").lines] == [3, 4]
+
+
+def test_no_group_is_an_error(cli: Cli, topic: str) -> None:
+    assert cli("dead", "ls", topic, "nobody", code=1).err.startswith("error: ")
+    assert cli("dead", "resend", topic, "nobody", "--all", code=1).err.startswith("error: ")

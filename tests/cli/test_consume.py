@@ -1,0 +1,159 @@
+"""`towline consume`: formats, where to begin, when to end, and what counts as consumed."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import towline
+from tests.cli.conftest import Cli, stop, until
+from towline.model import GroupConfig
+
+ENDS = ("--no-follow",)
+
+
+def test_text_is_a_body_a_line(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send_many(topic, [b"one", "zwölf".encode(), b"\xff"])
+    assert cli("consume", topic, *ENDS).out == b"one\nzw\xc3\xb6lf\n\xff\n"
+
+
+def test_json_has_everything(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send(topic, b"hello", key="k", headers={"a": "b"}, priority="low")
+    mq.send(topic, b"\xff\x00", priority="low")
+    first, second = cli("consume", topic, *ENDS, "-o", "json").lines
+    assert first["id"] == f"{topic}/low/0"
+    assert first["body"] == "hello"
+    assert first["encoding"] == "utf-8"
+    assert (first["key"], first["headers"], first["attempt"], first["lane"]) == ("k", {"a": "b"}, 1, "low")
+    assert first["source"] == "127.0.0.1"
+    assert first["appended_at"] >= first["produced_at"][:19]
+    assert second["encoding"] == "base64"
+    assert base64.b64decode(second["body"]) == b"\xff\x00"
+
+
+def test_raw_and_hex(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send_many(topic, [b"\x00a", b"b"])
+    assert cli("consume", topic, *ENDS, "-o", "raw").out == b"\x00ab"
+    assert cli("consume", topic, *ENDS, "-o", "hex").out == b"0061\n62\n"
+
+
+def test_a_group_goes_on_where_it_stands(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send_many(topic, [b"1", b"2", b"3", b"4"])
+    assert cli("consume", topic, "-g", "g", "-n", "1").out == b"1\n"
+    assert cli("consume", topic, "-g", "g", "-n", "2").out == b"2\n3\n"
+    assert cli("consume", topic, "-g", "g", *ENDS).out == b"4\n"
+    assert cli("consume", topic, "-g", "g", *ENDS).out == b""
+    assert mq.group(topic, "g").lag == 0
+
+
+def test_without_a_group_it_leaves_no_trace(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send(topic, b"x")
+    for _ in range(2):
+        assert cli("consume", topic, *ENDS).out == b"x\n"
+    assert mq.groups(topic) == []
+
+
+def test_a_peek_changes_nothing(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.put_group(GroupConfig(topic, "g"))
+    mq.send_many(topic, [b"m1", b"m2"])
+    mq.send(topic, b"h", priority="high")
+    assert cli("consume", topic, "--peek").out == b"h\nm1\nm2\n"
+    assert cli("consume", topic, "--peek", "-n", "2").out == b"h\nm1\n"
+    assert cli("consume", topic, "--peek", "-p", "middle").out == b"m1\nm2\n"
+    (group,) = mq.groups(topic)
+    assert (group.lag, group.in_flight) == (3, 0)
+
+
+def test_from_a_number_or_a_time(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send(topic, b"0")
+    receipt = mq.send(topic, b"1")
+    mq.send(topic, b"2")
+    assert cli("consume", topic, "--from", "1", *ENDS).out == b"1\n2\n"
+    since = cli("consume", topic, "--peek", "-o", "json", "--from", "1", "-n", "1").line["appended_at"]
+    assert receipt.appended_at_us
+    assert cli("consume", topic, "--from", since, *ENDS).out == b"1\n2\n"
+    assert cli("consume", topic, "--from", "1h", *ENDS).out == b"0\n1\n2\n"
+    assert cli("consume", topic, "--peek", "--from", "latest").out == b""
+
+
+def test_from_latest_sees_only_what_comes(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send(topic, b"before")
+    with cli.start("consume", topic, "-g", "g", "--from", "latest", "-n", "1") as process:
+        until(lambda: any(group.members for group in mq.groups(topic)))
+        mq.send(topic, b"after")
+        assert process.communicate()[0] == b"after\n"
+        assert process.returncode == 0
+
+
+def test_a_message_is_shown_while_it_waits_for_more(cli: Cli, mq: towline.Client, topic: str) -> None:
+    with cli.start("consume", topic, "-g", "g") as process:
+        assert process.stdout is not None
+        for body in (b"one", b"two"):
+            mq.send(topic, body)
+            assert process.stdout.readline() == body + b"\n"
+        assert stop(process, signal.SIGTERM).code == 0
+    assert mq.group(topic, "g").lag == 0
+
+
+def test_a_peek_can_follow(cli: Cli, mq: towline.Client, topic: str) -> None:
+    with cli.start("consume", topic, "--peek", "--follow") as process:
+        assert process.stdout is not None
+        for body in (b"one", b"two"):
+            mq.send(topic, body)
+            assert process.stdout.readline() == body + b"\n"
+        assert stop(process, signal.SIGTERM).code == 0
+
+
+def test_it_stops_when_nothing_comes(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send(topic, b"x")
+    assert cli("consume", topic, "--idle-timeout", "100ms").out == b"x\n"
+    assert cli("consume", topic, "--idle-timeout", "100ms", "--from", "0").out == b"x\n"
+
+
+def test_ctrl_c_ends_it_cleanly(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send(topic, b"x")
+    with cli.start("consume", topic, "-g", "g") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"x\n"
+        result = stop(process, signal.SIGINT)
+    assert (result.code, result.err) == (130, "")
+    assert mq.group(topic, "g").lag == 0
+
+
+def test_a_closed_pipe_ends_it_cleanly_and_what_was_not_written_comes_again(
+    cli: Cli, mq: towline.Client, topic: str
+) -> None:
+    with cli.start("consume", topic, "-g", "g") as process:
+        until(lambda: any(group.members for group in mq.groups(topic)))
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        mq.send(topic, b"nobody reads this")
+        assert process.wait() == 0
+        assert process.stderr.read() == b""
+    assert cli("consume", topic, "-g", "g", "-n", "1").out == b"nobody reads this\n"
+
+
+def test_a_topic_that_does_not_exist_is_an_error(cli: Cli) -> None:
+    assert cli("consume", "no-such-topic", "--peek", code=1).err.startswith("error: ")
+
+
+@pytest.mark.parametrize("body", [b"\x1b[31mred", b"bell\x07"])
+def test_a_terminal_gets_no_control_characters(cli: Cli, mq: towline.Client, topic: str, body: bytes) -> None:
+    mq.send(topic, body)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "towline", "consume", topic, "-n", "1", "-u", cli.url]
+    with subprocess.Popen(command, stdout=theirs) as process:
+        os.close(theirs)
+        shown = os.read(ours, 1000)
+        assert process.wait() == 0
+    os.close(ours)
+    assert b"\x1b" not in shown
+    assert b"\x07" not in shown
+    assert shown.startswith((b"\\x1b[31mred", b"bell\\x07"))

@@ -1,0 +1,66 @@
+"""`towline serve`: one line when ready, settings from everywhere, an orderly end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli, stop
+
+
+def ready(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().decode()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_listens_and_stops_when_told_to(cli: Cli, number: signal.Signals) -> None:
+    with cli.start("serve", "--store", "memory:", "--listen", "127.0.0.1:0") as process:
+        line = ready(process)
+        result = stop(process, number)
+    assert line.startswith("listening on 127.0.0.1:")
+    assert int(line.rpartition(":")[2]) > 0
+    assert result.out == b""
+    assert result.code == 0
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text('store = "file:from-file"\nlisten = "127.0.0.1:0"\n')
+    given: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+        "from-file": ((), {}),
+        "from-environment": ((), {"TOWLINE_STORE": "file:from-environment"}),
+        "from-flag": (("--store", "file:from-flag"), {"TOWLINE_STORE": "file:unused"}),
+    }
+    for folder, (flags, environment) in given.items():
+        with cli.start("serve", "--config", config, *flags, env=environment) as process:
+            assert ready(process).startswith("listening on")
+            assert stop(process, signal.SIGTERM).code == 0
+        assert (tmp_path / folder).is_dir()
+    assert not (tmp_path / "unused").exists()
+
+
+def test_a_misspelt_setting_in_the_file_is_found(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text("max_conections = 5\n")
+    assert "max_conections" in cli("serve", "--config", config, code=2).err
+
+
+def test_a_folder_has_one_broker_at_a_time(cli: Cli, tmp_path: Path) -> None:
+    store = ("--store", f"file:{tmp_path / 'data'}", "--listen", "127.0.0.1:0")
+    with cli.start("serve", *store) as process:
+        ready(process)
+        second = cli("serve", *store, code=1)
+        stop(process, signal.SIGTERM)
+    assert second.out == b""
+    assert second.err
+
+
+def test_an_address_in_use_is_said_and_not_a_traceback(cli: Cli, tmp_path: Path) -> None:
+    address = cli.url.removeprefix("towline://")
+    result = cli("serve", "--store", "memory:", "--listen", address, code=1)
+    assert "Traceback" not in result.err
+    assert result.err

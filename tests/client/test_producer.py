@@ -1,0 +1,143 @@
+"""The batching producer, on both clients and every broker."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.client.either import do, entered
+from towline.errors import BadName, BadRequest, Closed, QueueFull, Timeout, TooLarge
+
+
+async def test_everything_sent_arrives_in_order(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        async with entered(mq.producer(max_batch_messages=700)) as producer:
+            pending = [await do(producer.send(topic, b"%d" % number, key=str(number))) for number in range(3000)]
+        assert all(one.done() for one in pending)
+        assert [one.result().seq for one in pending] == list(range(3000))
+        page = await do(mq.browse(topic, max_messages=10_000))
+        assert [(message.body, message.key) for message in page] == [(b"%d" % n, str(n)) for n in range(3000)]
+
+
+async def test_each_message_has_its_own_receipt(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq, entered(mq.producer()) as producer:
+        high = await do(producer.send(topic, b"a", priority="high", headers={"h": "1"}))
+        low = await do(producer.send(topic, b"b", priority="low"))
+        other = await do(producer.send(f"{topic}-other", b"c"))
+        await do(producer.flush(timeout=10))
+        assert [one.result().id for one in (high, low, other)] == [
+            f"{topic}/high/0",
+            f"{topic}/low/0",
+            f"{topic}-other/middle/0",
+        ]
+        assert high.exception() is None
+        (message,) = await do(mq.browse(topic, "high"))
+        assert message.headers == {"h": "1"}
+
+
+async def test_a_callback_is_called_once_it_is_done(connect: Any, url: str, topic: str) -> None:
+    done = []
+    async with entered(connect(url)) as mq, entered(mq.producer()) as producer:
+        pending = await do(producer.send(topic, b"a"))
+        pending.add_done_callback(done.append)
+        pending.add_done_callback(lambda _: 1 / 0)
+        await do(producer.flush())
+        while not done:
+            await do(producer.flush())
+        pending.add_done_callback(done.append)
+        assert done == [pending, pending]
+
+
+async def test_a_message_that_cannot_be_is_refused_at_once(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq, entered(mq.producer()) as producer:
+        with pytest.raises(BadName):
+            await do(producer.send("No!", b"x"))
+        with pytest.raises(TypeError, match="encode"):
+            await do(producer.send(topic, "text"))
+        with pytest.raises(BadRequest):
+            await do(producer.send(topic, b"x", priority="urgent"))
+        with pytest.raises(TypeError):
+            await do(producer.send(topic, b"x", key=b"bytes"))
+        await do(producer.send(topic, b"fine"))
+
+
+async def test_an_error_that_nobody_looked_at_is_raised_by_flush(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq, entered(mq.producer()) as producer:
+        await do(producer.send(topic, bytes(17 << 20)))
+        good = await do(producer.send(topic, b"fine"))
+        with pytest.raises(TooLarge) as caught:
+            await do(producer.flush())
+        assert "1 messages" in caught.value.__notes__[0]
+        # It was told, and is not told again.
+        await do(producer.flush())
+        assert good.result().seq == 0
+
+        bad = await do(producer.send(topic, bytes(17 << 20)))
+        while not bad.done():
+            try:
+                await do(producer.flush())
+            except TooLarge:
+                break
+        assert isinstance(bad.exception(), TooLarge)
+
+
+async def test_a_closed_producer_says_so(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        async with entered(mq.producer()) as producer:
+            pass
+        with pytest.raises(Closed, match="producer was closed"):
+            await do(producer.send(topic, b"x"))
+        await do(producer.close())
+
+
+async def test_a_full_queue_is_waited_for(connect: Any, topic: str) -> None:
+    url = f"memory:{topic}?capacity_messages=1000"
+    async with entered(connect(url)) as mq, entered(mq.producer(max_batch_messages=100)) as producer:
+        async with entered(mq.consumer(topic, group="g")) as consumer:
+            sent = [await do(producer.send(topic, b"%d" % number)) for number in range(2000)]
+            with pytest.raises(Timeout):
+                await do(producer.flush(timeout=0.3))
+            seen: list[bytes] = []
+            while len(seen) < 2000:
+                batch = await do(consumer.pull(wait=5))
+                seen += batch.bodies()
+                await do(batch.ack())
+            assert seen == [b"%d" % number for number in range(2000)]
+            await do(producer.flush(timeout=10))
+            assert [one.result().seq for one in sent] == list(range(2000))
+
+
+async def test_a_full_buffer_refuses_without_block(connect: Any, topic: str) -> None:
+    url = f"memory:{topic}?capacity_messages=20"
+    async with entered(connect(url)) as mq:
+        await do(mq.send_many(topic, [b"x"] * 20))
+        producer = mq.producer(block=False, max_buffer_messages=10, delivery_timeout=0.3)
+        with pytest.raises(QueueFull, match="capacity"):
+            async with entered(producer):
+                for _ in range(10):
+                    await do(producer.send(topic, b"y"))
+                with pytest.raises(QueueFull, match="buffer is full"):
+                    await do(producer.send(topic, b"y"))
+
+
+def test_threads_may_share_a_producer(topic: str) -> None:
+    import towline
+
+    with towline.connect("memory:") as mq:
+        with mq.producer(max_batch_messages=50, max_buffer_messages=100) as producer:
+
+            def send(name: int) -> None:
+                for number in range(500):
+                    producer.send(topic, b"%d %d" % (name, number))
+
+            threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        bodies = [tuple(map(int, message.body.split())) for message in mq.browse(topic, max_messages=10_000)]
+        assert len(bodies) == 2000
+        for name in range(4):
+            assert [number for who, number in bodies if who == name] == list(range(500))

@@ -1,0 +1,458 @@
+"""Broken connections, on both clients, against a broker that breaks them by script."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.client.either import do, each, entered
+from tests.client.peer import Peer, Visitor, pulled
+from towline.errors import Conflict, LeaseLost, ProtocolError, QueueFull, Refused, Timeout, TooLarge, Unavailable
+from towline.frame import Frame
+from towline.protocol.messages import (
+    Beat,
+    CreateTopic,
+    DeleteTopic,
+    Detach,
+    Done,
+    Pull,
+    Pulled,
+    Send,
+    Sent,
+    Settle,
+    Settled,
+)
+
+
+def frame_of(visitor: Visitor) -> Frame:
+    visitor.expect(Send)
+    return Frame(visitor.attached)
+
+
+async def test_an_unanswered_send_is_sent_again_under_the_same_sequence(connect: Any) -> None:
+    seen = []
+
+    def script(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.meet()
+        seen.append(frame_of(visitor))
+        visitor.hang_up()
+        visitor = peer.accept()
+        visitor.greet(epoch=2)
+        seen.append(frame_of(visitor))
+        visitor.answer(Sent([5], 123, True))
+        visitor.until_gone()
+
+    with Peer(script) as peer:
+        async with entered(connect(peer.url)) as mq:
+            assert (await do(mq.send("orders", b"x"))).seq == 5
+    first, again = seen
+    assert first.producer_id == again.producer_id > 0
+    assert first.producer_seq == again.producer_seq > 0
+    assert bytes(first.data) == bytes(again.data)
+
+
+async def test_two_sends_have_two_sequences(connect: Any) -> None:
+    seen = []
+
+    def script(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.meet()
+        for _ in range(2):
+            seen.append(frame_of(visitor))
+            visitor.answer(Sent([0], 0))
+        visitor.until_gone()
+
+    with Peer(script) as peer:
+        async with entered(connect(peer.url)) as mq:
+            await do(mq.send("orders", b"x"))
+            await do(mq.send("orders", b"x"))
+    assert seen[0].producer_id == seen[1].producer_id
+    assert seen[0].producer_seq != seen[1].producer_seq
+
+
+async def test_a_broker_that_stops_is_left_for_the_next(connect: Any) -> None:
+    def stops(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.meet()
+        visitor.expect(Send)
+        visitor.fail("unavailable", "the broker is shutting down")
+        visitor.until_gone()
+
+    def takes_over(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.greet()
+        visitor.expect(Send)
+        visitor.answer(Sent([9], 0))
+        visitor.until_gone()
+
+    with Peer(stops) as one, Peer(takes_over) as two:
+        async with entered(connect(f"towline://{one.address},{two.address}")) as mq:
+            assert (await do(mq.send("orders", b"x"))).seq == 9
+
+
+async def test_an_address_where_nobody_is_is_passed_over(connect: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+
+    def script(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.meet()
+        visitor.until_gone()
+
+    with Peer(script) as peer:
+        async with entered(connect(f"towline://127.0.0.1:{port},{peer.address}")) as mq:
+            assert "127.0.0.1" in repr(mq)
+
+
+async def test_who_cannot_be_reached_is_named(connect: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match=rf"127\.0\.0\.1:{port}.*0\.3 seconds: \S+"):
+        async with entered(connect(f"towline://127.0.0.1:{port}", timeout=0.3)):
+            pass
+    assert time.monotonic() - began < 3
+
+
+async def test_a_refused_client_does_not_try_again(connect: Any) -> None:
+    def script(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.sock.recv(8, socket.MSG_WAITALL)
+        visitor.next()
+        visitor.fail("refused", "wrong secret")
+        visitor.until_gone()
+
+    with Peer(script) as peer:
+        with pytest.raises(Refused, match="wrong secret") as caught:
+            async with entered(connect(peer.url, token="me", secret="s3cret")):
+                pass
+    assert "s3cret" not in repr(caught.value)
+
+
+async def test_a_server_of_something_else_is_told_at_once(connect: Any) -> None:
+    def script(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        visitor.sock.recv(1000)
+
+    with Peer(script) as peer, pytest.raises((TooLarge, ProtocolError)):
+        async with entered(connect(peer.url)):
+            pass
+
+
+async def test_no_answer_is_a_timeout_that_says_what_is_in_doubt(connect: Any) -> None:
+    def script(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.meet()
+        visitor.expect(Send)
+        with pytest.raises(EOFError):
+            visitor.next()
+
+    with Peer(script) as peer:
+        with pytest.raises(Timeout, match="may have been carried out"):
+            async with entered(connect(peer.url, timeout=0.3)) as mq:
+                await do(mq.send("orders", b"x"))
+
+
+async def test_what_the_broker_answers_is_not_tried_again(connect: Any) -> None:
+    def script(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.meet()
+        visitor.expect(Send)
+        visitor.fail("queue-full", "no room")
+        visitor.until_gone()
+
+    with Peer(script) as peer:
+        async with entered(connect(peer.url)) as mq:
+            with pytest.raises(QueueFull, match="no room"):
+                await do(mq.send("orders", b"x"))
+
+
+async def test_a_conflict_after_asking_twice_counts_as_done(connect: Any) -> None:
+    def script(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.meet()
+        for request, code in ((CreateTopic, "conflict"), (DeleteTopic, "not-found")):
+            visitor.expect(request)
+            visitor.hang_up()
+            visitor = peer.accept()
+            visitor.greet()
+            visitor.expect(request)
+            visitor.fail(code)
+        visitor.expect(CreateTopic)
+        visitor.fail("conflict")
+        visitor.until_gone()
+
+    with Peer(script) as peer:
+        async with entered(connect(peer.url)) as mq:
+            await do(mq.create_topic("orders"))
+            await do(mq.delete_topic("orders"))
+            with pytest.raises(Conflict):
+                await do(mq.create_topic("orders"))
+
+
+# Consumers
+
+
+def consuming(consumer_script: Callable[[Peer, Visitor], None], **welcome: Any) -> Callable[[Peer], None]:
+    """A client that makes one consumer: its first connection idles, the second is the consumer's."""
+
+    def script(peer: Peer) -> None:
+        client = peer.accept()
+        client.meet(**welcome)
+        visitor = peer.accept()
+        visitor.greet(**welcome)
+        visitor.attach()
+        consumer_script(peer, visitor)
+
+    return script
+
+
+def leaves(visitor: Visitor) -> None:
+    visitor.expect(Detach)
+    visitor.answer(Done())
+
+
+async def test_a_consumer_comes_back_with_what_it_holds(connect: Any) -> None:
+    def script(peer: Peer, visitor: Visitor) -> None:
+        visitor.expect(Pull)
+        visitor.answer(*pulled(41, [b"a", b"b"]))
+        visitor.hang_up()
+        visitor = peer.accept()
+        visitor.greet()
+        assert visitor.attach(held=[41]).holding == [41]
+        settle = visitor.expect(Settle)
+        assert [(act.what, act.pull, act.spans) for act in settle.acts] == [(0, 41, [])]
+        assert settle.subscription == 7
+        visitor.answer(Settled())
+        leaves(visitor)
+
+    with Peer(consuming(script)) as peer:
+        async with entered(connect(peer.url)) as mq, entered(mq.consumer("orders", group="g")) as consumer:
+            batch = await do(consumer.pull())
+            assert batch.bodies() == [b"a", b"b"]
+            await do(batch.ack())
+            assert consumer.lost == 0
+
+
+async def test_what_is_not_held_any_more_is_dropped(connect: Any) -> None:
+    lost = []
+
+    def script(peer: Peer, visitor: Visitor) -> None:
+        visitor.expect(Pull)
+        visitor.answer(*pulled(41, [b"a", b"b", b"c"]))
+        # The next is asked for while the first is worked on; instead of an answer the connection breaks.
+        visitor.expect(Pull)
+        visitor.hang_up()
+        visitor = peer.accept()
+        visitor.greet()
+        assert visitor.attach(held=[]).holding == [41]
+        visitor.expect(Pull)
+        visitor.answer(*pulled(42, [b"d"], first=3))
+        while not isinstance(request := visitor.next(), Detach):
+            if isinstance(request, Settle | Pull) and request.acts:
+                assert {act.pull for act in request.acts} == {42}
+            visitor.answer(Settled() if isinstance(request, Settle) else Pulled(0, []))
+        visitor.answer(Done())
+
+    with Peer(consuming(script)) as peer:
+        async with entered(connect(peer.url)) as mq:
+            opening = mq.consumer("orders", group="g", on_lost=lost.append, ack_interval=0.01)
+            async with entered(opening) as consumer:
+                seen = []
+                async for message in each(consumer):
+                    seen.append(message.body)
+                    if message.body == b"a":
+                        while not message.lost:
+                            await asyncio.sleep(0.01)
+                    message.ack()
+                    if message.body == b"d":
+                        break
+                assert seen == [b"a", b"d"]
+                assert [(one.pull, one.count) for one in lost] == [(41, 3)]
+                assert consumer.lost == 3
+
+
+async def test_an_unanswered_ack_is_told_again(connect: Any) -> None:
+    def script(peer: Peer, visitor: Visitor) -> None:
+        visitor.expect(Pull)
+        visitor.answer(*pulled(41, [b"a", b"b", b"c"]))
+        first = visitor.expect(Settle)
+        visitor.hang_up()
+        visitor = peer.accept()
+        visitor.greet()
+        visitor.attach(held=[41])
+        assert visitor.expect(Settle).acts == first.acts
+        assert [(act.what, act.spans, act.reason) for act in first.acts] == [(1, [(1, 1, 1)], "bad"), (0, [(1, 0, 1)], "")]
+        visitor.answer(Settled())
+        leaves(visitor)
+
+    with Peer(consuming(script)) as peer:
+        async with entered(connect(peer.url)) as mq:
+            async with entered(mq.consumer("orders", group="g", ack_interval=60)) as consumer:
+                a, b, _ = await do(consumer.pull())
+                a.ack()
+                b.nack("bad")
+                await do(consumer.flush())
+
+
+async def test_a_refused_ack_raises_and_the_batch_is_lost(connect: Any) -> None:
+    def script(_: Peer, visitor: Visitor) -> None:
+        visitor.expect(Pull)
+        visitor.answer(*pulled(41, [b"a"]))
+        visitor.expect(Settle)
+        visitor.answer(Settled([(0, "lease-lost", "too late")]))
+        leaves(visitor)
+
+    with Peer(consuming(script)) as peer:
+        async with entered(connect(peer.url)) as mq, entered(mq.consumer("orders", group="g")) as consumer:
+            batch = await do(consumer.pull())
+            with pytest.raises(LeaseLost, match="too late"):
+                await do(batch.ack())
+            assert batch.lost
+
+
+async def test_a_busy_consumer_beats(connect: Any) -> None:
+    """The handler is busy, and nothing is asked: only the heartbeat speaks."""
+    beats = []
+
+    def script(_: Peer, visitor: Visitor) -> None:
+        visitor.expect(Pull)
+        visitor.answer(*pulled(41, [b"a"]))
+        while len(beats) < 5:
+            beats.append(visitor.next())
+            visitor.answer(Done())
+        leaves(visitor)
+
+    with Peer(consuming(script, heartbeat_s=0.3)) as peer:
+        async with entered(connect(peer.url)) as mq, entered(mq.consumer("orders", group="g")) as consumer:
+            await do(consumer.pull())
+            while len(beats) < 5:
+                await asyncio.sleep(0.01)
+    assert all(isinstance(beat, Beat) for beat in beats)
+
+
+async def test_a_busy_consumer_notices_the_break_and_comes_back_by_itself(connect: Any) -> None:
+    back = []
+
+    def script(peer: Peer, visitor: Visitor) -> None:
+        visitor.expect(Pull)
+        visitor.answer(*pulled(41, [b"a"]))
+        visitor.hang_up()
+        broke = time.monotonic()
+        visitor = peer.accept()
+        visitor.greet()
+        visitor.attach(held=[41])
+        back.append(time.monotonic() - broke)
+        leaves(visitor)
+
+    with Peer(consuming(script)) as peer:
+        async with entered(connect(peer.url)) as mq, entered(mq.consumer("orders", group="g")) as consumer:
+            await do(consumer.pull())
+            while not back:
+                await asyncio.sleep(0.01)
+    # A broker keeps it for half a second.
+    assert back[0] < 0.5
+
+
+async def test_a_silent_broker_is_given_up_by_the_heartbeat(connect: Any) -> None:
+    back = []
+
+    def script(peer: Peer, visitor: Visitor) -> None:
+        visitor.expect(Pull)
+        visitor.answer(*pulled(41, [b"a"]))
+        again = peer.accept()
+        again.greet(heartbeat_s=0.3)
+        again.attach(held=[41])
+        back.append(True)
+        leaves(again)
+
+    with Peer(consuming(script, heartbeat_s=0.3)) as peer:
+        async with entered(connect(peer.url)) as mq, entered(mq.consumer("orders", group="g")) as consumer:
+            await do(consumer.pull())
+            while not back:
+                await asyncio.sleep(0.01)
+
+
+async def test_prefetched_messages_nobody_saw_are_given_back(connect: Any) -> None:
+    def script(_: Peer, visitor: Visitor) -> None:
+        visitor.expect(Pull)
+        visitor.answer(*pulled(41, [b"a"]))
+        visitor.expect(Pull)
+        visitor.answer(*pulled(42, [b"b"], first=1))
+        acts = []
+        while not isinstance(request := visitor.next(), Detach):
+            acts += getattr(request, "acts", [])
+            visitor.answer(Settled() if isinstance(request, Settle) else Pulled(0, []))
+        assert (3, 42) in [(act.what, act.pull) for act in acts]
+        assert (0, 41) in [(act.what, act.pull) for act in acts]
+        visitor.answer(Done())
+
+    with Peer(consuming(script)) as peer:
+        async with entered(connect(peer.url)) as mq:
+            async with entered(mq.consumer("orders", group="g", ack_interval=60)) as consumer:
+                async for message in each(consumer):
+                    message.ack()
+                    while consumer.in_flight != 1:
+                        await asyncio.sleep(0.01)
+                    break
+
+
+# Producers
+
+
+async def test_a_producer_keeps_order_through_a_full_queue_and_a_break(connect: Any) -> None:
+    seen: list[list[bytes]] = []
+
+    def script(peer: Peer) -> None:
+        client = peer.accept()
+        client.meet()
+        visitor = peer.accept()
+        visitor.greet()
+        first = frame_of(visitor)
+        visitor.fail("queue-full")
+        again = frame_of(visitor)
+        assert bytes(again.data) == bytes(first.data)
+        visitor.hang_up()
+        visitor = peer.accept()
+        visitor.greet()
+        at = 0
+        while at < 100:
+            frame = frame_of(visitor)
+            seen.append(frame.bodies())
+            visitor.answer(Sent([at], 0))
+            at += frame.count
+        assert seen[0] == first.bodies()
+        visitor.until_gone()
+
+    with Peer(script) as peer:
+        async with entered(connect(peer.url)) as mq, entered(mq.producer(max_batch_messages=10)) as producer:
+            pending = [await do(producer.send("orders", b"%d" % number)) for number in range(100)]
+            await do(producer.flush(timeout=10))
+            assert [one.result().seq for one in pending] == list(range(100))
+    assert [body for bodies in seen for body in bodies] == [b"%d" % number for number in range(100)]
+
+
+async def test_what_cannot_be_delivered_in_time_fails(connect: Any) -> None:
+    def script(peer: Peer) -> None:
+        client = peer.accept()
+        client.meet()
+        visitor = peer.accept()
+        visitor.greet()
+        visitor.expect(Send)
+        visitor.until_gone_silently()
+
+    with Peer(script) as peer:
+        async with entered(connect(peer.url)) as mq:
+            producer = mq.producer(delivery_timeout=0.2)
+            pending = await do(producer.send("orders", b"x"))
+            with pytest.raises(Timeout):
+                await do(producer.flush(timeout=10))
+            assert isinstance(pending.exception(), Timeout)
+            await do(producer.close())

@@ -1,0 +1,98 @@
+"""Sending, on both clients and every broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.client.either import do, entered
+from towline.errors import BadName, BadRequest, TooLarge
+from towline.model import Durability
+
+
+async def test_a_sent_message_can_be_found(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url, token="appid-1;sid-2")) as mq:
+        receipt = await do(mq.send(topic, b"hello", key="k-1", priority="high", headers={"a": "b"}))
+        assert (receipt.topic, receipt.lane, receipt.seq) == (topic, "high", 0)
+        assert receipt.id == f"{topic}/high/0"
+
+        (message,) = await do(mq.browse(topic, "high"))
+        assert (message.body, message.key, message.headers) == (b"hello", "k-1", {"a": "b"})
+        assert (message.id, message.priority, message.token) == (receipt.id, "high", "appid-1;sid-2")
+        assert message.appended_at_us == receipt.appended_at_us
+        assert 0 < message.produced_at_us <= message.appended_at_us + 1_000_000
+        assert message.appended_at.tzinfo is not None
+
+
+@pytest.mark.parametrize("durability", [None, "fsync", "os", "received", Durability.OS])
+async def test_durability_can_be_asked_for(connect: Any, url: str, topic: str, durability: Any) -> None:
+    async with entered(connect(url)) as mq:
+        assert (await do(mq.send(topic, b"x", durability=durability))).seq == 0
+        with pytest.raises(BadRequest, match="fsync, os, received"):
+            await do(mq.send(topic, b"x", durability="paper"))
+
+
+async def test_bytes_like_bodies_are_taken_and_text_is_refused(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.send(topic, bytearray(b"one")))
+        await do(mq.send(topic, memoryview(b"-two-")[1:4]))
+        await do(mq.send_many(topic, [b"three", bytearray(b"four")]))
+        assert [m.body for m in await do(mq.browse(topic))] == [b"one", b"two", b"three", b"four"]
+
+        with pytest.raises(TypeError, match=r"body\.encode\(\)"):
+            await do(mq.send(topic, "text"))
+        with pytest.raises(TypeError, match=r"body\.encode\(\)"):
+            await do(mq.send_many(topic, [b"fine", "text"]))
+        with pytest.raises(TypeError, match="not one bytes"):
+            await do(mq.send_many(topic, b"one body"))
+        with pytest.raises(TypeError, match="int"):
+            await do(mq.send(topic, 5))
+
+
+async def test_what_cannot_be_sent_is_refused_with_the_reason(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        with pytest.raises(BadName, match="lower-case"):
+            await do(mq.send("No Such Topic!", b"x"))
+        with pytest.raises(BadRequest, match="high, middle, low"):
+            await do(mq.send(topic, b"x", priority="urgent"))
+        with pytest.raises(BadRequest, match="strings by name"):
+            await do(mq.send(topic, b"x", headers={"number": 1}))
+        with pytest.raises(TypeError, match="a key is a str"):
+            await do(mq.send(topic, b"x", key=5))
+        with pytest.raises(BadRequest, match="not valid text"):
+            await do(mq.send(topic, b"x", key="\ud800"))
+        with pytest.raises(BadRequest, match="2 keys for 1 bodies"):
+            await do(mq.send_many(topic, [b"x"], keys=["a", "b"]))
+        with pytest.raises(TooLarge, match="limit"):
+            await do(mq.send(topic, bytes(17 << 20)))
+        # And nothing of all this has harmed the connection.
+        assert (await do(mq.send(topic, b"x"))).seq == 0
+
+
+async def test_many_messages_go_in_order_whatever_their_sizes(connect: Any, url: str, topic: str) -> None:
+    bodies = [b"%d:" % number + b"x" * (number % 7 * 40_000 if number < 100 else number % 50) for number in range(25_000)]
+    keys = [f"k{number}" if number % 3 else None for number in range(25_000)]
+    async with entered(connect(url)) as mq:
+        receipts = await do(mq.send_many(topic, bodies, keys=keys, headers={"all": "same"}, compress=True))
+        assert len(receipts) == 25_000
+        assert [receipt.seq for receipt in receipts] == list(range(25_000))
+        assert receipts[-1].id == f"{topic}/middle/24999"
+        assert [receipt.seq for receipt in receipts[10:13]] == [10, 11, 12]
+        with pytest.raises(IndexError):
+            receipts[25_000]
+
+        seen: list[tuple[bytes, str | None]] = []
+        first = 0
+        while len(seen) < 25_000:
+            page = await do(mq.browse(topic, first=first, max_messages=10_000))
+            seen += [(message.body, message.key) for message in page]
+            first = page.next
+        assert seen == list(zip(bodies, keys, strict=True))
+        (message,) = await do(mq.browse(topic, first=24_999, max_messages=1))
+        assert message.headers == {"all": "same"}
+
+
+async def test_sending_nothing_is_fine(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        assert len(await do(mq.send_many(topic, []))) == 0

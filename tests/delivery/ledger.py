@@ -1,0 +1,227 @@
+"""Delivery, message by message: a slow and simple model that the real one is compared with.
+
+It shares no code with `towline.delivery`, and keeps what that avoids to keep: a record of every message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Name = tuple[int, int]
+"""A message: lane and sequence number."""
+
+RANKS = 3
+
+
+@dataclass
+class Message:
+    state: str = "waiting"
+    attempt: int = 1
+    due_us: int = 0
+    """When it may be delivered again; 0 is at once."""
+    failed_at: int = 0
+    """The tick of the ledger at which it began to wait for that."""
+    deliveries: int = 0
+    ends: int = 0
+    """How often its delivery came to an end other than by an ack: only then may it be delivered again."""
+
+
+@dataclass
+class Delivery:
+    """A pull: who holds it, and what became of each of its messages (None: nothing yet)."""
+
+    consumer: str
+    deadline_us: int
+    outcomes: dict[Name, str | None]
+
+    @property
+    def open(self) -> list[Name]:
+        return [name for name, outcome in self.outcomes.items() if outcome is None]
+
+
+@dataclass
+class Ledger:
+    max_attempts: int
+    delays_s: tuple[float, ...]
+    timeout_s: float
+    max_in_flight: int
+    messages: dict[Name, Message] = field(default_factory=dict)
+    deliveries: dict[int, Delivery] = field(default_factory=dict)
+    firsts: list[int] = field(default_factory=lambda: [0] * 2 * RANKS)
+    ends: list[int] = field(default_factory=lambda: [0] * 2 * RANKS)
+    dead: list[bool] = field(default_factory=list)
+    """By number of the dead letter: whether it was sent again."""
+    clock: list[int] = field(default_factory=list)
+    """All the times at which anything was asked."""
+
+    # The store
+
+    def append(self, lane: int, count: int) -> None:
+        for number in range(self.ends[lane], self.ends[lane] + count):
+            self.messages[lane, number] = Message()
+        self.ends[lane] += count
+
+    def trim(self, lane: int, first: int) -> None:
+        self.firsts[lane] = max(first, self.firsts[lane])
+
+    # Figures
+
+    def named(self, state: str) -> list[Name]:
+        return [name for name, message in self.messages.items() if message.state == state]
+
+    def waiting(self) -> list[Name]:
+        return [(lane, number) for lane, number in self.named("waiting") if number >= self.firsts[lane]]
+
+    def lag(self) -> int:
+        return len(self.waiting()) + sum(len(self.named(state)) for state in ("leased", "retrying", "dying"))
+
+    def in_flight(self, consumer: str) -> int:
+        return sum(len(one.open) for one in self.deliveries.values() if one.consumer == consumer)
+
+    def pins(self) -> dict[int, int]:
+        pinned = [name for state in ("leased", "retrying", "dying") for name in self.named(state)]
+        return {lane: min(number for other, number in pinned if other == lane) for lane, _ in pinned}
+
+    # Pulling
+
+    def due(self, now_us: int) -> set[Name]:
+        """The retries that must be delivered now."""
+        return {name for name in self.named("retrying") if self.messages[name].due_us <= now_us}
+
+    def ever_due(self) -> set[Name]:
+        """The retries that may be delivered: due at some time since they failed, if the clock was set back after."""
+        return {
+            name
+            for name in self.named("retrying")
+            if self.messages[name].due_us <= max(self.clock[self.messages[name].failed_at :], default=0)
+        }
+
+    def order(self, retries: set[Name]) -> list[Name]:
+        """What is there to deliver, first things first."""
+        fresh = set(self.waiting())
+        return [
+            name
+            for rank in range(RANKS)
+            for names in (retries, fresh)
+            for lane in (rank + RANKS, rank)
+            for name in sorted(one for one in names if one[0] == lane)
+        ]
+
+    def fill(self, names: list[Name], room: int, max_bytes: int, least: int, mean_bytes: list[int]) -> list[Name]:
+        """Those of `names` that a pull gets."""
+        chosen: list[Name] = []
+        full = False
+        for name in names:
+            size = mean_bytes[name[0]]
+            full = len(chosen) >= room or (size > max_bytes and bool(chosen))
+            if full:
+                break
+            chosen.append(name)
+            max_bytes -= size
+        full = full or len(chosen) == room
+        return chosen if full or len(chosen) >= least else []
+
+    def overrun(self) -> None:
+        for name in set(self.named("waiting")) - set(self.waiting()):
+            self.messages[name].state = "gone"
+
+    def deliver(self, pull: int, consumer: str, names: dict[Name, int], now_us: int) -> None:
+        """A pull got these messages, with these attempts."""
+        assert pull not in self.deliveries
+        for name, attempt in names.items():
+            message = self.messages[name]
+            assert message.state in ("waiting", "retrying"), (name, message)
+            assert message.deliveries == message.ends, (name, message)
+            assert message.attempt == attempt, (name, message, attempt)
+            message.state = "leased"
+            message.deliveries += 1
+        deadline_us = now_us + round(self.timeout_s * 1e6) if self.timeout_s else 0
+        self.deliveries[pull] = Delivery(consumer, deadline_us, dict.fromkeys(names))
+
+    # Settling
+
+    def choose(self, consumer: str, pull: int, names: set[Name] | None, act: str) -> tuple[list[Name], set[str]]:
+        """The messages that an act is about, or the reasons for which it may be refused."""
+        one = self.deliveries.get(pull)
+        if one is None or one.consumer != consumer:
+            return [], {"lease-lost"}
+        outcomes = set(one.outcomes.values())
+        if names is None:
+            if one.open or (outcomes & {act, "skipped"} and "taken" not in outcomes):
+                return one.open, set()
+            return [], {"lease-lost" if "taken" in outcomes else "conflict"}
+        refusals = {
+            "conflict" if outcome in ("acked", "nacked", "given back") else "lease-lost" if taken else "bad-request"
+            for taken in ["taken" in outcomes]
+            for outcome in (one.outcomes.get(name, "foreign") for name in names)
+            if outcome not in (None, act, "skipped")
+        }
+        return ([] if refusals else [name for name in one.open if name in names]), refusals
+
+    def _end(self, pull: int, name: Name, outcome: str, state: str) -> Message:
+        message = self.messages[name]
+        assert message.state == "leased"
+        assert self.deliveries[pull].outcomes[name] is None
+        self.deliveries[pull].outcomes[name] = outcome
+        message.state = state
+        message.failed_at = len(self.clock)
+        message.due_us = 0
+        message.ends += 1
+        return message
+
+    def ack(self, pull: int, names: list[Name]) -> None:
+        for name in names:
+            self._end(pull, name, "acked", "done")
+
+    def ack_earlier(self, consumer: str, pull: int) -> None:
+        for earlier, one in self.deliveries.items():
+            if earlier < pull and one.consumer == consumer:
+                self.ack(earlier, one.open)
+
+    def nack(self, pull: int, names: list[Name], now_us: int, delay_s: float | None, *, dead: bool) -> None:
+        for name in names:
+            attempt = self.messages[name].attempt
+            if dead or attempt >= self.max_attempts:
+                self._end(pull, name, "nacked", "dying")
+                continue
+            wait_s = self.delays_s[min(attempt, len(self.delays_s)) - 1] if delay_s is None else delay_s
+            message = self._end(pull, name, "nacked", "retrying")
+            message.attempt += 1
+            message.due_us = now_us + round(wait_s * 1e6)
+            while wait_s >= 1 and message.due_us % 100_000:
+                message.due_us += 100_000 - message.due_us % 100_000
+
+    def give_back(self, pull: int, names: list[Name], outcome: str = "given back") -> None:
+        for name in names:
+            self._end(pull, name, outcome, "retrying")
+
+    def take_away(self, pull: int) -> None:
+        """A consumer vanished or was too slow."""
+        for name in self.deliveries[pull].open:
+            if self.messages[name].attempt >= self.max_attempts:
+                self._end(pull, name, "taken", "dying")
+            else:
+                self._end(pull, name, "taken", "retrying").attempt += 1
+
+    def late(self, now_us: int) -> list[int]:
+        return [pull for pull, one in self.deliveries.items() if one.open and 0 < one.deadline_us <= now_us]
+
+    def held_by(self, consumer: str) -> list[int]:
+        return [pull for pull, one in self.deliveries.items() if one.open and one.consumer == consumer]
+
+    # The end of it
+
+    def skip(self, pull: int, names: set[Name]) -> None:
+        if pull:
+            one = self.deliveries.get(pull)
+            for name in [name for name in one.open if name in names] if one else []:
+                self._end(pull, name, "skipped", "gone")
+        else:
+            for name in names & set(self.named("dying")):
+                self.messages[name].state = "gone"
+
+    def bury(self, names: list[Name]) -> None:
+        for name in names:
+            assert self.messages[name].state == "dying"
+            self.messages[name].state = "dead"
+            self.dead.append(False)

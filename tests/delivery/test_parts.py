@@ -1,0 +1,122 @@
+"""Sets of messages kept as ranges, against sets of single messages."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.delivery import Part
+from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals
+from towline.model import Span
+
+Single = tuple[int, int, int]
+"""Lane, number, attempt."""
+
+parts = st.builds(Part, st.integers(0, 2), st.integers(0, 40), st.integers(1, 12), st.integers(1, 2))
+spans = st.builds(Span, st.integers(0, 2), st.integers(0, 45), st.integers(1, 20))
+intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), max_size=12)
+
+
+def singles(some: list[Part]) -> set[Single]:
+    return {(part.lane, number, part.attempt) for part in some for number in range(part.first, part.end)}
+
+
+def numbers(some: list[tuple[int, int]]) -> set[int]:
+    return {number for first, count in some for number in range(first, first + count)}
+
+
+def covered(some: list[Span]) -> set[tuple[int, int]]:
+    return {(span.lane, number) for span in some for number in range(span.first, span.end)}
+
+
+def built(candidates: list[Part]) -> tuple[PartSet, set[Single]]:
+    """A set of those candidates that do not overlap one before, and the same as single messages."""
+    found, model = PartSet(), set[Single]()
+    for part in candidates:
+        taken = {(lane, number) for lane, number, _ in model}
+        if not {(part.lane, number) for number in range(part.first, part.end)} & taken:
+            found.add(part)
+            model |= singles([part])
+    return found, model
+
+
+def check(found: PartSet, model: set[Single]) -> None:
+    """The set holds what the model holds, in order, and in as few parts as can be."""
+    listed = list(found)
+    assert singles(listed) == model
+    assert (found.messages, len(found), bool(found)) == (len(model), len(listed), bool(model))
+    assert listed == sorted(listed)
+    for left, right in pairwise(listed):
+        assert left.lane < right.lane or left.end < right.first or left.attempt != right.attempt
+    assert found.lowest() == {lane: min(n for other, n, _ in model if other == lane) for lane, _, _ in model}
+
+
+@given(st.lists(parts, max_size=15))
+def test_parts_are_kept_in_order_and_neighbours_of_the_same_attempt_are_one(candidates: list[Part]) -> None:
+    check(*built(candidates))
+
+
+@given(st.lists(parts, max_size=15), spans)
+def test_what_lies_within_a_span_is_cut_to_it(candidates: list[Part], span: Span) -> None:
+    found, model = built(candidates)
+    inside = found.within(span)
+    assert singles(inside) == {one for one in model if one[0] == span.lane and span.first <= one[1] < span.end}
+    assert inside == sorted(inside)
+
+
+@given(st.lists(parts, max_size=15), st.lists(spans, max_size=6))
+def test_a_removed_piece_leaves_both_its_sides(candidates: list[Part], removed: list[Span]) -> None:
+    found, model = built(candidates)
+    for span in removed:
+        for piece in found.within(span):
+            found.remove(piece)
+            model -= singles([piece])
+        check(found, model)
+
+
+@given(st.lists(parts, max_size=15), parts)
+def test_what_is_not_there_whole_cannot_be_removed(candidates: list[Part], part: Part) -> None:
+    found, model = built(candidates)
+    if singles([part]) <= model:
+        found.remove(part)
+        check(found, model - singles([part]))
+    else:
+        with pytest.raises(AssertionError):
+            found.remove(part)
+
+
+@given(st.lists(parts, min_size=1, max_size=15), parts)
+def test_what_is_there_already_cannot_be_added(candidates: list[Part], part: Part) -> None:
+    found, model = built(candidates)
+    if {(lane, number) for lane, number, _ in singles([part])} & {(lane, number) for lane, number, _ in model}:
+        with pytest.raises(AssertionError):
+            found.add(part)
+
+
+@given(parts, spans)
+def test_a_part_is_cut_to_a_span_or_lies_outside(part: Part, span: Span) -> None:
+    piece = cut(part, span)
+    expected = {one for one in singles([part]) if one[0] == span.lane and span.first <= one[1] < span.end}
+    assert (singles([piece]) if piece else set()) == expected
+
+
+@given(st.lists(spans, max_size=10))
+def test_spans_are_made_disjoint_and_cover_the_same_messages(some: list[Span]) -> None:
+    merged = disjoint(some)
+    assert covered(merged) == covered(some)
+    assert sum(span.count for span in merged) == len(covered(some))
+    assert merged == sorted(merged)
+
+
+@given(intervals)
+def test_intervals_are_merged_when_they_touch(some: list[tuple[int, int]]) -> None:
+    merged: list[tuple[int, int]] = []
+    for index, (first, count) in enumerate(some, start=1):
+        add_interval(merged, first, count)
+        assert numbers(merged) == numbers(some[:index])
+    for (first, count), (following, _) in pairwise(merged):
+        assert first + count < following
+    assert [in_intervals(merged, number) for number in range(80)] == [n in numbers(some) for n in range(80)]

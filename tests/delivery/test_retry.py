@@ -1,0 +1,120 @@
+"""The retry queue, against a dictionary of single messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from towline.delivery import Part
+from towline.delivery.retry import AT_ONCE, RetryQueue
+
+Name = tuple[int, int]
+
+lanes = st.integers(0, 1)
+dues = st.sampled_from([AT_ONCE, 10, 20, 20, 30])
+
+
+def test_neighbours_due_at_the_same_time_are_one_entry() -> None:
+    queue = RetryQueue()
+    for number in range(100):
+        queue.add(Part(0, number, 1, 2), 10)
+    assert (queue.size, queue.messages, list(queue)) == (1, 100, [(Part(0, 0, 100, 2), 10)])
+
+
+@pytest.mark.parametrize(("other", "due_us"), [(Part(1, 5, 1, 2), 10), (Part(0, 5, 1, 3), 10), (Part(0, 5, 1, 2), 11)])
+def test_neighbours_of_another_lane_attempt_or_time_are_not(other: Part, due_us: int) -> None:
+    queue = RetryQueue()
+    queue.add(Part(0, 0, 5, 2), 10)
+    queue.add(other, due_us)
+    assert queue.size == 2
+
+
+def test_nothing_is_ready_before_it_is_due() -> None:
+    queue = RetryQueue()
+    queue.add(Part(0, 0, 5, 2), 10)
+    queue.ripen(9)
+    assert (list(queue.ready(0)), queue.has_ready(), queue.next_due_us()) == ([], False, 10)
+    queue.ripen(10)
+    assert (list(queue.ready(0)), queue.has_ready(), queue.next_due_us()) == ([Part(0, 0, 5, 2)], True, None)
+
+
+def test_a_part_that_lies_across_entries_is_removed_from_all_of_them() -> None:
+    queue = RetryQueue()
+    queue.add(Part(0, 0, 5, 2), 10)
+    queue.add(Part(0, 5, 5, 2), 20)
+    queue.ripen(10)
+    queue.remove(Part(0, 3, 4, 2))
+    assert list(queue) == [(Part(0, 0, 3, 2), 10), (Part(0, 7, 3, 2), 20)]
+    assert (queue.size, queue.messages) == (2, 6)
+
+
+def test_a_part_that_is_not_there_cannot_be_removed() -> None:
+    queue = RetryQueue()
+    queue.add(Part(0, 0, 5, 2), 10)
+    for part in (Part(1, 0, 1, 2), Part(0, 5, 1, 2), Part(0, 0, 1, 1)):
+        with pytest.raises(AssertionError):
+            queue.remove(part)
+
+
+@given(st.permutations(range(30)), st.integers(0, 30))
+def test_ready_parts_come_in_order_whatever_order_they_failed_in(order: list[int], ripened: int) -> None:
+    queue = RetryQueue()
+    for at, number in enumerate(order):
+        if at == ripened:
+            queue.ripen(10)
+        queue.add(Part(0, number, 1, 2), 10)
+    queue.ripen(10)
+    assert [number for part in queue.ready(0) for number in range(part.first, part.end)] == list(range(30))
+    assert list(queue) == [(Part(0, 0, 30, 2), 10)]
+
+
+class Retrying(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = RetryQueue()
+        self.model: dict[Name, tuple[int, int]] = {}
+
+    @rule(
+        lane=st.integers(0, 1), first=st.integers(0, 30), count=st.integers(1, 6), due_us=dues, now_us=st.none() | dues
+    )
+    def add(self, lane: int, first: int, count: int, due_us: int, now_us: int | None) -> None:
+        names = {(lane, number) for number in range(first, first + count)}
+        if not names & set(self.model):
+            self.queue.add(Part(lane, first, count, 2), due_us)
+            self.model |= dict.fromkeys(names, (2, due_us))
+        if now_us is not None:
+            self.queue.ripen(now_us)
+            ready = {(lane, n) for lane in (0, 1) for p in self.queue.ready(lane) for n in range(p.first, p.end)}
+            assert {name for name, (_, due_us) in self.model.items() if due_us <= now_us} <= ready
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        lane, first = data.draw(st.sampled_from(sorted(self.model)))
+        end = first + 1
+        while (lane, end) in self.model and end < first + 4:
+            end += 1
+        part = Part(lane, first, end - first, 2)
+        assert self.queue.holds(part)
+        self.queue.remove(part)
+        assert not self.queue.holds(part)
+        for number in range(first, end):
+            del self.model[lane, number]
+
+    @invariant()
+    def the_queue_is_the_model(self) -> None:
+        entries = list(self.queue)
+        actual = {(p.lane, n): (p.attempt, due) for p, due in entries for n in range(p.first, p.end)}
+        assert actual == self.model
+        assert self.queue.messages == len(self.model)
+        assert self.queue.size >= len(entries)
+        assert bool(self.queue.size) == bool(self.model)
+        assert self.queue.lowest() == {
+            lane: min(n for other, n in self.model if other == lane) for lane, _ in self.model
+        }
+
+
+TestRetrying = Retrying.TestCase
+TestRetrying.settings = settings(max_examples=60, stateful_step_count=30)

@@ -1,0 +1,164 @@
+"""What the tests of the log store share: a disk that does not wait, a disk that fails, and small logs."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import os
+import shutil
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec
+
+from towline.clock import SYSTEM, Clock
+from towline.frame import Frame, encode
+from towline.model import Durability
+from towline.store import Append, Lost
+from towline.store.log import DiskIo, LogSettings, LogStore
+
+P = ParamSpec("P")
+
+SEGMENT_BYTES = 64 << 10
+EVERYTHING = 1 << 40
+
+
+def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test that is a coroutine in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+class FastIo(DiskIo):
+    """A disk that does not sync: these tests do not cut the power, and there are thousands of opens in them."""
+
+    def fdatasync(self, fd: int) -> None:
+        pass
+
+    def fsync(self, fd: int) -> None:
+        pass
+
+
+class FaultyIo(FastIo):
+    """A disk on which any call can be made to fail: `fail["fdatasync"] = errno.EIO`."""
+
+    def __init__(self) -> None:
+        self.fail: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
+        self.free: int | None = None
+        self.write_max: int | None = None
+
+    def _call(self, name: str) -> None:
+        self.calls[name] = self.calls.get(name, 0) + 1
+        number = self.fail.get(name)
+        if number:
+            raise OSError(number, os.strerror(number))
+
+    def pwritev(self, fd: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
+        self._call("pwritev")
+        if self.write_max is None:
+            return super().pwritev(fd, buffers, position)
+        return os.pwrite(fd, b"".join(buffers)[: self.write_max], position)
+
+    def fdatasync(self, fd: int) -> None:
+        self._call("fdatasync")
+
+    def fallocate(self, fd: int, length: int) -> None:
+        self._call("fallocate")
+        super().fallocate(fd, length)
+
+    def pread_cached(self, fd: int, buffer: memoryview, position: int) -> int:
+        self._call("pread_cached")
+        return super().pread_cached(fd, buffer, position)
+
+    def pread_into(self, fd: int, buffer: memoryview, position: int) -> int:
+        self._call("pread_into")
+        return super().pread_into(fd, buffer, position)
+
+    def replace(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
+        self._call("replace")
+        super().replace(path, parts)
+
+    def free_bytes(self, path: Path) -> int:
+        return super().free_bytes(path) if self.free is None else self.free
+
+    def fill_up(self) -> None:
+        self.free = 0
+        self.fail["fallocate"] = errno.ENOSPC
+
+    def clear(self) -> None:
+        self.free = None
+        self.fail.clear()
+
+
+async def open_store(path: Path, *, io: DiskIo | None = None, clock: Clock = SYSTEM, **settings: int) -> LogStore:
+    chosen = LogSettings(**{"segment_bytes": SEGMENT_BYTES, "min_free_bytes": 0, **settings})
+    return await LogStore.open(path, chosen, clock=clock, io=io or FastIo())
+
+
+def frame_of(*bodies: bytes) -> bytes:
+    return encode(bodies)
+
+
+def one(stream: str, *bodies: bytes, control: bool = False) -> Append:
+    return Append(stream, encode(bodies), len(bodies), b"\x7f\0\0\1", control)
+
+
+async def put(store: LogStore, *unit: Append, durability: Durability = Durability.FSYNC) -> tuple[int, ...]:
+    appended = store.append(unit, durability)
+    await appended.done
+    return appended.firsts
+
+
+class Content(NamedTuple):
+    """Everything a reader sees of a store."""
+
+    bodies: dict[str, dict[int, bytes]]
+    """By stream and sequence number."""
+    lost: dict[str, list[Lost]]
+    bounds: dict[str, tuple[int, int]]
+
+
+async def content_of(store: LogStore, step: int = 1000) -> Content:
+    bodies: dict[str, dict[int, bytes]] = {}
+    lost: dict[str, list[Lost]] = {}
+    bounds: dict[str, tuple[int, int]] = {}
+    for name in store.streams():
+        first, end, _ = store.bounds(name)
+        bounds[name], bodies[name], lost[name] = (first, end), {}, []
+        position = first
+        while position < end:
+            read = await store.read(name, position, step, 1 << 20)
+            assert read.next > position
+            covered = sorted(
+                [(c.first, c.count) for c in read.chunks] + [(hole.first, hole.count) for hole in read.lost]
+            )
+            for begin, count in covered:
+                assert begin == position, "answers join without a gap"
+                position += count
+            assert read.next == position
+            for chunk in read.chunks:
+                found = Frame(chunk.frame).verify().bodies(chunk.start, chunk.start + chunk.count)
+                bodies[name].update(enumerate(found, chunk.first))
+            lost[name] += read.lost
+    return Content(bodies, lost, bounds)
+
+
+def copy_of(path: Path, to: Path) -> Path:
+    """The folder as a kill -9 at this moment would leave it."""
+    if to.exists():
+        shutil.rmtree(to)
+    shutil.copytree(path, to)
+    return to
+
+
+def segments(path: Path) -> list[Path]:
+    return sorted((path / "log").glob("*.log"))
+
+
+def indexes(path: Path) -> list[Path]:
+    return sorted((path / "log").glob("*.idx"))

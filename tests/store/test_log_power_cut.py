@@ -1,0 +1,125 @@
+"""Power cuts, simulated: of what was not synced, any sectors may be missing. What was acknowledged is there, units are
+whole or absent, and nothing comes back that was not sent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.store.log_support import SEGMENT_BYTES, content_of, one, open_store, put
+from towline.model import Durability
+from towline.store.log import DiskIo, LogStore
+
+SECTOR = 512
+
+
+class PowerCutIo(DiskIo):
+    """Remembers what of each segment is safely on the disk."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._lock = threading.Lock()
+        self._safe: dict[int, bytes] = {}
+
+    def pwritev(self, fd: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
+        with self._lock:
+            return super().pwritev(fd, buffers, position)
+
+    def fdatasync(self, fd: int) -> None:
+        with self._lock:
+            status = os.fstat(fd)
+            self._safe[status.st_ino] = os.pread(fd, status.st_size, 0)
+
+    def fsync(self, fd: int) -> None:
+        if str(Path(f"/proc/self/fd/{fd}").readlink()).endswith(".log"):
+            self.fdatasync(fd)
+
+    def cut(self, path: Path, to: Path) -> None:
+        """Copy the folder as it would be found after a power cut now."""
+        with self._lock:
+            shutil.copytree(path, to)
+            for log in (path / "log").glob("*.log"):
+                safe = self._safe.get(log.stat().st_ino, b"")
+                (to / "log" / log.name).write_bytes(self._torn(log.read_bytes(), safe))
+
+    def _torn(self, now: bytes, safe: bytes) -> bytes:
+        safe = safe.ljust(len(now), b"\0")
+        chance = self._rng.choice([0.0, 0.1, 0.5, 0.9, 1.0])
+        sectors = []
+        for at in range(0, len(now), SECTOR):
+            arrived = self._rng.random() < chance
+            sectors.append((now if arrived else safe)[at : at + SECTOR])
+        return b"".join(sectors)
+
+
+class Sent(NamedTuple):
+    bodies: dict[tuple[str, int], bytes]
+    durability: Durability
+    done: asyncio.Future[None]
+
+    @property
+    def safe(self) -> bool:
+        return self.durability is Durability.FSYNC and self.done.done() and self.done.exception() is None
+
+
+async def send_some(store: LogStore, rng: random.Random, units: int) -> list[Sent]:
+    sent = []
+    synced = rng.choice([0.0, 0.1, 0.5])
+    for number in range(units):
+        names = rng.choices("abcd", k=rng.choice([1, 1, 2, 3, 5]))
+        bodies = [
+            b"%d-%d-" % (number, index) + rng.randbytes(rng.choice([5, 400, 3000])) for index in range(len(names))
+        ]
+        durability = Durability.FSYNC if rng.random() < synced else Durability.OS
+        appended = store.append([one(name, body) for name, body in zip(names, bodies, strict=True)], durability)
+        places = dict(zip(zip(names, appended.firsts, strict=True), bodies, strict=True))
+        sent.append(Sent(places, durability, appended.done))
+        if rng.random() < 0.5:
+            await appended.done
+        elif rng.random() < 0.3:
+            await asyncio.sleep(0)
+    return sent
+
+
+async def check(path: Path, sent: list[Sent], safe: list[bool]) -> None:
+    store = await open_store(path)
+    content = await content_of(store)
+    there = {(name, seq): body for name, bodies in content.bodies.items() for seq, body in bodies.items()}
+    known = {place: body for unit in sent for place, body in unit.bodies.items()}
+    assert there.items() <= known.items(), "only what was sent comes back, and in its place"
+    for unit, must_be_there in zip(sent, safe, strict=True):
+        present = sum(place in there for place in unit.bodies)
+        assert present in (0, len(unit.bodies)), "a unit is whole or absent"
+        assert present or not must_be_there, "what was acknowledged is there"
+    ends = {name: store.bounds(name).end for name in store.streams()}
+    for name, end in ends.items():
+        assert await put(store, one(name, b"new")) == (end,)
+    await store.close()
+    store = await open_store(path)
+    after = await content_of(store)
+    for name, end in ends.items():
+        assert after.bodies[name] == content.bodies[name] | {end: b"new"}
+    await store.close()
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_a_power_cut_loses_nothing_acknowledged_and_tears_no_unit(tmp_path: Path, seed: int) -> None:
+    async def run() -> None:
+        rng = random.Random(seed)
+        io = PowerCutIo(rng)
+        store = await open_store(tmp_path / "store", io=io, segment_bytes=SEGMENT_BYTES)
+        sent = await send_some(store, rng, rng.choice([3, 20, 80]))
+        safe = [unit.safe for unit in sent]
+        io.cut(tmp_path / "store", tmp_path / "cut")
+        await store.close()
+        await check(tmp_path / "cut", sent, safe)
+
+    asyncio.run(run())

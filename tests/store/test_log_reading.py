@@ -1,0 +1,239 @@
+"""Reading from a log store: from memory, from the disk, in any steps, while others write."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.store.log_support import FaultyIo, content_of, on_loop, one, open_store, put, segments
+from towline.frame import Frame
+from towline.model import Durability
+
+
+class CountingIo(FaultyIo):
+    """Notes the extents that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extents: list[int] = []
+
+    def pread_cached(self, fd: int, buffer: memoryview, position: int) -> int:
+        self.extents.append(len(buffer))
+        return super().pread_cached(fd, buffer, position)
+
+
+@on_loop
+async def test_neighbouring_frames_are_read_with_one_call(tmp_path: Path) -> None:
+    io = CountingIo()
+    store = await open_store(tmp_path, io=io, segment_bytes=4 << 20)
+    for _ in range(100):
+        store.append([one("a", b"x" * 1000)], Durability.OS)
+    await put(store, one("b", b"x"))
+    read = await store.read("a", 0, 1000, 1 << 20)
+    assert len(read.chunks) == 100
+    assert len(io.extents) == 1
+    await store.close()
+
+
+@on_loop
+async def test_frames_far_apart_are_read_one_by_one(tmp_path: Path) -> None:
+    io = CountingIo()
+    store = await open_store(tmp_path, io=io, segment_bytes=4 << 20)
+    for _ in range(5):
+        await put(store, one("a", b"x"), one("b", b"x" * 100_000))
+    assert len((await store.read("a", 0, 1000, 1 << 20)).chunks) == 5
+    assert io.extents == [160] * 5
+    await store.close()
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EOPNOTSUPP, errno.EIO])
+@on_loop
+async def test_what_is_not_in_memory_is_read_by_a_thread(tmp_path: Path, code: int) -> None:
+    class ColdIo(FaultyIo):
+        def pread_cached(self, fd: int, buffer: memoryview, position: int) -> int:
+            if code == errno.EIO:
+                raise OSError(code, os.strerror(code))
+            return 0
+
+    store = await open_store(tmp_path, io=ColdIo())
+    for index in range(100):
+        await put(store, one("a", b"%d" % index, b"x" * 2000), durability=Durability.OS)
+    content = await content_of(store, step=13)
+    assert len(content.bodies["a"]) == 200
+    assert store.stats.slow_reads > 0
+    await store.close()
+
+
+@on_loop
+async def test_the_real_page_cache_answers_without_a_thread(tmp_path: Path) -> None:
+    store = await open_store(tmp_path)
+    await put(store, one("a", b"x"))
+    await store.read("a", 0, 1, 1)
+    if store.stats.slow_reads:
+        pytest.skip("this file system cannot read without waiting (RWF_NOWAIT)")
+    await content_of(store)
+    assert store.stats.slow_reads == 0
+    await store.close()
+
+
+@on_loop
+async def test_a_part_in_memory_is_read_whole(tmp_path: Path) -> None:
+    class HalfIo(FaultyIo):
+        def pread_cached(self, fd: int, buffer: memoryview, position: int) -> int:
+            return os.preadv(fd, [buffer[: len(buffer) // 2]], position)
+
+    store = await open_store(tmp_path, io=HalfIo())
+    await put(store, one("a", b"x" * 5000))
+    assert (await content_of(store)).bodies["a"] == {0: b"x" * 5000}
+    await store.close()
+
+
+@on_loop
+async def test_a_sector_that_cannot_be_read_costs_only_its_frame(tmp_path: Path) -> None:
+    class BadSectorIo(FaultyIo):
+        bad = 3000
+
+        def pread_cached(self, fd: int, buffer: memoryview, position: int) -> int:
+            return 0
+
+        def pread_into(self, fd: int, buffer: memoryview, position: int) -> int:
+            if position <= self.bad < position + len(buffer):
+                raise OSError(errno.EIO, "Input/output error")
+            return super().pread_into(fd, buffer, position)
+
+    store = await open_store(tmp_path, io=BadSectorIo())
+    for index in range(20):
+        await put(store, one("a", b"%d" % index, b"x" * 500))
+    read = await store.read("a", 0, 1000, 1 << 20)
+    assert [(hole.first, hole.count) for hole in read.lost] == [(8, 2)]
+    assert len(read.chunks) == 19
+    assert read.next == 40
+    await store.close()
+
+
+@on_loop
+async def test_a_file_that_vanished_is_lost_not_an_error(tmp_path: Path) -> None:
+    store = await open_store(tmp_path)
+    for _ in range(10):
+        await put(store, one("a", b"x" * 40_000))
+    await store.close()
+    store = await open_store(tmp_path)
+    segments(tmp_path)[3].unlink()
+    assert [hole.first for hole in (await content_of(store)).lost["a"]] == [3]
+    await store.close()
+
+
+@on_loop
+async def test_limits_of_a_read_count_records_and_bytes_of_frames(tmp_path: Path) -> None:
+    store = await open_store(tmp_path)
+    for _ in range(10):
+        await put(store, one("a", *[b"x" * 92] * 10))
+    size = len((await store.read("a", 0, 1, 1)).chunks[0].frame)
+    assert (await store.read("a", 5, 12, 1 << 20)).next == 17
+    assert (await store.read("a", 5, 1000, 0)).next == 10
+    assert (await store.read("a", 5, 1000, 2 * size)).next == 20
+    assert (await store.read("a", 5, 1000, 3 * size - 1)).next == 20
+    chunk = (await store.read("a", 47, 2, 1 << 20)).chunks[0]
+    assert (chunk.first, chunk.count, chunk.start, chunk.source) == (47, 2, 7, b"\x7f\0\0\1")
+    assert (await store.read("a", 100, 10, 10)).next == 100
+    assert (await store.read("a", 500, 10, 10)).next == 500
+    assert (await store.read("nobody", 5, 10, 10)).next == 5
+    await store.close()
+
+
+@on_loop
+async def test_random_reads_agree_with_what_was_written_over_many_segments(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    store = await open_store(tmp_path, open_segments=4)
+    written: dict[str, list[bytes]] = {f"s{index}": [] for index in range(5)}
+    for _ in range(600):
+        unit = []
+        for name in rng.sample(sorted(written), rng.randint(1, 3)):
+            bodies = [rng.randbytes(rng.choice([1, 10, 1000])) for _ in range(rng.randint(1, 5))]
+            written[name] += bodies
+            unit.append(one(name, *bodies))
+        await put(store, *unit, durability=Durability.OS)
+    for restart in range(2):
+        for _ in range(300):
+            name = rng.choice(sorted(written))
+            first, count = rng.randrange(len(written[name])), rng.randint(1, 50)
+            read = await store.read(name, first, count, rng.choice([1, 5000, 1 << 20]))
+            bodies = [b for c in read.chunks for b in Frame(c.frame).bodies(c.start, c.start + c.count)]
+            assert bodies == written[name][first : read.next]
+        if not restart:
+            await store.close()
+            store = await open_store(tmp_path, open_segments=4)
+    await store.close()
+
+
+@on_loop
+async def test_readers_see_every_record_once_while_writers_write(tmp_path: Path) -> None:
+    store = await open_store(tmp_path)
+    total = 3000
+
+    async def write() -> None:
+        for number in range(total):
+            appended = store.append([one("a", b"%d" % number), one("b", b"x" * 300)], Durability(number % 3))
+            if number % 10 == 0:
+                await appended.done
+
+    async def follow() -> None:
+        seen = 0
+        while seen < total:
+            read = await store.read("a", seen, 100, 10_000)
+            assert not read.lost
+            for chunk in read.chunks:
+                assert [int(body) for body in Frame(chunk.frame).bodies()] == [seen]
+                seen += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(write())
+        for _ in range(3):
+            tasks.create_task(follow())
+    assert store.stats.inline_groups < store.stats.groups
+    await store.close()
+
+
+@on_loop
+async def test_small_groups_are_written_by_the_loop_and_others_by_the_thread(tmp_path: Path) -> None:
+    store = await open_store(tmp_path, segment_bytes=4 << 20)
+    await put(store, one("a", b"x"), durability=Durability.OS)
+    assert (store.stats.groups, store.stats.inline_groups, store.stats.fsyncs) == (1, 1, 0)
+    await put(store, one("a", b"x"), durability=Durability.FSYNC)
+    assert (store.stats.groups, store.stats.inline_groups, store.stats.fsyncs) == (2, 1, 1)
+    await put(store, one("a", b"x" * 200_000), durability=Durability.OS)
+    assert (store.stats.groups, store.stats.inline_groups, store.stats.fsyncs) == (3, 1, 1)
+    await store.close()
+
+
+@on_loop
+async def test_appends_of_one_turn_are_one_group_with_one_fsync(tmp_path: Path) -> None:
+    store = await open_store(tmp_path, segment_bytes=4 << 20)
+    await asyncio.gather(*(store.append([one("a", b"x")], Durability(index % 3)).done for index in range(300)))
+    await store.append([], Durability.OS).done
+    assert store.stats.fsyncs == 1
+    assert store.stats.groups <= 2
+    await store.close()
+
+
+@on_loop
+async def test_a_reader_that_gives_up_disturbs_nobody(tmp_path: Path) -> None:
+    class ColdIo(FaultyIo):
+        def pread_cached(self, fd: int, buffer: memoryview, position: int) -> int:
+            return 0
+
+    store = await open_store(tmp_path, io=ColdIo(), open_segments=4)
+    for _ in range(30):
+        await put(store, one("a", b"x" * 40_000), durability=Durability.OS)
+    for seq in range(30):
+        reading = asyncio.create_task(store.read("a", seq, 5, 1 << 20))
+        await asyncio.sleep(0)
+        reading.cancel()
+    assert len((await content_of(store)).bodies["a"]) == 30
+    await store.close()

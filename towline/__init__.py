@@ -1,0 +1,104 @@
+"""Towline: a pull-based message queue.
+
+    import towline
+
+    with towline.connect("memory:") as mq:
+        mq.send("orders", b"...", key="order-4423")
+        with mq.consumer("orders", group="billing") as consumer:
+            for message in consumer.pull():
+                with message:
+                    print(message.body)
+
+`towline.aio` holds the same for asyncio.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from towline.client.batch import Batch
+from towline.client.blocking import Client, connect
+from towline.client.consumer import Consumer
+from towline.client.message import DeadLetter, Message, Page
+from towline.client.parcel import Pending
+from towline.client.producer import Producer
+from towline.client.receipts import Receipts
+from towline.client.subscription import LostLease
+from towline.errors import (
+    BadFrame,
+    BadName,
+    BadRequest,
+    Closed,
+    Conflict,
+    DiskFull,
+    LeaseLost,
+    NotFound,
+    ProtocolError,
+    QueueFull,
+    Refused,
+    StoreDamaged,
+    StoreFailed,
+    StoreLocked,
+    Timeout,
+    TooLarge,
+    TowlineError,
+    Unavailable,
+)
+from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
+from towline.protocol.messages import GroupState, LaneState, MemberState, TopicState
+
+if TYPE_CHECKING:
+    from towline import aio
+
+__all__ = [
+    "BadFrame",
+    "BadName",
+    "BadRequest",
+    "Batch",
+    "Client",
+    "Closed",
+    "Conflict",
+    "Consumer",
+    "DeadLetter",
+    "DiskFull",
+    "Durability",
+    "GroupConfig",
+    "GroupState",
+    "LaneState",
+    "LeaseLost",
+    "LostLease",
+    "MemberState",
+    "Message",
+    "NotFound",
+    "Page",
+    "Pending",
+    "Priority",
+    "Producer",
+    "ProtocolError",
+    "QueueFull",
+    "Receipt",
+    "Receipts",
+    "Refused",
+    "RetryPolicy",
+    "StoreDamaged",
+    "StoreFailed",
+    "StoreLocked",
+    "Timeout",
+    "TooLarge",
+    "TopicConfig",
+    "TopicState",
+    "TowlineError",
+    "Unavailable",
+    "aio",
+    "connect",
+]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # asyncio takes longer to import than all the rest, and blocking programs do not need it.
+    if name == "aio":
+        return import_module("towline.aio")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

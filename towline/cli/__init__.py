@@ -1,0 +1,88 @@
+"""The command line, `towline`. Each command or group of commands has a file here; `main` is the script's entry point.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 it worked, 1 it failed, 2 it was called wrongly, 130 it
+was interrupted. Heavy imports are inside the commands, so that `towline --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError, Group
+
+from towline.cli.bench import bench
+from towline.cli.consume import consume
+from towline.cli.dead import dead
+from towline.cli.groups import group
+from towline.cli.log import log
+from towline.cli.options import Usage
+from towline.cli.output import fail
+from towline.cli.send import send
+from towline.cli.serve import serve
+from towline.cli.topics import topic
+from towline.cli.version import version, version_text
+from towline.errors import TowlineError
+
+__all__ = ["main", "run"]
+
+_MESSAGES = Group("Messages", sort_key=1)
+_ADMIN = Group("Administration", sort_key=2)
+_BROKER = Group("Broker", sort_key=3)
+
+app = App(
+    name="towline",
+    help="Towline, a pull-based message queue: send and consume messages, run a broker, and look after both.\n\n"
+    "Each command explains itself: `towline COMMAND --help`.",
+    version=version_text,
+    version_flags=["--version"],
+    result_action="return_int_as_exit_code_else_zero",
+    suppress_keyboard_interrupt=False,
+)
+app.command(send, group=_MESSAGES, sort_key=1)
+app.command(consume, group=_MESSAGES, sort_key=2)
+for place, commands in enumerate((topic, group, dead)):
+    commands.group, commands.sort_key = (_ADMIN,), place
+    app.command(commands)
+app.command(serve, group=_BROKER, sort_key=1)
+for place, commands in enumerate((log, bench), start=2):
+    commands.group, commands.sort_key = (_BROKER,), place
+    app.command(commands)
+app.command(version, group=_BROKER, sort_key=4)
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        code = app(_lone_hyphen_last(arguments), exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except CycloptsError as error:
+        fail(str(error))
+        return 2
+    except Usage as error:
+        fail(str(error))
+        return 2
+    except TowlineError as error:
+        fail(str(error))
+        return 1
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain when it flushes stdout at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    return int(code)
+
+
+def _lone_hyphen_last(arguments: Sequence[str]) -> list[str]:
+    """`send TOPIC -` means stdin, but the parser takes a hyphen for an option unless it stands behind `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = [argument for argument in arguments[:end] if argument != "-"]
+    if len(options) == end:
+        return list(arguments)
+    return [*options, "--", *["-"] * (end - len(options)), *arguments[end + 1 :]]

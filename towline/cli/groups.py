@@ -1,0 +1,233 @@
+"""`towline group`: consumer groups, how far they are, and their settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from cyclopts import App, Parameter
+
+from towline.cli.confirm import Yes, confirm
+from towline.cli.options import Connection
+from towline.cli.output import Output, note, print_json, print_pairs, print_table, span, stamp
+from towline.cli.times import Delays, Duration
+from towline.errors import NotFound
+from towline.model import GroupConfig
+from towline.protocol.messages import GroupState
+
+if TYPE_CHECKING:
+    from towline.client.blocking import Client
+
+__all__ = ["group"]
+
+group = App(name="group", help="Consumer groups: how far they are, and their settings.")
+
+Topic = Annotated[str, Parameter(help="The topic.")]
+Name = Annotated[str, Parameter(help="The group's name; `~NAME` is the consumer NAME that has no group.")]
+OfTopic = Annotated[str, Parameter(help="Only the groups of this topic.")]
+
+
+@group.command
+def ls(topic: OfTopic = "", /, *, output: Output = "text", connection: Connection = Connection()) -> None:  # noqa: B008
+    """List groups and their settings."""
+    with connection.connect() as client:
+        states = client.groups(topic)
+    if output == "json":
+        for state in states:
+            print_json(_facts(state))
+        return
+    rows = [
+        (
+            state.config.topic,
+            state.config.name,
+            len(state.members),
+            state.config.retry.max_attempts,
+            span(state.config.timeout_s) if state.config.timeout_s else "none",
+            f"{state.config.max_in_flight:,}",
+        )
+        for state in states
+    ]
+    columns = ("TOPIC", "GROUP", "#CONSUMERS", "#MAX ATTEMPTS", "TIMEOUT", "#MAX IN FLIGHT")
+    print_table(columns, rows, empty="no groups")
+
+
+@group.command
+def lag(topic: OfTopic = "", /, *, output: Output = "text", connection: Connection = Connection()) -> None:  # noqa: B008
+    """Show how far behind groups are.
+
+    LAG counts the messages that are neither consumed nor dead: those that wait, those IN FLIGHT at consumers and those
+    RETRYING after a failure.
+    """
+    with connection.connect() as client:
+        states = client.groups(topic)
+    if output == "json":
+        for state in states:
+            print_json(_progress(state))
+        return
+    rows = [
+        (
+            state.config.topic,
+            state.config.name,
+            *(f"{number:,}" for number in (state.lag, state.in_flight, state.retrying, state.dead)),
+            len(state.members),
+        )
+        for state in states
+    ]
+    columns = ("TOPIC", "GROUP", "#LAG", "#IN FLIGHT", "#RETRYING", "#DEAD", "#CONSUMERS")
+    print_table(columns, rows, empty="no groups")
+
+
+@group.command
+def info(
+    topic: Topic,
+    name: Name,
+    /,
+    *,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Show a group: its settings, its progress in each lane and its consumers."""
+    with connection.connect() as client:
+        state = client.group(topic, name)
+    if output == "json":
+        print_json(_facts(state))
+        return
+    config = state.config
+    print_pairs(
+        [
+            ("topic", config.topic),
+            ("group", config.name),
+            ("created", stamp(config.created_at_us)),
+            ("started from", config.start),
+            ("max attempts", config.retry.max_attempts),
+            ("retry delays", ", ".join(map(span, config.retry.delays_s))),
+            ("timeout", span(config.timeout_s) if config.timeout_s else "none"),
+            ("max in flight", f"{config.max_in_flight:,} a consumer"),
+            ("lag", f"{state.lag:,}"),
+            ("in flight", f"{state.in_flight:,}"),
+            ("retrying", f"{state.retrying:,}" + _next_retry(state)),
+            ("dead letters", f"{state.dead:,}"),
+        ]
+    )
+    positions = [(lane, f"{at:,}", f"{end:,}", f"{end - at:,}") for lane, at, end in state.positions]
+    print_table(("LANE", "#NEXT", "#END", "#WAITING"), positions, empty="no lanes")
+    members = [
+        (member.consumer, member.address, f"{member.in_flight:,}", "yes" if member.waiting else "no", _ago(member))
+        for member in state.members
+    ]
+    print_table(("CONSUMER", "ADDRESS", "#IN FLIGHT", "WAITING", "LAST SEEN"), members, empty="no consumers")
+
+
+def _ago(member: Any) -> str:
+    return f"{member.last_seen_s:.1f} s ago"
+
+
+def _next_retry(state: GroupState) -> str:
+    return f" (next at {stamp(state.next_retry_at_us)})" if state.next_retry_at_us else ""
+
+
+@group.command
+def create(
+    topic: Topic,
+    name: Name,
+    /,
+    *,
+    start: Annotated[
+        Literal["earliest", "latest"] | None,
+        Parameter(help="Where a new group begins: at the oldest message there is, or at what comes from now on."),
+    ] = None,
+    max_attempts: Annotated[
+        int | None, Parameter(help="How often a message is delivered before it goes to the dead letters.")
+    ] = None,
+    retry_delays: Annotated[
+        Delays | None,
+        Parameter(
+            help="The wait after the first, second, … failed attempt, for example `10s,1m,5m`; the last one holds for "
+            "all that follow."
+        ),
+    ] = None,
+    timeout: Annotated[
+        Duration | None,
+        Parameter(
+            help="What a consumer has not settled after so long is taken from it; 0 is never, while it is alive."
+        ),
+    ] = None,
+    max_in_flight: Annotated[int | None, Parameter(help="How many messages one consumer may hold unsettled.")] = None,
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Make a group, or change the settings of one.
+
+    What is not given keeps its value, or takes the default in a new group.
+    """
+    with connection.connect() as client:
+        config = _existing(client, topic, name) or GroupConfig(topic, name)
+        retry = _changed(config.retry, max_attempts=max_attempts, delays_s=retry_delays)
+        client.put_group(_changed(config, retry=retry, start=start, timeout_s=timeout, max_in_flight=max_in_flight))
+
+
+def _existing(client: Client, topic: str, name: str) -> GroupConfig | None:
+    try:
+        return client.group(topic, name).config
+    except NotFound:
+        return None
+
+
+def _changed(config: Any, **changes: Any) -> Any:
+    return msgspec.structs.replace(config, **{field: value for field, value in changes.items() if value is not None})
+
+
+@group.command
+def rm(
+    topic: Topic,
+    name: Name,
+    /,
+    *,
+    yes: Yes = False,
+    connection: Connection = Connection(),  # noqa: B008
+) -> int:
+    """Remove a group: its progress, its retries and its dead letters are forgotten. The topic keeps its messages."""
+    with connection.connect() as client:
+        state = client.group(topic, name)
+        question = f"Remove group {name} of topic {topic}, with {state.lag:,} messages to go and {state.dead:,} dead?"
+        if not confirm(question, yes=yes):
+            note("nothing was removed")
+            return 1
+        client.delete_group(topic, name)
+    return 0
+
+
+def _progress(state: GroupState) -> dict[str, Any]:
+    return {
+        "topic": state.config.topic,
+        "group": state.config.name,
+        "lag": state.lag,
+        "in_flight": state.in_flight,
+        "retrying": state.retrying,
+        "next_retry_at": stamp(state.next_retry_at_us) or None,
+        "dead": state.dead,
+        "consumers": len(state.members),
+        "positions": [{"lane": lane, "next": at, "end": end} for lane, at, end in state.positions],
+    }
+
+
+def _facts(state: GroupState) -> dict[str, Any]:
+    config = state.config
+    return _progress(state) | {
+        "start": config.start,
+        "max_attempts": config.retry.max_attempts,
+        "retry_delays_s": config.retry.delays_s,
+        "timeout_s": config.timeout_s,
+        "max_in_flight": config.max_in_flight,
+        "ephemeral": config.ephemeral,
+        "created_at": stamp(config.created_at_us),
+        "members": [
+            {
+                "consumer": member.consumer,
+                "address": member.address,
+                "in_flight": member.in_flight,
+                "waiting": member.waiting,
+                "last_seen_s": member.last_seen_s,
+            }
+            for member in state.members
+        ],
+    }

@@ -1,0 +1,81 @@
+"""What every command that talks to a broker can be told."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from towline.cli.times import Duration
+from towline.errors import BadRequest
+
+if TYPE_CHECKING:
+    from towline.client.blocking import Client
+
+__all__ = ["DEFAULT_URL", "Connection", "Usage"]
+
+DEFAULT_URL = "towline://127.0.0.1:7400"
+
+
+class Usage(Exception):
+    """The command was called wrongly: exit code 2."""
+
+
+@Parameter(name="*", group="Connection")
+@dataclass(frozen=True)
+class Connection:
+    """Where the broker is, and who is calling."""
+
+    url: Annotated[
+        str,
+        Parameter(
+            name=("--url", "-u"),
+            env_var="TOWLINE_URL",
+            help="Where the broker is: towline://HOST:PORT, towlines://HOST:PORT with TLS, or file:DIR to open the "
+            "folder of a broker that is not running.",
+        ),
+    ] = DEFAULT_URL
+    token: Annotated[
+        str,
+        Parameter(
+            env_var="TOWLINE_TOKEN", help="Who is calling, as the broker's tokens file names it.", show_default=False
+        ),
+    ] = ""
+    secret_file: Annotated[
+        Path | None,
+        Parameter(
+            env_var="TOWLINE_SECRET_FILE",
+            help="A file with the secret of the token. Without it the secret is taken from TOWLINE_SECRET; there is "
+            "no flag for the secret itself, since everyone can see the arguments of a process.",
+        ),
+    ] = None
+
+    ca_file: Annotated[
+        Path | None,
+        Parameter(
+            help="A file of certificates (PEM) that vouch for a broker with TLS, instead of those this machine trusts."
+        ),
+    ] = None
+    patience: Annotated[
+        Duration,
+        Parameter(
+            help="How long to go on trying when the broker cannot be reached or does not answer.", show_default="5s"
+        ),
+    ] = 5.0
+
+    def connect(self) -> Client:
+        import towline
+
+        ca_file = None if self.ca_file is None else str(self.ca_file)
+        return towline.connect(self.url, token=self.token, secret=self.secret(), timeout=self.patience, ca_file=ca_file)
+
+    def secret(self) -> str:
+        if self.secret_file is None:
+            return os.environ.get("TOWLINE_SECRET", "")
+        try:
+            return self.secret_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequest(f"secret file {self.secret_file}: {error}") from None

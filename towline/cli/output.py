@@ -1,0 +1,157 @@
+"""What the commands print: data on stdout, everything else on stderr, and decoration only on a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Protocol
+
+import msgspec
+from cyclopts import Parameter
+
+__all__ = [
+    "Format",
+    "Output",
+    "ask",
+    "fail",
+    "figure",
+    "harmless",
+    "note",
+    "print_json",
+    "print_pairs",
+    "print_table",
+    "progress",
+    "size",
+    "span",
+    "stamp",
+]
+
+Format = Literal["text", "json"]
+Output = Annotated[
+    Format, Parameter(name=("--output", "-o"), help="text for people, json (one object per line) for programs.")
+]
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class Step(Protocol):
+    """Told how far the work has come, and once more is known, how much there is in all."""
+
+    def __call__(self, done: int, total: int | None = None, /) -> None: ...
+
+
+def print_json(value: Any, *, flush: bool = True) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    if flush:
+        sys.stdout.buffer.flush()
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """Columns whose title begins with `#` are numbers, and lean to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = [[harmless(str(cell)) for cell in row] for row in rows]
+    if not lines:
+        note(empty)
+        return
+    on_terminal = sys.stdout.isatty()
+    table = Table(box=box.SIMPLE_HEAD if on_terminal else None, pad_edge=False, header_style="bold")
+    for title in columns:
+        table.add_column(
+            title.removeprefix("#"), justify="right" if title.startswith("#") else "left", no_wrap=not on_terminal
+        )
+    for line in lines:
+        table.add_row(*map(Text, line))
+    # Who reads a pipe wants whole values, however long the line.
+    Console(file=sys.stdout, width=None if on_terminal else 10_000).print(table)
+
+
+def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
+    """One fact per line."""
+    facts = [(name, harmless(str(value))) for name, value in pairs]
+    width = max((len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        print(f"{name:<{width}}  {value}")
+    sys.stdout.flush()
+
+
+def harmless(text: str, allowed: str = "") -> str:
+    """Without control characters: a terminal obeys them, and whoever sent a message does not own the terminal."""
+    return _CONTROL.sub(lambda match: match[0] if match[0] in allowed else f"\\x{ord(match[0]):02x}", text)
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def fail(text: str) -> None:
+    """The one line that says what went wrong."""
+    line = "error: " + harmless(" ".join(text.split()))
+    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+        line = f"\x1b[31m{line}\x1b[0m"
+    print(line, file=sys.stderr, flush=True)
+
+
+def ask(question: str) -> bool:
+    """Ask on the terminal; the question goes to stderr, since stdout is for data."""
+    sys.stderr.write(question + " [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+@contextmanager
+def progress(title: str, total: int | None, unit: str = "messages") -> Iterator[Step]:
+    """A progress bar on stderr, where that is a terminal; `total` of None shows only how far it has come."""
+    if not sys.stderr.isatty():
+        yield lambda done, total=None, /: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import Task as Shown
+
+    class Count(TextColumn):
+        def render(self, task: Shown) -> Any:
+            rate = task.completed / task.elapsed if task.elapsed else 0
+            self.text_format = f"{task.completed:,.0f} {unit}  {rate:,.0f}/s"
+            return super().render(task)
+
+    parts = (TextColumn("{task.description}"), BarColumn(), Count(""), TimeElapsedColumn())
+    with Progress(*parts, console=Console(stderr=True), transient=True) as bar:
+        shown = bar.add_task(title, total=total)
+        yield lambda done, total=None, /: bar.update(shown, completed=done, total=total)
+
+
+def stamp(time_us: int) -> str:
+    """A moment as ISO 8601 in UTC, to the microsecond; empty for none."""
+    if not time_us:
+        return ""
+    moment = datetime.fromtimestamp(time_us // 1_000_000, UTC).replace(microsecond=time_us % 1_000_000)
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def span(seconds: float) -> str:
+    """A length of time in its largest whole unit: 90 is `90s`, 7200 is `2h`."""
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds // length:.0f}{unit}"
+    return f"{seconds:g}s"
+
+
+def size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def figure(value: float) -> str:
+    """A number that people read: thousands apart, and no more digits than it deserves."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

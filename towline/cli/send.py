@@ -1,0 +1,179 @@
+"""`towline send`: messages from an argument, from files, or from stdin."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from towline.cli.options import Connection, Usage
+from towline.cli.output import Format, Output, note, print_json, stamp
+from towline.errors import BadRequest, TooLarge, TowlineError
+from towline.model import Priority, Receipt
+
+if TYPE_CHECKING:
+    from towline.client.blocking import Client
+
+__all__ = ["send"]
+
+BATCH_MESSAGES = 1_000
+BATCH_BYTES = 1 << 20
+LINE_MAX = 16 << 20
+
+
+def send(
+    topic: Annotated[str, Parameter(help="The topic to send to.")],
+    body: Annotated[
+        str | None, Parameter(help="The message. Without it, or with `-`, every line of stdin is one.")
+    ] = None,
+    /,
+    *,
+    file: Annotated[
+        tuple[Path, ...],
+        Parameter(
+            name=("--file", "-f"),
+            consume_multiple=True,
+            negative=(),
+            show_default=False,
+            help="Send each of these files as a message.",
+        ),
+    ] = (),
+    whole: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Send all of stdin as one message.")
+    ] = False,
+    key: Annotated[
+        str | None, Parameter(name=("--key", "-k"), help="A business reference, kept with the message.")
+    ] = None,
+    header: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name=("--header", "-H"),
+            negative=(),
+            show_default=False,
+            help="`NAME=VALUE`, kept with the message; can be repeated.",
+        ),
+    ] = (),
+    priority: Annotated[
+        Priority, Parameter(name=("--priority", "-p"), help="Which lane of the topic it goes to.")
+    ] = "middle",
+    durability: Annotated[
+        Literal["fsync", "os", "received"] | None,
+        Parameter(
+            help="What the acknowledged message must survive: power loss (fsync), a killed broker (os) or nothing "
+            "(received). Without it, the broker decides."
+        ),
+    ] = None,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Send messages.
+
+    Prints the id of a single message, the number of many, or with `-o json` a receipt for each. A printed receipt means
+    that the broker has the message and that it survives what --durability says.
+
+        towline send orders 'one message'
+
+        tail -f app.log | towline send logs
+
+        towline send scans --file page-1.png page-2.png
+    """
+    options = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
+    batches = _batches(body, file, whole=whole)
+    with connection.connect() as client:
+        _send(client, topic, batches, options, output)
+
+
+def _headers(texts: Sequence[str]) -> dict[str, str] | None:
+    headers = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise Usage(f"--header {text!r} is not NAME=VALUE")
+        headers[name] = value
+    return headers or None
+
+
+def _batches(body: str | None, files: Sequence[Path], *, whole: bool) -> Iterator[list[bytes]]:
+    from_stdin = body is None or body == "-"
+    if files and (body is not None or whole):
+        raise Usage("give the message as an argument, with --file, or on stdin: one of them")
+    if whole and not from_stdin:
+        raise Usage("--whole is for a message on stdin")
+    if files:
+        return ([_read(path)] for path in files)
+    if not from_stdin:
+        # Arguments that are not UTF-8 come as surrogates, and leave as the bytes they were.
+        return iter([[os.fsencode(body or "")]])
+    if sys.stdin.isatty():
+        what = "one message" if whole else "one message per line"
+        note(f"reading {what} from the terminal; end with Ctrl-D")
+    return iter([[sys.stdin.buffer.read()]]) if whole else _lines(sys.stdin.fileno())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadRequest(f"{path}: {error.strerror}") from None
+
+
+def _lines(descriptor: int) -> Iterator[list[bytes]]:
+    """The lines that have come, as often as some come: many while they pour in, and each at once when they trickle."""
+    rest = b""
+    while block := os.read(descriptor, BATCH_BYTES):
+        *lines, rest = (rest + block).split(b"\n")
+        if len(rest) > LINE_MAX:
+            raise TooLarge(f"a line is longer than {LINE_MAX} bytes; send large messages with --file or --whole")
+        for at in range(0, len(lines), BATCH_MESSAGES):
+            yield lines[at : at + BATCH_MESSAGES]
+    if rest:
+        yield [rest]
+
+
+def _send(client: Client, topic: str, batches: Iterator[list[bytes]], options: dict[str, Any], output: Format) -> None:
+    sent = 0
+    only = ""
+    for bodies in batches:
+        try:
+            receipts = _send_batch(client, topic, bodies, options)
+        except TowlineError as error:
+            if sent:
+                raise type(error)(f"{error} ({sent:,} messages were sent before)") from error
+            raise
+        sent += len(bodies)
+        if isinstance(receipts, list):
+            only = receipts[0].id
+        if output == "json":
+            for each in receipts:
+                print_json(_facts(each), flush=False)
+            sys.stdout.buffer.flush()
+    if output == "text":
+        print(only if sent == 1 else f"sent {sent:,} messages")
+
+
+def _send_batch(client: Client, topic: str, bodies: list[bytes], options: dict[str, Any]) -> Iterable[Receipt]:
+    if len(bodies) == 1:
+        return [client.send(topic, bodies[0], **options)]
+    key, headers = options["key"], options["headers"]
+    return client.send_many(
+        topic,
+        bodies,
+        keys=[key] * len(bodies) if key else None,
+        headers=[headers] * len(bodies) if headers else None,
+        priority=options["priority"],
+        durability=options["durability"],
+    )
+
+
+def _facts(receipt: Receipt) -> dict[str, object]:
+    return {
+        "id": receipt.id,
+        "topic": receipt.topic,
+        "lane": receipt.lane,
+        "seq": receipt.seq,
+        "appended_at": stamp(receipt.appended_at_us),
+    }

@@ -1,0 +1,120 @@
+"""`towline topic`: make, list, look at and remove topics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from towline.cli.confirm import Yes, confirm
+from towline.cli.options import Connection
+from towline.cli.output import Output, note, print_json, print_pairs, print_table, size, span, stamp
+from towline.cli.times import Duration
+from towline.protocol.messages import TopicState
+
+__all__ = ["topic"]
+
+topic = App(name="topic", help="Make, list, look at and remove topics.")
+
+Name = Annotated[str, Parameter(help="The topic's name.")]
+
+
+@topic.command
+def create(
+    name: Name,
+    /,
+    *,
+    retention: Annotated[
+        Duration | None,
+        Parameter(
+            help="How long its messages are kept, for example `7d`; 0 is for ever. Without it, the broker decides."
+        ),
+    ] = None,
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Make a topic.
+
+    A broker with auto-create makes a topic upon the first send to it, so this is only needed to choose its settings
+    beforehand. It is an error if the topic exists.
+    """
+    with connection.connect() as client:
+        client.create_topic(name, retention_s=retention)
+
+
+@topic.command
+def ls(*, output: Output = "text", connection: Connection = Connection()) -> None:  # noqa: B008
+    """List all topics, with the messages they hold."""
+    with connection.connect() as client:
+        states = client.topics()
+    if output == "json":
+        for state in states:
+            print_json(_facts(state))
+        return
+    columns = ("TOPIC", "#MESSAGES", "#SIZE", "#GROUPS", "RETENTION")
+    rows = [
+        (
+            state.config.name,
+            f"{sum(lane.end - lane.first for lane in state.lanes):,}",
+            size(sum(lane.size_bytes for lane in state.lanes)),
+            len(state.groups),
+            _retention(state),
+        )
+        for state in states
+    ]
+    print_table(columns, rows, empty="no topics")
+
+
+@topic.command
+def info(name: Name, /, *, output: Output = "text", connection: Connection = Connection()) -> None:  # noqa: B008
+    """Show a topic: its lanes, its groups and its settings."""
+    with connection.connect() as client:
+        state = client.topic(name)
+    if output == "json":
+        print_json(_facts(state))
+        return
+    print_pairs(
+        [
+            ("topic", state.config.name),
+            ("created", stamp(state.config.created_at_us)),
+            ("retention", _retention(state)),
+            ("groups", ", ".join(state.groups) or "none"),
+        ]
+    )
+    rows = [
+        (lane.lane, f"{lane.first:,}", f"{lane.end:,}", f"{lane.end - lane.first:,}", size(lane.size_bytes))
+        for lane in state.lanes
+    ]
+    print_table(("LANE", "#FIRST", "#END", "#MESSAGES", "#SIZE"), rows, empty="no lanes")
+
+
+@topic.command
+def rm(name: Name, /, *, yes: Yes = False, connection: Connection = Connection()) -> int:  # noqa: B008
+    """Remove a topic with its messages, its groups and their dead letters. This cannot be undone."""
+    with connection.connect() as client:
+        state = client.topic(name)
+        count = sum(lane.end - lane.first for lane in state.lanes)
+        if not confirm(f"Remove topic {name} with {count:,} messages and {len(state.groups)} groups?", yes=yes):
+            note("nothing was removed")
+            return 1
+        client.delete_topic(name)
+    return 0
+
+
+def _retention(state: TopicState) -> str:
+    kept_s = state.config.retention_s
+    return "broker's" if kept_s is None else span(kept_s) if kept_s else "for ever"
+
+
+def _facts(state: TopicState) -> dict[str, Any]:
+    return {
+        "topic": state.config.name,
+        "created_at": stamp(state.config.created_at_us),
+        "retention_s": state.config.retention_s,
+        "messages": sum(lane.end - lane.first for lane in state.lanes),
+        "size_bytes": sum(lane.size_bytes for lane in state.lanes),
+        "lanes": [
+            {"lane": lane.lane, "first": lane.first, "end": lane.end, "size_bytes": lane.size_bytes}
+            for lane in state.lanes
+        ],
+        "groups": state.groups,
+    }

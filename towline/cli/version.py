@@ -1,0 +1,29 @@
+"""`towline version`."""
+
+from __future__ import annotations
+
+from towline.cli.output import Output, print_json
+
+__all__ = ["version", "version_text"]
+
+
+def version_text() -> str:
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
+    try:
+        return version_of("towline")
+    except PackageNotFoundError:
+        return "0 (not installed)"
+
+
+def version(*, output: Output = "text") -> None:
+    """Show the version of Towline, and of what it runs on."""
+    import platform
+
+    from towline.protocol.messages import VERSION
+
+    if output == "json":
+        print_json({"towline": version_text(), "protocol": VERSION, "python": platform.python_version()})
+    else:
+        print(f"towline {version_text()} (protocol {VERSION}, Python {platform.python_version()})")

@@ -1,0 +1,280 @@
+"""Batching, sans I/O: messages in, parcels out, one on its way per lane.
+
+A parcel of a lane is filled until it is full or has lingered; while another parcel of the same lane is on its way it
+goes on being filled, so the slower the broker, the larger the parcels. Because only one is on its way, a parcel that
+must be sent again is never overtaken by the next: order within a lane is kept whatever happens.
+
+Not safe by itself against several threads: the driver calls under a lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from towline.client.backoff import Backoff
+from towline.client.outgoing import as_lane
+from towline.client.parcel import Parcel
+from towline.errors import BadRequest, Timeout, TowlineError
+from towline.model import LANES, Priority, check_topic
+
+__all__ = ["Accumulator", "BatchLimits", "expired"]
+
+P = TypeVar("P")
+
+MESSAGE_OVERHEAD: Final = 16
+"""What a message takes besides its bytes."""
+
+
+class BatchLimits(NamedTuple):
+    linger_s: float = 0.001
+    max_batch_messages: int = 10_000
+    max_batch_bytes: int = 1 << 20
+    max_buffer_messages: int = 200_000
+    max_buffer_bytes: int = 64 << 20
+    max_in_flight: int = 8
+    delivery_timeout_s: float = 120.0
+
+    def checked(self) -> BatchLimits:
+        if not 0 <= self.linger_s <= 60 or not 0 < self.delivery_timeout_s <= 86400:
+            raise BadRequest("linger_ms is between 0 and 60,000, delivery_timeout between 0 and 86,400 seconds")
+        if min(self[1:6]) < 1 or self.max_batch_messages > 1 << 20 or self.max_batch_bytes > 32 << 20:
+            raise BadRequest("the limits of a batch or buffer are out of range")
+        return self
+
+
+class _Lane:
+    __slots__ = ("backoff", "filling", "full", "in_flight", "name", "number", "queued", "retry_at")
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.filling: Parcel | None = None
+        self.full: deque[Parcel] = deque()
+        self.in_flight: Parcel | None = None
+        self.queued = False
+        self.retry_at = 0.0
+        self.backoff: Backoff | None = None
+
+    @property
+    def empty(self) -> bool:
+        return self.filling is None and not self.full and self.in_flight is None
+
+
+class Accumulator(Generic[P]):
+    """`pending` makes what stands for one message: of a parcel, and the message's place in it."""
+
+    def __init__(
+        self, limits: BatchLimits, pending: Callable[[Parcel, int], P], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits
+        self._clock = clock
+        self.messages = 0
+        self.bytes = 0
+        self.stirred = False
+        """Since this was last cleared, something began that whoever sends must know of."""
+        self._pending = pending
+        self._flying: dict[Parcel, _Lane] = {}
+        self.failed: list[Parcel] = []
+        """Parcels that failed, until somebody is told."""
+        self._lanes: tuple[dict[str, _Lane], ...] = tuple({} for _ in LANES)
+        self._by_priority: dict[str, dict[str, _Lane]] = dict(zip(LANES, self._lanes, strict=True))
+        self._lingering: deque[tuple[Parcel, _Lane]] = deque()
+        self._ready: deque[_Lane] = deque()
+        self._retrying: list[_Lane] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.messages >= self.limits.max_buffer_messages or self.bytes >= self.limits.max_buffer_bytes
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.messages
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
+
+    # Messages in
+
+    def add(self, topic: str, body: bytes, key: str | None, priority: Priority, headers: dict[str, str] | None) -> P:
+        """Put a message into the parcel of its lane that is being filled."""
+        lanes = self._by_priority.get(priority)
+        lane = lanes.get(topic) if lanes is not None else None
+        if lane is None:
+            lane = self._open_lane(topic, priority)
+        parcel = lane.filling
+        size = len(body) + MESSAGE_OVERHEAD
+        if key is not None:
+            size += len(key) if key.isascii() else 4 * len(key)
+        if headers is not None:
+            size += 4 * (sum(map(len, headers)) + sum(map(len, headers.values()))) + 8 * len(headers)
+        limits = self.limits
+        if parcel is None or (parcel.size + size > limits.max_batch_bytes and parcel.bodies):
+            if parcel is not None:
+                self._close(lane, parcel)
+            now = self._clock()
+            parcel = lane.filling = Parcel(topic, lane.number, now, now + limits.delivery_timeout_s)
+            self._lingering.append((parcel, lane))
+            self.stirred = self.stirred or lane.in_flight is None
+        bodies = parcel.bodies
+        if key is not None or parcel.keys is not None:
+            if parcel.keys is None:
+                parcel.keys = [None] * len(bodies)
+            parcel.keys.append(key)
+        if headers is not None or parcel.headers is not None:
+            if parcel.headers is None:
+                parcel.headers = [None] * len(bodies)
+            parcel.headers.append(headers)
+        index = len(bodies)
+        bodies.append(body)
+        parcel.size += size
+        self.messages += 1
+        self.bytes += size
+        if index + 1 >= limits.max_batch_messages or parcel.size >= limits.max_batch_bytes:
+            self._close(lane, parcel)
+        return self._pending(parcel, index)
+
+    def _open_lane(self, topic: str, priority: Priority) -> _Lane:
+        number = as_lane(priority)
+        lane = self._lanes[number][check_topic(topic)] = _Lane(topic, number)
+        return lane
+
+    def _close(self, lane: _Lane, parcel: Parcel) -> None:
+        lane.filling = None
+        parcel.count = len(parcel.bodies)
+        lane.full.append(parcel)
+        self._enqueue(lane)
+
+    def _enqueue(self, lane: _Lane) -> None:
+        if not lane.queued and lane.in_flight is None and not lane.retry_at:
+            lane.queued = self.stirred = True
+            self._ready.append(lane)
+
+    # Parcels out
+
+    def take(self, now: float) -> list[Parcel]:
+        """The parcels to send now."""
+        self._end_lingering(now)
+        self._end_waiting(now)
+        parcels: list[Parcel] = []
+        while self._ready and len(self._flying) < self.limits.max_in_flight:
+            lane = self._ready.popleft()
+            if not lane.full and lane.filling is not None:
+                self._close(lane, lane.filling)
+            lane.queued = False
+            if lane.full:
+                parcel = lane.in_flight = lane.full.popleft()
+                self._flying[parcel] = lane
+                parcels.append(parcel)
+        self.stirred = False
+        return parcels
+
+    def seal(self) -> list[Parcel]:
+        """Let nothing linger any more. The parcels that were not sent yet."""
+        parcels: list[Parcel] = []
+        for by_name in self._lanes:
+            for lane in by_name.values():
+                if lane.filling is not None:
+                    self._close(lane, lane.filling)
+                parcels += lane.full
+        return [*self._flying, *parcels]
+
+    def _end_lingering(self, now: float) -> None:
+        while self._lingering and self._lingering[0][0].opened_at + self.limits.linger_s <= now:
+            parcel, lane = self._lingering.popleft()
+            # One that is full is on its way already. One whose lane is busy follows when that is free.
+            if lane.filling is parcel:
+                self._enqueue(lane)
+
+    def _end_waiting(self, now: float) -> None:
+        for lane in [lane for lane in self._retrying if lane.retry_at <= now]:
+            self._retrying.remove(lane)
+            lane.retry_at = 0.0
+            self._enqueue(lane)
+
+    def next_at(self) -> float | None:
+        """When `take` or `expired` may have something that they do not have now, if nothing else happens."""
+        times = [lane.retry_at for lane in self._retrying]
+        times += [parcel.deadline for parcel in self._flying]
+        if self._lingering and len(self._flying) < self.limits.max_in_flight:
+            times.append(self._lingering[0][0].opened_at + self.limits.linger_s)
+        return min(times, default=None)
+
+    # What became of them
+
+    def sent(self, parcel: Parcel, first: int, appended_at_us: int, now: float) -> None:
+        parcel.first = first
+        parcel.appended_at_us = appended_at_us
+        lane = self._end_flight(parcel)
+        lane.backoff = None
+        self._finish(lane, parcel, now)
+
+    def refused(self, parcel: Parcel, error: TowlineError, now: float) -> bool:
+        """It was not taken. True if it will be tried again; before anything else of its lane."""
+        lane = self._end_flight(parcel)
+        if error.retriable and now < parcel.deadline:
+            lane.full.appendleft(parcel)
+            lane.backoff = lane.backoff or Backoff(0.02, 1.0, eager=False)
+            lane.retry_at = now + lane.backoff.next_s()
+            self._retrying.append(lane)
+            return True
+        parcel.error = error
+        self.failed.append(parcel)
+        self._finish(lane, parcel, now)
+        return False
+
+    def expired(self, now: float) -> list[Parcel]:
+        """Parcels on their way for too long: the driver gives them up with `refused`. Those that wait to be tried again
+        are seen when their turn comes."""
+        return [parcel for parcel in self._flying if parcel.deadline <= now]
+
+    def fail_all(self, error: TowlineError) -> list[Parcel]:
+        """Give up everything that has not been sent."""
+        parcels = []
+        for by_name in self._lanes:
+            for lane in list(by_name.values()):
+                waiting = [lane.in_flight, *lane.full, lane.filling]
+                lane.in_flight = lane.filling = None
+                lane.full.clear()
+                for parcel in waiting:
+                    if parcel is not None:
+                        parcel.count = parcel.count or len(parcel.bodies)
+                        parcel.error = error
+                        parcels.append(parcel)
+                        self._release(parcel)
+            by_name.clear()
+        self._flying.clear()
+        self._ready.clear()
+        self._retrying.clear()
+        self._lingering.clear()
+        self.failed += parcels
+        return parcels
+
+    def take_failed(self) -> list[Parcel]:
+        """The parcels that failed without anybody looking, each told of once."""
+        failed, self.failed = self.failed, []
+        return [parcel for parcel in failed if not parcel.looked_at]
+
+    def _end_flight(self, parcel: Parcel) -> _Lane:
+        lane = self._flying.pop(parcel)
+        lane.in_flight = None
+        return lane
+
+    def _finish(self, lane: _Lane, parcel: Parcel, now: float) -> None:
+        self._release(parcel)
+        filling = lane.filling
+        if lane.full or (filling is not None and filling.opened_at + self.limits.linger_s <= now):
+            self._enqueue(lane)
+        elif lane.empty:
+            del self._lanes[lane.number][lane.name]
+
+    def _release(self, parcel: Parcel) -> None:
+        self.messages -= parcel.count
+        self.bytes -= parcel.size
+
+
+def expired(parcel: Parcel) -> Timeout:
+    return Timeout(f"{parcel.count} messages for {parcel.topic} could not be delivered in time")

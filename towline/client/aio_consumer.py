@@ -1,0 +1,208 @@
+"""The asyncio consumer. The counterpart of `consumer`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from types import TracebackType
+from typing import Final, Self
+
+from towline.client.aio_link import AioLink
+from towline.client.batch import Batch as AnyBatch
+from towline.client.beat import Pulse
+from towline.client.lease import Lease
+from towline.client.message import Message
+from towline.client.subscription import Subscription
+from towline.errors import Closed, TowlineError, Unavailable
+from towline.model import GroupConfig
+
+__all__ = ["Batch", "Consumer"]
+
+log = logging.getLogger("towline.client")
+
+_CLOSE_S: Final = 5.0
+
+
+class Batch(AnyBatch):
+    """The messages of one pull, possibly none: then it is false.
+
+    batch = await consumer.pull(max_messages=500, wait=2.0)
+    for message in batch:
+        await handle(message.body)
+    await batch.ack()
+    """
+
+    def __init__(self, link: AioLink, subscription: Subscription, lease: Lease | None) -> None:
+        super().__init__(subscription, lease)
+        self._link = link
+
+    async def ack(self, *, up_to: bool = False) -> None:
+        """Done with all of them that are not settled yet; with `up_to`, also with all pulled before. It is durable when
+        this returns. Raises `LeaseLost` if they are not ours any more."""
+        await self._link.run(self._ack_flow(up_to))
+        self._subscription.report()
+
+    async def nack(self, reason: str = "", delay: float | None = None) -> None:
+        """All of them that are not settled yet have failed: deliver them again after `delay` seconds, or when the
+        group's retry policy says."""
+        await self._link.run(self._nack_flow(reason, delay))
+        self._subscription.report()
+
+
+class Consumer:
+    """Pulls messages of one topic. Made by `Client.consumer`; it has a connection of its own, and belongs to one task
+    (single messages may be acked from any; `message.ack()` and its kin are not awaited).
+
+        async with mq.consumer("orders", group="billing") as consumer:
+            async for message in consumer:
+                with message:
+                    await handle(message.body)
+    """
+
+    def __init__(self, link: AioLink, subscription: Subscription) -> None:
+        self._link = link
+        self._subscription = subscription
+        self._pulse = Pulse(link, subscription)
+        self._lease: Lease | None = None
+        self._left: Iterator[Message] = iter(())
+        self._closed = False
+        self._nudged = asyncio.Event()
+        self._sleeps_until = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._link.run(self._subscription.start())
+        self._link.connection.member = self._subscription
+        self._task = asyncio.get_running_loop().create_task(self._tend(), name="towline-heartbeat")
+
+    def __repr__(self) -> str:
+        subscription = self._subscription
+        return f"<Consumer {subscription.consumer} of {subscription.topic}, group {subscription.group}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def topic(self) -> str:
+        return self._subscription.topic
+
+    @property
+    def group(self) -> str:
+        """`~name` for a consumer without a group."""
+        return self._subscription.group
+
+    @property
+    def name(self) -> str:
+        return self._subscription.consumer
+
+    @property
+    def config(self) -> GroupConfig:
+        """The settings of the group, as the broker has them."""
+        return self._subscription.config
+
+    @property
+    def in_flight(self) -> int:
+        """Messages held here that nothing was said about yet."""
+        return self._subscription.in_flight
+
+    @property
+    def lost(self) -> int:
+        """Messages whose lease was lost so far."""
+        return self._subscription.lost_messages
+
+    async def pull(
+        self,
+        max_messages: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        wait: float = 1.0,
+        min_messages: int = 1,
+    ) -> Batch:
+        """Ask for messages, waiting up to `wait` seconds until there are `min_messages` of them."""
+        self._check()
+        asked = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
+        lease = await self._link.run(self._subscription.pull(asked, wait))
+        self._tell()
+        return Batch(self._link, self._subscription, lease)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """All messages as they come; ends after `idle_timeout` without any, if one was given. You may leave the loop
+        and begin another: it goes on where the first was left."""
+        while True:
+            lease, left = self._lease, self._left
+            for message in left:
+                if lease is not None and lease.lost:
+                    # Others have them now.
+                    break
+                yield message
+            self._check()
+            lease = self._lease = await self._link.run(self._subscription.next())
+            self._tell()
+            if lease is None:
+                return
+            self._left = iter(lease.messages())
+
+    async def flush(self) -> None:
+        """Tell the broker of all acks and nacks, and wait until they are durable."""
+        self._check()
+        await self._link.run(self._subscription.flush())
+        self._subscription.report()
+
+    async def close(self) -> None:
+        """Tell the broker of all acks and nacks, give back what is not settled, and leave."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._link.timeout_s = min(self._link.timeout_s, _CLOSE_S)
+        try:
+            await self._link.run(self._subscription.close())
+        except (Unavailable, Closed) as error:
+            log.warning("%r could not take its leave: %s", self, error)
+        finally:
+            await self._link.close()
+            self._subscription.report()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed("the consumer was closed")
+
+    def _tell(self) -> None:
+        self._subscription.report()
+        if self._sleeps_until > time.monotonic() + self._pulse.watch_s:
+            self._nudged.set()
+
+    async def _sleep(self) -> None:
+        tick_s = self._pulse.tick_s
+        self._sleeps_until = time.monotonic() + tick_s
+        try:
+            async with asyncio.timeout(tick_s):
+                await self._nudged.wait()
+        except TimeoutError:
+            pass
+        self._nudged.clear()
+
+    async def _tend(self) -> None:
+        """Show that we are alive, and see to what cannot wait for the user's next call."""
+        while True:
+            # A link that broke reconnects by itself, because there is a consumer on it.
+            await self._sleep()
+            try:
+                beat = self._pulse.due(time.monotonic())
+                if beat is not None:
+                    await self._link.start(beat)
+                await self._link.run(self._subscription.start_settles())
+                self._subscription.report()
+            except TowlineError as error:
+                log.warning("%r: %s", self, error)
+            except Exception:
+                log.exception("%r: the heartbeat failed", self)

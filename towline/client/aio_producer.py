@@ -1,0 +1,199 @@
+"""The asyncio producer. The counterpart of `producer`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from towline.client.accumulate import Accumulator, BatchLimits, expired
+from towline.client.aio_link import AioLink
+from towline.client.outgoing import Body, as_body, as_headers, as_key
+from towline.client.parcel import Parcel, call_back
+from towline.client.producer import Shipping, raise_unseen
+from towline.errors import Closed, QueueFull, Timeout, TowlineError
+from towline.model import Priority, Receipt
+
+__all__ = ["Pending", "Producer"]
+
+_IDLE_S: Final = 1.0
+
+
+class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
+    """A message on its way: `await` it for its receipt, or do not; `flush` and `close` of the producer wait for all."""
+
+    _parcel: Parcel
+    _index: int
+
+    def __repr__(self) -> str:
+        return f"<Pending message {self._index} of {self._parcel!r}>"
+
+    def __await__(self) -> Generator[Any, None, Receipt]:
+        yield from _done(self._parcel).__await__()
+        return self._parcel.receipt(self._index)
+
+    def done(self) -> bool:
+        return self._parcel.done
+
+    def result(self) -> Receipt:
+        """The receipt of a message that is done; or raises what went wrong."""
+        if not self._parcel.done:
+            raise Timeout("the message is not acknowledged yet: await it")
+        return self._parcel.receipt(self._index)
+
+    def exception(self) -> TowlineError | None:
+        if not self._parcel.done:
+            raise Timeout("the message is not acknowledged yet: await it")
+        self._parcel.looked_at = True
+        return self._parcel.error
+
+    def add_done_callback(self, function: Callable[[Pending], object]) -> None:
+        """Call `function(pending)` when it is done, or at once if it is done already."""
+        self._parcel.callbacks.append((function, self))
+        if self._parcel.done:
+            call_back(self._parcel)
+
+
+async def _done(parcel: Parcel) -> None:
+    if not parcel.done:
+        if parcel.waiter is None:
+            parcel.waiter = asyncio.get_running_loop().create_future()
+        # Shielded: one who is cancelled does not cancel it for the others.
+        await asyncio.shield(parcel.waiter)
+
+
+class Producer:
+    """Sends in the background, many messages at a time. Made by `Client.producer`.
+
+    async with mq.producer() as producer:
+        for line in lines:
+            await producer.send("lines", line)      # goes on at once; waits when the buffer is full
+    # all are acknowledged here, or the first error is raised
+    """
+
+    def __init__(self, link: AioLink, shipping: Shipping, limits: BatchLimits, block: bool) -> None:
+        self._link = link
+        self._block = block
+        self._accumulator: Accumulator[Pending] = Accumulator(limits, Pending)
+        self._shipping = shipping
+        self._stirred = asyncio.Event()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+        self._task = asyncio.get_running_loop().create_task(self._work(), name="towline-producer")
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self._accumulator.messages} messages buffered"
+        return f"<Producer to {self._link.route.name}, {state}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def send(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        key: str | None = None,
+        priority: Priority = "middle",
+        headers: Mapping[str, str] | None = None,
+    ) -> Pending:
+        """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`."""
+        if type(body) is not bytes:
+            body = as_body(body)
+        as_key(key)
+        packed = as_headers(headers)
+        if self._closed or self._accumulator.is_full:
+            await self._make_room()
+        pending = self._accumulator.add(topic, body, key, priority, packed)
+        if self._accumulator.stirred:
+            self._stirred.set()
+        return pending
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and
+        `Timeout` when it takes too long."""
+        waiting = self._accumulator.seal()
+        self._stirred.set()
+        try:
+            async with asyncio.timeout(timeout):
+                for parcel in waiting:
+                    await _done(parcel)
+        except TimeoutError:
+            raise Timeout(f"{self._accumulator.messages} messages are not acknowledged yet") from None
+        raise_unseen(self._accumulator.take_failed())
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Flush, then let go. What is not acknowledged in time is given up."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.flush(timeout)
+        finally:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            await self._link.close()
+            self._end(self._accumulator.fail_all(Closed("the producer was closed before the message was acknowledged")))
+
+    async def _make_room(self) -> None:
+        while self._accumulator.is_full and not self._closed:
+            if not self._block:
+                raise QueueFull("the producer's buffer is full: the broker does not keep up, or cannot be reached")
+            room = asyncio.get_running_loop().create_future()
+            self._waiting.append(room)
+            await room
+        if self._closed:
+            raise Closed("the producer was closed")
+
+    # The task that sends
+
+    async def _work(self) -> None:
+        while True:
+            self._stirred.clear()
+            for parcel in self._accumulator.take(time.monotonic()):
+                call = self._shipping.pack(parcel)
+                if call is not None:
+                    call.wake = self._stirred.set
+                    await self._link.start(call)
+            await self._sleep()
+            now = time.monotonic()
+            for parcel in self._accumulator.expired(now):
+                call = self._shipping.forget(parcel, expired(parcel))
+                if call is not None:
+                    self._link.connection.abandon(call)
+            self._end(self._shipping.settle(self._accumulator, now))
+
+    async def _sleep(self) -> None:
+        next_at = self._accumulator.next_at()
+        wait_s = _IDLE_S if next_at is None else min(_IDLE_S, next_at - time.monotonic())
+        if self._shipping.has_answers or wait_s <= 0:
+            await asyncio.sleep(0)
+            return
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._stirred.wait()
+        except TimeoutError:
+            pass
+
+    def _end(self, ended: list[Parcel]) -> None:
+        for parcel in ended:
+            parcel.frame = b""
+            parcel.done = True
+            if parcel.waiter is not None and not parcel.waiter.done():
+                parcel.waiter.set_result(None)
+            call_back(parcel)
+        if ended:
+            while self._waiting:
+                room = self._waiting.popleft()
+                if not room.done():
+                    room.set_result(None)

@@ -1,0 +1,58 @@
+"""What one pull brought."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from towline.client.lease import ACK, NACK, Lease
+from towline.client.message import Message
+from towline.client.steps import Flow
+from towline.client.subscription import Subscription
+from towline.protocol.messages import Act
+
+__all__ = ["Batch"]
+
+
+class Batch:
+    """The messages of one pull, possibly none: then it is false. The blocking and the asyncio `Batch` add `ack` and
+    `nack` for all of them at once."""
+
+    def __init__(self, subscription: Subscription, lease: Lease | None) -> None:
+        self._subscription = subscription
+        self._lease = lease
+        self._count = 0 if lease is None else len(lease)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._count} messages{', lost' if self.lost else ''}>"
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    @property
+    def messages(self) -> list[Message]:
+        return [] if self._lease is None else self._lease.messages()
+
+    def bodies(self) -> list[bytes]:
+        """All bodies, without an object for each message: the quickest way."""
+        return [] if self._lease is None else self._lease.bodies()
+
+    @property
+    def lost(self) -> bool:
+        """The lease is gone: drop what you were doing with these messages."""
+        return self._lease is not None and self._lease.lost
+
+    @property
+    def topic(self) -> str:
+        return self._subscription.topic
+
+    def _ack_flow(self, up_to: bool) -> Flow[None]:
+        if self._lease is not None:
+            yield from self._subscription.settle_now(self._lease, Act(ACK, self._lease.pull, [], up_to))
+
+    def _nack_flow(self, reason: str, delay: float | None) -> Flow[None]:
+        if self._lease is not None:
+            act = Act(NACK, self._lease.pull, [], False, delay, reason[:2000])
+            yield from self._subscription.settle_now(self._lease, act)

@@ -1,0 +1,64 @@
+"""When to say that we are alive: a broker takes everything away from a consumer that it does not hear of."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from towline.client.connection import Call, Connection
+from towline.client.subscription import Subscription
+from towline.protocol.messages import Beat
+
+__all__ = ["Pulse"]
+
+_WATCH_S: Final = 0.1
+"""A broker keeps what a consumer holds for half a second after the connection broke."""
+
+
+class _Link(Protocol):
+    connection: Connection
+    last_sent: float
+    last_received: float
+
+    def give_up(self, error: Exception) -> None: ...
+
+
+class Pulse:
+    """Both drivers look every `tick_s` seconds whether a beat is due."""
+
+    def __init__(self, link: _Link, subscription: Subscription) -> None:
+        self._link = link
+        self._subscription = subscription
+        self._beat: Call | None = None
+        self._beaten_at = 0.0
+
+    @property
+    def beat_s(self) -> float:
+        welcome = self._link.connection.welcome
+        return welcome.heartbeat_s / 3 if welcome is not None else 1.0
+
+    @property
+    def tick_s(self) -> float:
+        """Often while there is something to look after; else just often enough to beat."""
+        return min(self.watch_s if self._subscription.holds else self.beat_s / 2, self.beat_s / 2)
+
+    @property
+    def watch_s(self) -> float:
+        """How soon a broken connection must be noticed, and acks be told."""
+        return min(self._subscription.ack_interval_s, _WATCH_S)
+
+    def due(self, now: float) -> Call | None:
+        """A beat to send now, if nothing else was sent lately. A connection that does not answer beats is given up."""
+        link, beat = self._link, self._beat
+        if not link.connection.ready:
+            self._beat = None
+            return None
+        if beat is not None and not beat.done:
+            if now - max(self._beaten_at, link.last_received) > 2 * self.beat_s:
+                # Alive brokers answer. This one, or what is between us, is gone without a word.
+                self._beat = None
+                link.give_up(TimeoutError("the broker does not answer the heartbeat"))
+            return None
+        if now - link.last_sent < self.beat_s / 2:
+            return None
+        self._beat, self._beaten_at = Call(Beat()), now
+        return self._beat

@@ -1,0 +1,285 @@
+"""A client's side of the protocol, sans I/O: greeting, numbering, matching answers, and going on on a new socket.
+
+    DOWN ──open()──► GREETING ──Welcome──► ATTACHING ──Attached──► READY
+      ▲                  │    └──────── (no consumer) ──────────►    │
+      └──── broken() ────┴──────────────────┴────────────────────────┘
+
+A `Connection` outlives its sockets. What was asked and not answered stays with it, in order; on the next socket it
+greets, attaches its consumer again, and asks the same again under the same numbers. Every request is made so that
+asking twice does no harm: sends carry the producer's sequence, acts are idempotent, and attaching states the pulls that
+we know of, so that one whose answer got lost goes back to the group.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from towline.errors import ProtocolError, TowlineError, Unavailable, from_code
+from towline.protocol import PREFACE, Decoder, Envelope, decode_answer, encode_envelope
+from towline.protocol.messages import (
+    VERSION,
+    Answer,
+    Attach,
+    Attached,
+    Failed,
+    Hello,
+    Request,
+    Welcome,
+)
+
+__all__ = ["Buffer", "Call", "Connection", "Member", "State"]
+
+Buffer = bytes | memoryview
+
+_GREETING_LIMIT: Final = 64 << 10
+_ANSWER_LIMIT: Final = 1 << 30
+_UNAVAILABLE: Final = Unavailable.code
+
+
+class State(enum.Enum):
+    DOWN = "down"
+    GREETING = "greeting"
+    ATTACHING = "attaching"
+    READY = "ready"
+
+
+class Member(Protocol):
+    """A consumer, as far as a connection must know it to bring it back."""
+
+    id: int
+
+    def attach(self) -> Attach:
+        """How to come back: it names what is held."""
+
+    def attached(self, answer: Attached) -> None:
+        """Take note of what is still held."""
+
+    def expelled(self, error: TowlineError) -> None:
+        """The broker does not take this consumer any more."""
+
+
+class Call:
+    """One request and, later, its answer."""
+
+    __slots__ = (
+        "answer",
+        "attachments",
+        "buffers",
+        "done",
+        "error",
+        "member",
+        "number",
+        "on_done",
+        "patience_s",
+        "request",
+        "sent",
+        "wake",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        buffers: Sequence[Buffer] = (),
+        member: Member | None = None,
+        on_done: Callable[[Call], None] | None = None,
+    ) -> None:
+        self.request = request
+        self.buffers = buffers
+        self.member = member
+        self.on_done = on_done
+        self.number = -1
+        self.answer: Any = None
+        self.attachments: memoryview | None = None
+        self.error: TowlineError | None = None
+        self.done = False
+        self.sent = 0
+        self.patience_s = 0.0
+        """How long the broker may take on purpose, besides the time that any answer may take."""
+        self.wake: Callable[[], object] | None = None
+
+    def __repr__(self) -> str:
+        state = "waiting" if not self.done else f"failed: {self.error}" if self.error else "answered"
+        return f"<Call {self.number} {type(self.request).__name__}, {state}>"
+
+    @property
+    def resent(self) -> bool:
+        """It was asked more than once: the first time may have been carried out."""
+        return self.sent > 1
+
+    def finish(self, answer: Answer, attachments: memoryview) -> None:
+        self.answer = answer
+        self.attachments = attachments
+        self._end()
+
+    def fail(self, error: TowlineError) -> None:
+        self.error = error
+        self._end()
+
+    def _end(self) -> None:
+        self.buffers = ()
+        if self.on_done is not None:
+            try:
+                self.on_done(self)
+            except TowlineError as error:
+                # An answer that makes no sense to who asked.
+                self.error = error
+        self.done = True
+        if self.wake is not None:
+            self.wake()
+
+
+class Connection:
+    def __init__(self, token: str = "", secret: str = "") -> None:
+        self._hello = Hello(VERSION, VERSION, token, secret, "towline-python")
+        self.state = State.DOWN
+        self.welcome: Welcome | None = None
+        self.member: Member | None = None
+        self._decoder = Decoder(_GREETING_LIMIT)
+        self._calls: dict[int, Call] = {}
+        self._greeting: dict[int, Callable[[Envelope], list[Buffer]]] = {}
+        self._number = 0
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.state.value}, {len(self._calls)} unanswered>"
+
+    @property
+    def ready(self) -> bool:
+        return self.state is State.READY
+
+    @property
+    def unanswered(self) -> int:
+        return len(self._calls)
+
+    # Asking
+
+    def submit(self, call: Call) -> list[Buffer]:
+        """Take a call on. The answer is what to write now: nothing while the connection is not ready."""
+        call.number = number = self._take_number()
+        self._calls[number] = call
+        return self._encode(call) if self.state is State.READY else []
+
+    def abandon(self, call: Call) -> None:
+        """Nobody waits for this call any more; its answer, if there is one, is passed over."""
+        if self._calls.get(call.number) is call:
+            del self._calls[call.number]
+
+    def _take_number(self) -> int:
+        number = self._number
+        while True:
+            number = number + 1 & 0xFFFFFFFF
+            if number not in self._calls and number not in self._greeting:
+                self._number = number
+                return number
+
+    def _encode(self, call: Call) -> list[Buffer]:
+        request, buffers, member = call.request, call.buffers, call.member
+        call.sent += 1
+        if member is not None and request.subscription != member.id:  # type: ignore[attr-defined]
+            request = msgspec.structs.replace(request, subscription=member.id)
+        if not buffers:
+            return [encode_envelope(call.number, request)]
+        return [encode_envelope(call.number, request, sum(map(len, buffers))), *buffers]
+
+    # A socket comes and goes
+
+    def open(self) -> list[Buffer]:
+        """A new socket is connected: what to write to it first."""
+        assert self.state is State.DOWN, self.state
+        self.state = State.GREETING
+        self._decoder = Decoder(_GREETING_LIMIT)
+        number = self._take_number()
+        self._greeting = {number: self._on_welcome}
+        return [PREFACE, encode_envelope(number, self._hello)]
+
+    def broken(self, error: Exception) -> None:
+        """The socket is gone. What is unanswered waits for the next one, unless that would fare no better."""
+        self.state = State.DOWN
+        self._greeting = {}
+        if isinstance(error, TowlineError) and not error.retriable:
+            self.fail_all(error)
+
+    def fail_all(self, error: TowlineError) -> None:
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.fail(error)
+
+    # Answers
+
+    def received(self, data: bytes) -> list[Buffer]:
+        """Take bytes from the broker and finish the calls they answer. The answer is what to write now.
+
+        Raises when the socket is to be given up: bytes that make no sense, or a broker that ends the connection."""
+        out: list[Buffer] = []
+        for envelope in self._decoder.feed(data):
+            call = self._calls.get(envelope.number)
+            if call is None:
+                handler = self._greeting.pop(envelope.number, None)
+                if handler is not None:
+                    out += handler(envelope)
+                elif envelope.number == 0:
+                    self._on_last_word(envelope)
+                continue
+            answer = decode_answer(envelope)
+            if isinstance(answer, Failed):
+                if answer.code == _UNAVAILABLE:
+                    # A broker that is going away. The call stays with us, for the next broker.
+                    raise Unavailable(answer.message)
+                del self._calls[envelope.number]
+                call.fail(from_code(answer.code, answer.message))
+            else:
+                del self._calls[envelope.number]
+                call.finish(answer, envelope.attachments)
+        return out
+
+    def _on_last_word(self, envelope: Envelope) -> None:
+        """The broker ends the connection, and says why under a number that is nobody's."""
+        answer = decode_answer(envelope)
+        if isinstance(answer, Failed):
+            raise from_code(answer.code, answer.message)
+
+    def _on_welcome(self, envelope: Envelope) -> list[Buffer]:
+        answer = decode_answer(envelope)
+        if isinstance(answer, Failed):
+            raise from_code(answer.code, answer.message)
+        if not isinstance(answer, Welcome):
+            raise ProtocolError(f"a greeting was answered by {type(answer).__name__}")
+        if answer.version != VERSION:
+            raise ProtocolError(f"the broker speaks version {answer.version}, this client {VERSION}")
+        self.welcome = answer
+        self._decoder.limit = _ANSWER_LIMIT
+        if self.member is None:
+            return self._take_up()
+        self.state = State.ATTACHING
+        number = self._take_number()
+        self._greeting[number] = self._on_attached
+        return [encode_envelope(number, self.member.attach())]
+
+    def _on_attached(self, envelope: Envelope) -> list[Buffer]:
+        answer, member = decode_answer(envelope), self.member
+        assert member is not None, "only a connection with a consumer attaches"
+        if isinstance(answer, Failed):
+            error = from_code(answer.code, answer.message)
+            if answer.code == _UNAVAILABLE:
+                raise error
+            self.member = None
+            member.expelled(error)
+            for call in [call for call in self._calls.values() if call.member is member]:
+                del self._calls[call.number]
+                call.fail(error)
+        elif isinstance(answer, Attached):
+            member.attached(answer)
+        else:
+            raise ProtocolError(f"an attach was answered by {type(answer).__name__}")
+        return self._take_up()
+
+    def _take_up(self) -> list[Buffer]:
+        """Everything is as before: ask again what was not answered."""
+        self.state = State.READY
+        out: list[Buffer] = []
+        for call in self._calls.values():
+            out += self._encode(call)
+        return out

@@ -1,0 +1,199 @@
+"""The blocking consumer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Final, Self
+
+from towline.client.batch import Batch as AnyBatch
+from towline.client.beat import Pulse
+from towline.client.heartbeat import Heartbeat
+from towline.client.lease import Lease
+from towline.client.link import Link
+from towline.client.message import Message
+from towline.client.subscription import Subscription
+from towline.errors import Closed, TowlineError, Unavailable
+from towline.model import GroupConfig
+
+__all__ = ["Batch", "Consumer"]
+
+log = logging.getLogger("towline.client")
+
+_CLOSE_S: Final = 5.0
+_COME_BACK_S: Final = 0.5
+
+
+class Batch(AnyBatch):
+    """The messages of one pull, possibly none: then it is false.
+
+    batch = consumer.pull(max_messages=500, wait=2.0)
+    for message in batch:
+        handle(message.body)
+    batch.ack()
+    """
+
+    def __init__(self, link: Link, subscription: Subscription, lease: Lease | None) -> None:
+        super().__init__(subscription, lease)
+        self._link = link
+
+    def ack(self, *, up_to: bool = False) -> None:
+        """Done with all of them that are not settled yet; with `up_to`, also with all pulled before. It is durable when
+        this returns. Raises `LeaseLost` if they are not ours any more."""
+        self._link.run(self._ack_flow(up_to))
+        self._subscription.report()
+
+    def nack(self, reason: str = "", delay: float | None = None) -> None:
+        """All of them that are not settled yet have failed: deliver them again after `delay` seconds, or when the
+        group's retry policy says."""
+        self._link.run(self._nack_flow(reason, delay))
+        self._subscription.report()
+
+
+class Consumer:
+    """Pulls messages of one topic. Made by `Client.consumer`; it has a connection of its own, and belongs to one thread
+    (single messages may be acked from any).
+
+        with mq.consumer("orders", group="billing") as consumer:
+            for message in consumer:
+                with message:
+                    handle(message.body)
+    """
+
+    def __init__(self, link: Link, subscription: Subscription) -> None:
+        self._link = link
+        self._subscription = subscription
+        self._lease: Lease | None = None
+        self._left: Iterator[Message] = iter(())
+        self._closed = False
+        self._pulse = Pulse(link, subscription)
+        link.run(subscription.start())
+        link.connection.member = subscription
+        self._heartbeat = Heartbeat(self._tend, f"towline-heartbeat-{subscription.consumer}")
+
+    def __repr__(self) -> str:
+        subscription = self._subscription
+        return f"<Consumer {subscription.consumer} of {subscription.topic}, group {subscription.group}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def topic(self) -> str:
+        return self._subscription.topic
+
+    @property
+    def group(self) -> str:
+        """`~name` for a consumer without a group."""
+        return self._subscription.group
+
+    @property
+    def name(self) -> str:
+        return self._subscription.consumer
+
+    @property
+    def config(self) -> GroupConfig:
+        """The settings of the group, as the broker has them."""
+        return self._subscription.config
+
+    @property
+    def in_flight(self) -> int:
+        """Messages held here that nothing was said about yet."""
+        return self._subscription.in_flight
+
+    @property
+    def lost(self) -> int:
+        """Messages whose lease was lost so far."""
+        return self._subscription.lost_messages
+
+    def pull(
+        self,
+        max_messages: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        wait: float = 1.0,
+        min_messages: int = 1,
+    ) -> Batch:
+        """Ask for messages, waiting up to `wait` seconds until there are `min_messages` of them."""
+        self._check()
+        asked = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
+        lease = self._link.run(self._subscription.pull(asked, wait))
+        self._tell()
+        return Batch(self._link, self._subscription, lease)
+
+    def __iter__(self) -> Iterator[Message]:
+        """All messages as they come; ends after `idle_timeout` without any, if one was given. You may leave the loop
+        and begin another: it goes on where the first was left."""
+        while True:
+            lease, left = self._lease, self._left
+            for message in left:
+                if lease is not None and lease.lost:
+                    # Others have them now.
+                    break
+                yield message
+            self._check()
+            lease = self._lease = self._link.run(self._subscription.next())
+            self._tell()
+            if lease is None:
+                return
+            self._left = iter(lease.messages())
+
+    def flush(self) -> None:
+        """Tell the broker of all acks and nacks, and wait until they are durable."""
+        self._check()
+        self._link.run(self._subscription.flush())
+        self._subscription.report()
+
+    def close(self) -> None:
+        """Tell the broker of all acks and nacks, give back what is not settled, and leave."""
+        if self._closed:
+            return
+        self._closed = True
+        self._heartbeat.stop()
+        self._link.timeout_s = min(self._link.timeout_s, _CLOSE_S)
+        try:
+            self._link.run(self._subscription.close())
+        except (Unavailable, Closed) as error:
+            log.warning("%r could not take its leave: %s", self, error)
+        finally:
+            self._link.close()
+            self._subscription.report()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed("the consumer was closed")
+
+    def _tell(self) -> None:
+        self._subscription.report()
+        self._heartbeat.nudge(self._pulse.watch_s)
+
+    # In the heartbeat's thread
+
+    def _tend(self) -> float:
+        """Show that we are alive, and see to what cannot wait for the user's next call."""
+        try:
+            beat = self._pulse.due(time.monotonic())
+            if beat is not None:
+                self._link.start(beat)
+            self._link.run(self._subscription.start_settles())
+            self._link.pump(0.0)
+            self._come_back()
+            self._subscription.report()
+        except TowlineError as error:
+            log.warning("%r: %s", self, error)
+        except Exception:
+            log.exception("%r: the heartbeat failed", self)
+        return self._pulse.tick_s
+
+    def _come_back(self) -> None:
+        """After a break the broker keeps what we hold for a moment only. The user's code may be busy for longer."""
+        deadline = time.monotonic() + _COME_BACK_S
+        while self._subscription.holds and not self._link.connection.ready and time.monotonic() < deadline:
+            self._link.pump(_COME_BACK_S / 10)

@@ -1,0 +1,304 @@
+"""What the operations of a client do, sans I/O: generators that both drivers run (see `steps`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from towline.client.connection import Call
+from towline.client.message import DeadLetter, Message, Page, Section
+from towline.client.outgoing import FRAME_BYTES, FRAME_MESSAGES, Body, Sender, as_bodies, as_headers, as_key, as_lane
+from towline.client.receipts import Receipts, Run
+from towline.client.steps import Flow, Start
+from towline.errors import BadRequest, Conflict, NotFound, ProtocolError, TooLarge
+from towline.model import GroupConfig, Priority, Receipt, TopicConfig, check_group, check_topic
+from towline.protocol import split_attachments
+from towline.protocol.messages import (
+    Answer,
+    Browse,
+    Browsed,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    Done,
+    FrameHead,
+    GroupInfo,
+    Groups,
+    GroupState,
+    ListGroups,
+    ListTopics,
+    Locate,
+    Located,
+    PutGroup,
+    Request,
+    Resend,
+    Resent,
+    Send,
+    Sent,
+    Stat,
+    Stated,
+    TopicInfo,
+    Topics,
+    TopicState,
+)
+
+__all__ = [
+    "browse",
+    "create_topic",
+    "dead_letters",
+    "delete_group",
+    "delete_topic",
+    "group",
+    "groups",
+    "locate",
+    "ping",
+    "put_group",
+    "resend",
+    "send",
+    "send_many",
+    "stat",
+    "topic",
+    "topics",
+]
+
+A = TypeVar("A", bound=Answer)
+
+_HEAD_ROOM: Final = 64 << 10
+"""What a broker allows for a request besides its frame."""
+_MAX_RESEND: Final = 10_000
+
+
+def _ask(request: Request, expected: type[A], call: Call | None = None) -> Flow[A]:
+    answer = yield call or Call(request)
+    if not isinstance(answer, expected):
+        raise ProtocolError(f"{type(request).__name__} was answered by {type(answer).__name__}")
+    return answer
+
+
+# Sending
+
+
+def send(
+    sender: Sender,
+    name: str,
+    body: bytes,
+    *,
+    key: str | None,
+    priority: Priority,
+    headers: Mapping[str, str] | None,
+    durability: int,
+    compress: bool,
+    max_request_bytes: int,
+) -> Flow[Receipt]:
+    lane = as_lane(priority)
+    frame = sender.frame(
+        [body],
+        None if key is None else [as_key(key)],
+        None if headers is None else [as_headers(headers)],
+        compress,
+    )
+    if len(frame) + _HEAD_ROOM > max_request_bytes:
+        raise _too_large(len(body), max_request_bytes)
+    answer = yield Call(Send([FrameHead(check_topic(name), lane, len(frame))], durability), [frame])
+    if type(answer) is not Sent:
+        raise ProtocolError(f"a send was answered by {type(answer).__name__}")
+    return Receipt(name, priority, answer.firsts[0], answer.appended_at_us)
+
+
+def send_many(
+    sender: Sender,
+    name: str,
+    given: Sequence[Body],
+    *,
+    keys: Sequence[str | None] | None,
+    priority: Priority,
+    headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None,
+    durability: int,
+    compress: bool,
+    max_request_bytes: int,
+) -> Flow[Receipts]:
+    """One frame after the other, so that one that fails is followed by none; each is made while the one before it is on
+    its way."""
+    lane = as_lane(priority)
+    bodies = as_bodies(given)
+    columns = _Columns(bodies, keys, headers, max_request_bytes - _HEAD_ROOM)
+    check_topic(name)
+    runs: list[Run] = []
+    before: tuple[Call, int] | None = None
+    for frame, count in columns.frames(sender, compress):
+        call = Call(Send([FrameHead(name, lane, len(frame))], durability), [frame])
+        if before is not None:
+            runs.append((yield from _sent(*before)))
+        yield Start(call)
+        before = call, count
+    if before is not None:
+        runs.append((yield from _sent(*before)))
+    return Receipts(name, priority, runs)
+
+
+def _sent(call: Call, count: int) -> Flow[Run]:
+    answer = yield from _ask(call.request, Sent, call)
+    return Run(answer.firsts[0], count, answer.appended_at_us)
+
+
+class _Columns:
+    """Many messages, cut into frames that fit."""
+
+    def __init__(self, bodies: Sequence[bytes], keys: Any, headers: Any, max_frame_bytes: int) -> None:
+        for name, column in (("keys", keys), ("headers", headers)):
+            if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
+                raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
+        self._bodies = bodies
+        self._keys = keys if keys is None else [as_key(key) for key in keys]
+        if isinstance(headers, Mapping):
+            self._headers = [as_headers(headers)] * len(bodies) if headers else None
+        else:
+            self._headers = headers if headers is None else [as_headers(value) for value in headers]
+        self._max_frame_bytes = max_frame_bytes
+
+    def frames(self, sender: Sender, compress: bool) -> Iterator[tuple[bytes, int]]:
+        for begin, end in self._cuts():
+            yield from self._encoded(sender, compress, begin, end)
+
+    def _cuts(self) -> Iterator[tuple[int, int]]:
+        bodies, limit = self._bodies, min(FRAME_BYTES, self._max_frame_bytes)
+        if len(bodies) <= FRAME_MESSAGES and sum(map(len, bodies)) <= limit:
+            if bodies:
+                yield 0, len(bodies)
+            return
+        begin = size = 0
+        for at, body in enumerate(bodies):
+            if at > begin and (size + len(body) > limit or at - begin >= FRAME_MESSAGES):
+                yield begin, at
+                begin, size = at, 0
+            size += len(body)
+        yield begin, len(bodies)
+
+    def _encoded(self, sender: Sender, compress: bool, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
+        whole = begin == 0 and end == len(self._bodies)
+        bodies = self._bodies if whole else self._bodies[begin:end]
+        keys = self._keys if whole or self._keys is None else self._keys[begin:end]
+        headers = self._headers if whole or self._headers is None else self._headers[begin:end]
+        frame = sender.frame(bodies, keys, headers, compress)
+        if len(frame) <= self._max_frame_bytes:
+            yield frame, end - begin
+            return
+        # Keys and headers were not counted. Where they are large, halves will do.
+        if end - begin == 1:
+            raise _too_large(len(bodies[0]), self._max_frame_bytes)
+        middle = (begin + end) // 2
+        yield from self._encoded(sender, compress, begin, middle)
+        yield from self._encoded(sender, compress, middle, end)
+
+
+def _too_large(body_bytes: int, limit: int) -> TooLarge:
+    return TooLarge(f"a message of {body_bytes} bytes is over the broker's limit of {limit} bytes a request")
+
+
+# Topics and groups
+
+
+def ping() -> Flow[None]:
+    """Meet the broker."""
+    yield from _ask(Stat(), Stated)
+
+
+def create_topic(name: str, retention_s: float | None) -> Flow[None]:
+    request = CreateTopic(TopicConfig(name, 0, retention_s))
+    call = Call(request)
+    try:
+        yield from _ask(request, Done, call)
+    except Conflict:
+        # Asked twice because the connection broke: the first time was carried out.
+        if not call.resent:
+            raise
+
+
+def delete_topic(name: str) -> Flow[None]:
+    yield from _delete(DeleteTopic(check_topic(name)))
+
+
+def topics() -> Flow[list[TopicState]]:
+    return (yield from _ask(ListTopics(), Topics)).topics
+
+
+def topic(name: str) -> Flow[TopicState]:
+    return (yield from _ask(TopicInfo(check_topic(name)), TopicState))
+
+
+def groups(name: str) -> Flow[list[GroupState]]:
+    return (yield from _ask(ListGroups(check_topic(name) if name else ""), Groups)).groups
+
+
+def group(topic_name: str, name: str) -> Flow[GroupState]:
+    return (yield from _ask(GroupInfo(check_topic(topic_name), check_group(name)), GroupState))
+
+
+def put_group(config: GroupConfig) -> Flow[None]:
+    yield from _ask(PutGroup(config), Done)
+
+
+def delete_group(topic_name: str, name: str) -> Flow[None]:
+    yield from _delete(DeleteGroup(check_topic(topic_name), check_group(name)))
+
+
+def _delete(request: Request) -> Flow[None]:
+    call = Call(request)
+    try:
+        yield from _ask(request, Done, call)
+    except NotFound:
+        if not call.resent:
+            raise
+
+
+# Looking
+
+
+def browse(name: str, priority: Priority, first: int, max_messages: int, max_bytes: int) -> Flow[Page[Message]]:
+    call = Call(Browse(check_topic(name), as_lane(priority), "", first, max_messages, max_bytes))
+    answer = yield from _ask(call.request, Browsed, call)
+    items = [message for section in _sections(name, answer, call) for message in section.messages()]
+    return Page(items, next_seq=answer.next, start=answer.first, end=answer.end)
+
+
+def dead_letters(name: str, group_name: str, first: int, max_messages: int, max_bytes: int) -> Flow[Page[DeadLetter]]:
+    call = Call(Browse(check_topic(name), 0, check_group(group_name), first, max_messages, max_bytes))
+    answer = yield from _ask(call.request, Browsed, call)
+    resent = [range(begin, begin + count) for begin, count in answer.settled]
+    items = [
+        DeadLetter(message, resent=any(message.seq in numbers for numbers in resent))
+        for section in _sections(name, answer, call)
+        for message in section.messages()
+    ]
+    return Page(items, next_seq=answer.next, start=answer.first, end=answer.end)
+
+
+def _sections(name: str, answer: Browsed, call: Call) -> Iterator[Section]:
+    assert call.attachments is not None, "an answered call has its attachments, maybe empty"
+    frames = split_attachments(call.attachments, [part.length for part in answer.parts])
+    for part, data in zip(answer.parts, frames, strict=True):
+        yield Section(name, part, data)
+
+
+def resend(name: str, group_name: str, dead: Sequence[int] | None) -> Flow[int]:
+    check_topic(name)
+    check_group(group_name)
+    if dead is not None:
+        count = 0
+        for at in range(0, len(dead), _MAX_RESEND):
+            count += (yield from _ask(Resend(name, group_name, list(dead[at : at + _MAX_RESEND])), Resent)).count
+        return count
+    count = 0
+    while True:
+        answer = yield from _ask(Resend(name, group_name), Resent)
+        count += answer.count
+        if not answer.left or not answer.count:
+            return count
+
+
+def locate(name: str, priority: Priority, time_us: int) -> Flow[int]:
+    return (yield from _ask(Locate(check_topic(name), as_lane(priority), time_us), Located)).seq
+
+
+def stat() -> Flow[dict[str, Any]]:
+    return (yield from _ask(Stat(), Stated)).figures

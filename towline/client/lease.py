@@ -1,0 +1,161 @@
+"""What a consumer holds: one pull, the messages in it, and what became of them."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from towline.client.message import ACKED, NACKED, OPEN, TOLD, Message, Section
+from towline.errors import BadFrame, TooLarge
+from towline.protocol import messages
+from towline.protocol.messages import Act
+
+__all__ = ["ACK", "GIVE_BACK", "NACK", "Lease", "in_portions", "merged"]
+
+ACK: Final = 0
+NACK: Final = 1
+GIVE_BACK: Final = 3
+
+_ACKED_RUNS: Final = re.compile(bytes([ACKED]) + b"+")
+_ACKED_TO_TOLD: Final = bytes.maketrans(bytes([ACKED]), bytes([TOLD]))
+_OPEN_TO_TOLD: Final = bytes.maketrans(bytes([OPEN, ACKED]), bytes([TOLD, TOLD]))
+_OPEN_TO_NACKED: Final = bytes.maketrans(bytes([OPEN]), bytes([NACKED]))
+
+_MAX_ACTS: Final = 5_000
+_MAX_SPANS: Final = 2_000
+_MAX_PORTION: Final = 48 << 10
+
+
+class Lease:
+    """One pull. It comes as raw parts, noted when they arrive; `open` decodes them when their turn comes."""
+
+    __slots__ = ("_dirty_leases", "_nacks", "_raw", "dirty", "lost", "pull", "sections", "unanswered")
+
+    def __init__(
+        self, pull: int, raw: list[tuple[messages.Part, memoryview]], nacks: deque[Act], dirty_leases: deque[Lease]
+    ) -> None:
+        self.pull = pull
+        self.sections: list[Section] = []
+        self.lost = False
+        self.dirty = False
+        self.unanswered = 0
+        """Acts on the way to the broker."""
+        self._raw = raw
+        self._nacks = nacks
+        self._dirty_leases = dirty_leases
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.pull} of {len(self)} messages{', lost' if self.lost else ''}>"
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sections)) if self.sections else sum(part.count for part, _ in self._raw)
+
+    def open(self, topic: str) -> None:
+        """Decode. What cannot be decoded is nacked: it is tried again, and ends among the dead letters."""
+        raw, self._raw = self._raw, []
+        for part, data in raw:
+            try:
+                self.sections.append(Section(topic, part, data, self))
+            except (BadFrame, TooLarge) as error:
+                span = (part.lane, part.first, part.count)
+                self._nacks.append(Act(NACK, self.pull, [span], False, None, f"the client cannot decode it: {error}"))
+
+    def messages(self) -> list[Message]:
+        if len(self.sections) == 1:
+            return self.sections[0].messages()
+        return [message for section in self.sections for message in section.messages()]
+
+    def bodies(self) -> list[bytes]:
+        if len(self.sections) == 1:
+            return self.sections[0].bodies
+        return [body for section in self.sections for body in section.bodies]
+
+    # What the user did
+
+    def touch(self) -> None:
+        self.dirty = True
+        self._dirty_leases.append(self)
+
+    def nack(self, act: Act) -> None:
+        self._nacks.append(act)
+
+    def settle_all(self, what: int) -> None:
+        table = _OPEN_TO_TOLD if what == ACK else _OPEN_TO_NACKED
+        for section in self.sections:
+            section.flags[:] = section.flags.translate(table)
+
+    def drop(self) -> None:
+        """Nobody has seen these messages, and nobody will."""
+        self._raw = []
+        self.sections = []
+
+    # What the broker is told
+
+    @property
+    def open_count(self) -> int:
+        """Messages that nothing was said about yet."""
+        if self._raw:
+            return len(self)
+        return sum(section.flags.count(OPEN) for section in self.sections)
+
+    def take_acks(self) -> list[Act]:
+        """The acks that the broker has not been told of; from now on they count as told."""
+        self.dirty = False
+        spans: list[tuple[int, int, int]] = []
+        for section in self.sections:
+            flags, first, lane = section.flags, section.first, section.lane
+            for run in _ACKED_RUNS.finditer(bytes(flags)):
+                begin, end = run.span()
+                flags[begin:end] = flags[begin:end].translate(_ACKED_TO_TOLD)
+                spans.append((lane, first + begin, end - begin))
+        if not spans:
+            return []
+        # Not `open_count == 0`: a nack made in another thread right now is not among the acts yet, and must come first.
+        if all(section.flags.count(TOLD) == len(section.flags) for section in self.sections):
+            return [Act(ACK, self.pull)]
+        return [Act(ACK, self.pull, spans[at : at + _MAX_SPANS]) for at in range(0, len(spans), _MAX_SPANS)]
+
+    @property
+    def finished(self) -> bool:
+        return not self.unanswered and not self.dirty and self.open_count == 0
+
+
+def merged(acts: Iterable[Act]) -> list[Act]:
+    """Neighbouring messages that failed alike become one act."""
+    out: list[Act] = []
+    for act in acts:
+        last = out[-1] if out else None
+        if last is not None and _alike(last, act) and len(last.spans) == len(act.spans) == 1:
+            (lane, first, count), (next_lane, next_first, next_count) = last.spans[0], act.spans[0]
+            if lane == next_lane and first + count == next_first:
+                out[-1] = msgspec.structs.replace(last, spans=[(lane, first, count + next_count)])
+                continue
+        out.append(act)
+    return out
+
+
+def _alike(one: Act, other: Act) -> bool:
+    return (
+        one.pull == other.pull
+        and one.what == other.what
+        and one.delay_s == other.delay_s
+        and one.reason == other.reason
+    )
+
+
+def in_portions(acts: list[Act]) -> list[list[Act]]:
+    """Cut into requests of a bearable size."""
+    portions: list[list[Act]] = []
+    room = 0
+    for act in acts:
+        weight = 40 + 16 * len(act.spans) + 4 * len(act.reason)
+        if not portions or weight > room or len(portions[-1]) >= _MAX_ACTS:
+            portions.append([])
+            room = _MAX_PORTION
+        portions[-1].append(act)
+        room -= weight
+    return portions

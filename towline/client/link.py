@@ -1,0 +1,343 @@
+"""The blocking driver: one connection, moved by whichever thread waits for an answer.
+
+Any number of threads may ask at once. Whoever has to wait and finds nobody reading becomes the *pump*: it reads, and
+hands the answers out. When it has its own, the next who waits takes over. There is no thread in the background.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from towline.client.backoff import Backoff
+from towline.client.connection import Buffer, Call, Connection
+from towline.client.dial import CONNECT_S, Route
+from towline.client.steps import Flow, Start, Wait
+from towline.client.transport import Transport, make_transport
+from towline.errors import Closed, Timeout, TowlineError, Unavailable
+
+__all__ = ["Dial", "Link", "no_answer"]
+
+T = TypeVar("T")
+Dial = Callable[[Route, float], socket.socket]
+
+_SETTLED_S: Final = 1.0
+"""A connection that lived shorter than this does not count as a success, lest we come back without a pause."""
+
+_generation = 0
+
+
+def _forked() -> None:
+    global _generation  # noqa: PLW0603 - there is one process, and this is its number
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class Link:
+    def __init__(self, route: Route, dial: Dial, connection: Connection, timeout_s: float) -> None:
+        self.route = route
+        self.connection = connection
+        self.timeout_s = timeout_s
+        self.lock = threading.RLock()
+        """Guards the connection's state and the order of what is written; never held while waiting for an answer."""
+        self.last_sent = 0.0
+        self.last_received = 0.0
+        self._dial = dial
+        self._pump = threading.RLock()
+        self._transport: Transport | None = None
+        self._dead: list[Transport] = []
+        self._stash: deque[bytes] = deque()
+        self._waiters: dict[Call, Any] = {}
+        self._backoff = Backoff()
+        self._retry_at = 0.0
+        self._opened_at = 0.0
+        self._down_since = time.monotonic()
+        self._cause: Exception | None = None
+        self._closing = threading.Event()
+        self._generation = _generation
+
+    def __repr__(self) -> str:
+        return f"<Link to {self.route.name}, {self.connection.state.value}>"
+
+    # Running flows
+
+    def run(self, flow: Flow[T]) -> T:
+        """Run a flow to its end. Its own stretches run under the lock, its waiting does not."""
+        lock, result, error = self.lock, None, None
+        try:
+            while True:
+                with lock:
+                    step = flow.send(result) if error is None else flow.throw(error)
+                result = error = None
+                try:
+                    result = self.do(step)
+                except BaseException as caught:
+                    error = caught
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+    def do(self, step: Call | Start | Wait) -> Any:
+        if isinstance(step, Call):
+            return self.ask(step)
+        if isinstance(step, Start):
+            self.start(step.call)
+            return None
+        return self._wait_while_up(step)
+
+    def ask(self, call: Call) -> Any:
+        if call.number < 0:
+            self.start(call)
+        if not call.done:
+            begun = time.monotonic()
+            if not self.wait(call, begun + self.timeout_s + call.patience_s):
+                self._abandon(call, begun)
+        if call.error is not None:
+            raise call.error
+        return call.answer
+
+    def _abandon(self, call: Call, begun: float) -> None:
+        with self.lock:
+            if call.done:
+                return
+            self.connection.abandon(call)
+            error = no_answer(self.route.name, self._cause, self.connection.ready, self.timeout_s)
+            if self.last_received < begun:
+                self._break(error)
+            raise error
+
+    def _wait_while_up(self, step: Wait) -> bool:
+        answered = self.wait(step.call, time.monotonic() + step.seconds)
+        if not answered and not self.connection.ready and time.monotonic() - self._down_since > self.timeout_s:
+            raise no_answer(self.route.name, self._cause, False, self.timeout_s)
+        return answered
+
+    def start(self, call: Call) -> None:
+        if self._generation != _generation:
+            raise Closed("this client was made before a fork: connect again in the child process")
+        with self.lock:
+            if self._closing.is_set():
+                raise Closed
+            buffers = self.connection.submit(call)
+            if buffers:
+                self._write(buffers)
+
+    def wait(self, call: Call, deadline: float) -> bool:
+        """True when the call is answered, False at the deadline."""
+        while not call.done:
+            if self._pump.acquire(False):
+                try:
+                    while not call.done:
+                        left_s = deadline - time.monotonic()
+                        if left_s <= 0:
+                            return False
+                        self._pump_once(left_s, left_s)
+                finally:
+                    self._pump.release()
+                    if self._waiters:
+                        self._hand_on()
+            elif not self._follow(call, deadline):
+                return call.done
+        return True
+
+    def _follow(self, call: Call, deadline: float) -> bool:
+        """Wait while another thread pumps. True: look again; False: it is too late."""
+        turn = threading.Lock()
+        turn.acquire()
+        with self.lock:
+            if call.done:
+                return True
+            call.wake = lambda: self._let_go(call)
+            self._waiters[call] = turn
+        try:
+            # The pump may have left before we were among those it hands on to.
+            if self._pump.acquire(False):
+                self._pump.release()
+                return True
+            return turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        finally:
+            with self.lock:
+                call.wake = None
+                self._waiters.pop(call, None)
+
+    def _let_go(self, call: Call) -> None:
+        turn = self._waiters.pop(call, None)
+        if turn is not None:
+            turn.release()
+
+    def _hand_on(self) -> None:
+        with self.lock:
+            call = next(iter(self._waiters), None)
+            if call is not None:
+                self._let_go(call)
+
+    # Pumping: only by the thread that holds the pump
+
+    def pump(self, timeout_s: float, also: int = -1) -> None:
+        """One step of progress, if no other thread is at it: read, or try to connect. Comes back early when the
+        descriptor `also` is readable."""
+        if not self._pump.acquire(False):
+            return
+        try:
+            transport = self._transport
+            if transport is None or self._stash or transport.readable(timeout_s, also):
+                self._pump_once(timeout_s if transport is None else 0.0, CONNECT_S)
+        finally:
+            self._pump.release()
+            if self._waiters:
+                self._hand_on()
+
+    def _pump_once(self, timeout_s: float, connect_s: float) -> None:
+        transport = self._transport
+        if transport is None:
+            self._connect(timeout_s, connect_s)
+            return
+        if self._dead:
+            self._bury()
+        if not self.connection.ready:
+            timeout_s = min(timeout_s, max(0.0, self._opened_at + CONNECT_S - time.monotonic()))
+        try:
+            data = self._stash.popleft() if self._stash else transport.read(timeout_s)
+            if data is None:
+                self._check_greeting(transport)
+                return
+            if not data:
+                raise ConnectionResetError("the broker closed the connection")
+        except (OSError, ValueError) as error:
+            self._gave_way(transport, error)
+            return
+        with self.lock:
+            if self._transport is not transport:
+                return
+            self.last_received = time.monotonic()
+            try:
+                out = self.connection.received(data)
+            except TowlineError as error:
+                self._break(error)
+                return
+            if out:
+                self._write(out)
+
+    def _check_greeting(self, transport: Transport) -> None:
+        if not self.connection.ready and time.monotonic() >= self._opened_at + CONNECT_S:
+            self._gave_way(transport, TimeoutError("the broker did not answer the greeting"))
+
+    def _connect(self, timeout_s: float, connect_s: float) -> None:
+        self._bury()
+        with self.lock:
+            if self._closing.is_set():
+                self.connection.fail_all(Closed())
+                return
+        pause_s = self._retry_at - time.monotonic()
+        if pause_s > 0:
+            self._closing.wait(min(pause_s, timeout_s))
+            if pause_s > timeout_s:
+                return
+        try:
+            sock = self._dial(self.route, max(0.001, min(connect_s, CONNECT_S)))
+        except OSError as error:
+            with self.lock:
+                self._cause = error
+                if self.route.failed():
+                    self._retry_at = time.monotonic() + max(0.01, self._backoff.next_s())
+            return
+        with self.lock:
+            self._stash.clear()
+            self._opened_at = self.last_received = time.monotonic()
+            self._transport = make_transport(sock)
+            self._write(self.connection.open())
+
+    def _bury(self) -> None:
+        with self.lock:
+            dead, self._dead = self._dead, []
+        for transport in dead:
+            transport.close()
+
+    def _read_aside(self) -> bool:
+        """Called while a write is stalled, with the lock held: read, lest both sides only write."""
+        transport = self._transport
+        if transport is None or not self._pump.acquire(False):
+            return False
+        try:
+            data = transport.read(0.0)
+            if data is not None:
+                self._stash.append(data)
+            return True
+        finally:
+            self._pump.release()
+
+    # With the lock held
+
+    def _write(self, buffers: Sequence[Buffer]) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        try:
+            transport.write(buffers, self._read_aside)
+        except (OSError, ValueError) as error:
+            self._break(error)
+        except BaseException:
+            # Interrupted within a message: nothing that follows would make sense to the broker.
+            self._break(ConnectionAbortedError("interrupted"))
+            raise
+        else:
+            self.last_sent = time.monotonic()
+
+    def _gave_way(self, transport: Transport, error: Exception) -> None:
+        with self.lock:
+            if self._transport is transport:
+                self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        """The socket is of no use any more. Its descriptor is closed later, by the pump: it may be reading."""
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        now = time.monotonic()
+        transport.shut_down()
+        self._dead.append(transport)
+        self._cause = error
+        if self.connection.ready:
+            self._down_since = now
+            if now - self._opened_at >= _SETTLED_S:
+                self._backoff.reset()
+        # A broker that stops, or that never got ready, is not the one to try again first.
+        stay = self.connection.ready and not isinstance(error, Unavailable)
+        self._retry_at = now + self._backoff.next_s() if stay or self.route.failed() else now
+        self.connection.broken(error)
+
+    def give_up(self, error: Exception) -> None:
+        """Treat the connection as broken: the broker does not answer on it any more."""
+        with self.lock:
+            self._break(error)
+
+    def close(self) -> None:
+        if self._generation != _generation:
+            # The socket is the parent's as well, and its locks may be held for ever: touch nothing.
+            return
+        with self.lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            self._break(Closed())
+            self.connection.fail_all(Closed())
+        # Whoever reads comes back now, because the stream has ended.
+        if self._pump.acquire(timeout=1.0):
+            try:
+                self._bury()
+            finally:
+                self._pump.release()
+
+
+def no_answer(name: str, cause: Exception | None, ready: bool, timeout_s: float) -> Unavailable:
+    if ready:
+        return Timeout(f"{name}: no answer within {timeout_s:g} seconds; it may have been carried out all the same")
+    reason = f"{type(cause).__name__}: {cause}" if isinstance(cause, OSError) and not str(cause) else str(cause)
+    return Unavailable(f"{name} cannot be reached within {timeout_s:g} seconds: {reason}")

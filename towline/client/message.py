@@ -1,0 +1,328 @@
+"""Messages as consumers see them. A batch is decoded a column at a time, and nothing else before it is asked for."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import repeat
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self, TypeVar, overload
+
+import msgspec
+
+from towline.errors import BadRequest, Conflict
+from towline.frame import Frame, decode_headers
+from towline.frame.layout import HEADERS, KEY
+from towline.model import LANES, Priority, message_id
+from towline.protocol import messages
+
+if TYPE_CHECKING:
+    from towline.client.lease import Lease
+
+__all__ = ["ACKED", "NACKED", "OPEN", "TOLD", "DeadLetter", "Message", "Page", "Section"]
+
+OPEN: Final = 0
+ACKED: Final = 1
+"""Acked by the user; the broker has not been told yet."""
+TOLD: Final = 2
+"""Acked, and told to the broker or on the way."""
+NACKED: Final = 3
+
+_REASON_MAX: Final = 2000
+_DELAY_MAX_S: Final = 366 * 86400
+
+
+class Section:
+    """Messages of one lane that came together: what they share, and what is known of each."""
+
+    __slots__ = (
+        "_frame",
+        "_headers",
+        "_keys",
+        "appended_at_us",
+        "attempt",
+        "bodies",
+        "first",
+        "flags",
+        "lane",
+        "lease",
+        "source",
+        "start",
+        "topic",
+    )
+
+    def __init__(self, topic: str, part: messages.Part, data: memoryview, lease: Lease | None = None) -> None:
+        frame = Frame(data).verify()
+        self.topic = topic
+        self.lane = part.lane
+        self.first = part.first
+        self.start = part.start
+        self.attempt = part.attempt
+        self.appended_at_us = part.appended_at_us
+        self.source = part.source
+        self.lease = lease
+        self.bodies = frame.bodies(part.start, part.start + part.count)
+        self.flags = bytearray(part.count)
+        self._frame = frame
+        self._keys: list[bytes] | None = None
+        self._headers: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def messages(self) -> list[Message]:
+        # No loop of our own: this is where a consumer's time goes.
+        return list(map(Message, self.bodies, range(len(self.bodies)), repeat(self)))
+
+    def key(self, index: int) -> str | None:
+        if self._keys is None:
+            self._keys = self._column(KEY)
+        value = self._keys[index] if self._keys else b""
+        return value.decode("utf-8", "replace") if value else None
+
+    def headers(self, index: int) -> dict[str, str]:
+        if self._headers is None:
+            self._headers = self._column(HEADERS)
+        return decode_headers(self._headers[index]) if self._headers else {}
+
+    def _column(self, flag: int) -> list[bytes]:
+        return self._frame.texts(flag, self.start, self.start + len(self.bodies)) or []
+
+    @property
+    def produced_at_us(self) -> int:
+        at_us: int = self._frame.produced_at_us
+        return at_us
+
+    @property
+    def token(self) -> str:
+        return self._frame.token.decode("utf-8", "replace")
+
+    # Settling: only marked here, and told to the broker by the consumer
+
+    def ack(self, index: int) -> None:
+        lease = self.lease
+        if lease is None:
+            raise _looked_at()
+        state = self.flags[index]
+        if state == OPEN:
+            # In this order: whoever collects the acks, in any thread, clears `dirty` first and looks at the flags then.
+            self.flags[index] = ACKED
+            if not lease.dirty:
+                lease.touch()
+        elif state == NACKED:
+            raise Conflict("the message was nacked already: it cannot be acked any more")
+
+    def nack(self, index: int, what: int, reason: str, delay_s: float | None) -> None:
+        if self.lease is None:
+            raise _looked_at()
+        if delay_s is not None and not 0 <= delay_s <= _DELAY_MAX_S:
+            raise BadRequest(f"a delay of {delay_s} seconds: give one between 0 and a year")
+        if self.flags[index] != OPEN:
+            raise Conflict("the message was acked or nacked already")
+        self.flags[index] = NACKED
+        span = (self.lane, self.first + index, 1)
+        self.lease.nack(messages.Act(what, self.lease.pull, [span], False, delay_s, reason[:_REASON_MAX]))
+
+
+def _looked_at() -> BadRequest:
+    return BadRequest("the message was looked at, not pulled: there is nothing to ack or nack")
+
+
+class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
+    """One message. `ack`, `nack`, `retry` and `dead` settle it: they return at once, and the consumer tells the broker
+    soon after (see `Consumer.flush`).
+
+        with message:               # leaves: ack
+            handle(message.body)    # raises: nack with the exception as the reason; the exception goes on to you
+    """
+
+    body: bytes
+    _index: int
+    _section: Section
+
+    def __repr__(self) -> str:
+        body = self.body if len(self.body) <= 40 else self.body[:40] + b"..."
+        return f"<Message {self.id} attempt {self.attempt} {body!r}>"
+
+    @property
+    def topic(self) -> str:
+        return self._section.topic
+
+    @property
+    def lane(self) -> Priority:
+        return LANES[self._section.lane]
+
+    @property
+    def priority(self) -> Priority:
+        return LANES[self._section.lane]
+
+    @property
+    def seq(self) -> int:
+        """Its number in its lane."""
+        return self._section.first + self._index
+
+    @property
+    def id(self) -> str:
+        """`topic/lane/number`: by this it can be found for as long as it is kept."""
+        return message_id(self._section.topic, self.lane, self.seq)
+
+    @property
+    def key(self) -> str | None:
+        return self._section.key(self._index)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self._section.headers(self._index)
+
+    @property
+    def attempt(self) -> int:
+        """1 at the first delivery, one more after each that failed."""
+        return self._section.attempt
+
+    @property
+    def token(self) -> str:
+        """Who sent it: the token its producer connected with."""
+        return self._section.token
+
+    @property
+    def source(self) -> str:
+        """The address it was sent from; empty if it is not known."""
+        packed = self._section.source
+        return str(ipaddress.ip_address(packed)) if len(packed) in (4, 16) else ""
+
+    @property
+    def appended_at_us(self) -> int:
+        """When the broker took it, in microseconds since 1970."""
+        return self._section.appended_at_us
+
+    @property
+    def appended_at(self) -> datetime:
+        return _time(self._section.appended_at_us)
+
+    @property
+    def produced_at_us(self) -> int:
+        """When the producer sent it, by the producer's clock."""
+        return self._section.produced_at_us
+
+    @property
+    def produced_at(self) -> datetime:
+        return _time(self._section.produced_at_us)
+
+    @property
+    def lost(self) -> bool:
+        """The lease is gone: another consumer has the message or will have it. Drop what you were doing."""
+        lease = self._section.lease
+        return lease is not None and lease.lost
+
+    @property
+    def settled(self) -> bool:
+        return self._section.flags[self._index] != OPEN
+
+    def ack(self) -> None:
+        """Done with it."""
+        self._section.ack(self._index)
+
+    def nack(self, reason: str = "", delay: float | None = None) -> None:
+        """It failed: deliver it again after `delay` seconds, or when the group's retry policy says."""
+        self._section.nack(self._index, 1, reason, delay)
+
+    def retry(self, delay: float) -> None:
+        """Deliver it again after `delay` seconds."""
+        self._section.nack(self._index, 1, "", delay)
+
+    def dead(self, reason: str = "") -> None:
+        """It can never succeed: straight to the dead letters."""
+        self._section.nack(self._index, 2, reason, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.settled:
+            return
+        if error is None:
+            self.ack()
+        else:
+            self.nack(f"{type(error).__name__}: {error}")
+
+
+class DeadLetter:
+    """A message that was given up, and why. It is kept until its group or topic is deleted, or retention drops it."""
+
+    __slots__ = ("body", "headers", "key", "number", "resent")
+
+    def __init__(self, message: Message, *, resent: bool) -> None:
+        self.number = message.seq
+        """Its number among the dead letters of its group: what `resend` takes."""
+        self.body = message.body
+        self.key = message.key
+        self.headers = message.headers
+        self.resent = resent
+
+    def __repr__(self) -> str:
+        return f"<DeadLetter {self.number} of {self.origin}, attempt {self.attempt}: {self.reason[:80]}>"
+
+    @property
+    def origin(self) -> str:
+        """The id of the message that died."""
+        return self.headers.get("towline-origin", "")
+
+    @property
+    def attempt(self) -> int:
+        text = self.headers.get("towline-attempt", "")
+        return int(text) if text.isascii() and text.isdigit() else 0
+
+    @property
+    def reason(self) -> str:
+        return self.headers.get("towline-reason", "")
+
+    @property
+    def died_at_us(self) -> int:
+        """When it was given up, in microseconds since 1970."""
+        try:
+            return round(float(self.headers.get("towline-died-at", "0")) * 1_000_000)
+        except (ValueError, OverflowError):
+            return 0
+
+    @property
+    def died_at(self) -> datetime:
+        return _time(self.died_at_us)
+
+
+Item = TypeVar("Item")
+
+
+class Page(Sequence[Item]):
+    """Some messages of a stream, and where it goes on: `next` is the `first` to ask for then. `start` and `end` are the
+    bounds of what can be read."""
+
+    __slots__ = ("_items", "end", "next", "start")
+
+    def __init__(self, items: list[Item], *, next_seq: int, start: int, end: int) -> None:
+        self._items = items
+        self.next = next_seq
+        self.start = start
+        self.end = end
+
+    def __repr__(self) -> str:
+        return f"<Page of {len(self._items)}, next {self.next} of {self.start}..{self.end}>"
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        return self._items[index]
+
+
+def _time(at_us: int) -> datetime:
+    return datetime.fromtimestamp(at_us / 1e6, UTC)

@@ -1,0 +1,138 @@
+"""What `connect` was given, and what both clients make of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple
+
+from towline.client.accumulate import BatchLimits
+from towline.client.connection import Connection
+from towline.client.dial import Certificates, Route, make_ssl_context
+from towline.client.outgoing import Sender, as_durability
+from towline.client.producer import Shipping
+from towline.client.subscription import Limits, LostLease, Subscription
+from towline.client.url import Target, parse_url
+from towline.errors import BadRequest
+from towline.model import PRIVATE, Durability, GroupConfig, RetryPolicy, check_consumer, check_group, check_topic
+
+__all__ = ["HEAD_BYTES", "Certificates", "ConsumerOptions", "Options", "ProducerOptions"]
+
+HEAD_BYTES: Final = 64 << 10
+"""What a broker allows for a request besides its frame."""
+
+
+class Options:
+    """Where the broker is, and who we are. The secret is kept here and shown nowhere."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        secret: str,
+        timeout: float,
+        certificates: Certificates,
+    ) -> None:
+        if not 0 < timeout <= 86400:
+            raise BadRequest(f"timeout={timeout}: give seconds, more than 0 and up to 86,400")
+        self.target: Target = parse_url(url)
+        self.token = token
+        self.timeout_s = timeout
+        self.ssl_context = make_ssl_context(self.target, certificates)
+        self._secret = secret
+        if len(secret) > 512:
+            raise BadRequest("a secret is at most 512 characters long")
+
+    def __repr__(self) -> str:
+        return f"<Options {self.target}>"
+
+    def route(self) -> Route:
+        return Route(self.target)
+
+    def connection(self) -> Connection:
+        return Connection(self.token, self._secret)
+
+    def sender(self) -> Sender:
+        return Sender(self.token)
+
+
+class ConsumerOptions(NamedTuple):
+    topic: str
+    group: str | None
+    name: str | None
+    limits: Limits
+    prefetch: int
+    idle_timeout: float | None
+    start: Literal["earliest", "latest"]
+    retry: RetryPolicy | None
+    lease_timeout: float
+    max_in_flight: int | None
+    ack_interval: float
+    on_lost: Callable[[LostLease], None] | None
+
+    def subscription(self, timeout_s: float) -> Subscription:
+        if not 0 <= self.prefetch <= 100:
+            raise BadRequest(f"prefetch={self.prefetch}: give a number from 0 to 100")
+        if not 0.001 <= self.ack_interval <= 60:
+            raise BadRequest(f"ack_interval={self.ack_interval}: give seconds from 0.001 to 60")
+        if self.idle_timeout is not None and not 0 <= self.idle_timeout <= 86400 * 366:
+            raise BadRequest(f"idle_timeout={self.idle_timeout}: give seconds, 0 or more")
+        name = check_consumer(self.name) if self.name is not None else _own_name()
+        group = check_group(self.group) if self.group is not None else PRIVATE + name
+        if self.group is not None and group.startswith(PRIVATE):
+            raise BadRequest(f"group {group!r}: names that begin with {PRIVATE} are for consumers without a group")
+        config = GroupConfig(
+            check_topic(self.topic),
+            group,
+            start=self.start,
+            retry=self.retry if self.retry is not None else RetryPolicy(),
+            timeout_s=self.lease_timeout,
+            max_in_flight=self.max_in_flight if self.max_in_flight is not None else 100_000,
+            ephemeral=self.group is None and self.name is None,
+        )
+        return Subscription(
+            self.topic,
+            group,
+            name,
+            config,
+            timeout_s=timeout_s,
+            limits=self.limits.checked(),
+            prefetch=self.prefetch,
+            idle_timeout_s=self.idle_timeout,
+            ack_interval_s=self.ack_interval,
+            on_lost=self.on_lost,
+        )
+
+
+class ProducerOptions(NamedTuple):
+    linger_ms: float
+    max_batch_messages: int
+    max_batch_bytes: int
+    max_buffer_messages: int
+    max_buffer_bytes: int
+    max_in_flight: int
+    delivery_timeout: float
+    durability: Durability | str | None
+    compress: bool
+
+    def limits(self, max_request_bytes: int) -> BatchLimits:
+        return BatchLimits(
+            self.linger_ms / 1000,
+            self.max_batch_messages,
+            min(self.max_batch_bytes, max_request_bytes - HEAD_BYTES),
+            self.max_buffer_messages,
+            self.max_buffer_bytes,
+            self.max_in_flight,
+            self.delivery_timeout,
+        ).checked()
+
+    def shipping(self, sender: Sender, max_request_bytes: int) -> Shipping:
+        return Shipping(sender, as_durability(self.durability), self.compress, max_request_bytes - HEAD_BYTES)
+
+
+def _own_name() -> str:
+    """A name that no other consumer has, and that still says something to people."""
+    host = "".join(letter for letter in socket.gethostname()[:20] if letter.isascii() and letter.isalnum()) or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -1,0 +1,135 @@
+"""Messages that travel together, and what a producer gives back for each of them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from towline.errors import Timeout, TowlineError
+from towline.model import LANES, Receipt
+
+__all__ = ["Parcel", "Pending", "call_back"]
+
+log = logging.getLogger("towline.client")
+
+_WAITERS = threading.Lock()
+
+
+class Parcel:
+    """The messages of one frame. What happens, happens to all of them; so their state is kept once."""
+
+    __slots__ = (
+        "appended_at_us",
+        "bodies",
+        "callbacks",
+        "count",
+        "deadline",
+        "done",
+        "error",
+        "first",
+        "frame",
+        "headers",
+        "keys",
+        "lane",
+        "looked_at",
+        "opened_at",
+        "size",
+        "topic",
+        "waiter",
+    )
+
+    def __init__(self, topic: str, lane: int, opened_at: float, deadline: float) -> None:
+        self.topic = topic
+        self.lane = lane
+        self.opened_at = opened_at
+        self.deadline = deadline
+        self.bodies: list[bytes] = []
+        self.keys: list[str | None] | None = None
+        self.headers: list[dict[str, str] | None] | None = None
+        self.size = 0
+        self.count = 0
+        self.frame = b""
+        self.first = -1
+        self.appended_at_us = 0
+        self.done = False
+        self.error: TowlineError | None = None
+        self.looked_at = False
+        """Somebody knows of the error."""
+        self.waiter: Any = None
+        """What a driver's `Pending` waits with, made by the first that waits."""
+        self.callbacks: list[tuple[Callable[[Any], object], Any]] = []
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error else "sent" if self.done else "waiting"
+        return f"<Parcel {self.topic}/{LANES[self.lane]} of {self.count or len(self.bodies)} messages, {state}>"
+
+    def packed(self, frame: bytes) -> None:
+        """It is a frame now; what it was made of is not needed any more."""
+        self.frame = frame
+        self.bodies = []
+        self.keys = self.headers = None
+
+    def wait(self, timeout: float | None) -> None:
+        """Wait in a thread. Whoever ends it sets `done` first and looks for a waiter then."""
+        with _WAITERS:
+            if self.waiter is None:
+                self.waiter = threading.Event()
+        if not self.done and not self.waiter.wait(timeout):
+            raise Timeout("the message is not acknowledged yet")
+
+    def receipt(self, index: int) -> Receipt:
+        if self.error is not None:
+            self.looked_at = True
+            raise self.error
+        return Receipt(self.topic, LANES[self.lane], self.first + index, self.appended_at_us)
+
+
+class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
+    """A message on its way. Ask it for its `result`, or do not: `flush` and `close` of the producer wait for all."""
+
+    _parcel: Parcel
+    _index: int
+
+    def __repr__(self) -> str:
+        return f"<Pending message {self._index} of {self._parcel!r}>"
+
+    def done(self) -> bool:
+        return self._parcel.done
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Wait, and give the receipt, or raise what went wrong."""
+        self._wait(timeout)
+        return self._parcel.receipt(self._index)
+
+    def exception(self, timeout: float | None = None) -> TowlineError | None:
+        self._wait(timeout)
+        self._parcel.looked_at = True
+        return self._parcel.error
+
+    def add_done_callback(self, function: Callable[[Pending], object]) -> None:
+        """Call `function(pending)` when it is done: from the producer's thread, or at once if it is done already."""
+        self._parcel.callbacks.append((function, self))
+        # Both look after the other has acted: whoever takes it from the list calls it.
+        if self._parcel.done:
+            call_back(self._parcel)
+
+    def _wait(self, timeout: float | None) -> None:
+        parcel = self._parcel
+        if not parcel.done:
+            parcel.wait(timeout)
+
+
+def call_back(parcel: Parcel) -> None:
+    while parcel.callbacks:
+        try:
+            function, pending = parcel.callbacks.pop()
+        except IndexError:
+            return
+        try:
+            function(pending)
+        except Exception:
+            log.exception("a callback of a sent message failed")

@@ -1,0 +1,306 @@
+"""The batching producers, blocking and asyncio: the accumulator, and who empties it."""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+from towline.client.accumulate import Accumulator, BatchLimits, expired
+from towline.client.connection import Call
+from towline.client.link import Link
+from towline.client.outgoing import Body, Sender, as_body, as_headers, as_key
+from towline.client.parcel import Parcel, Pending, call_back
+from towline.client.transport import wait_for
+from towline.errors import Closed, ProtocolError, QueueFull, Timeout, TooLarge, TowlineError
+from towline.model import Priority
+from towline.protocol.messages import FrameHead, Send, Sent
+
+__all__ = ["Producer", "Shipping"]
+
+log = logging.getLogger("towline.client")
+
+_IDLE_S: Final = 1.0
+
+
+class Shipping:
+    """Parcels to requests, and answers to parcels: what both producers have in common. `add`, `take` and `settle` are
+    called under the driver's lock, where it has one."""
+
+    def __init__(self, sender: Sender, durability: int, compress: bool, max_frame_bytes: int) -> None:
+        self._sender = sender
+        self._max_frame_bytes = max_frame_bytes
+        self._durability = durability
+        self._compress = compress
+        self._answered: list[tuple[Parcel, Call | TowlineError]] = []
+        self._calls: dict[Parcel, Call] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._calls)
+
+    @property
+    def has_answers(self) -> bool:
+        return bool(self._answered)
+
+    def pack(self, parcel: Parcel) -> Call | None:
+        """The request for a parcel; None if it cannot be made, which is an answer as well."""
+        try:
+            if not parcel.frame:
+                parcel.packed(self._sender.frame(parcel.bodies, parcel.keys, parcel.headers, self._compress))
+            if len(parcel.frame) > self._max_frame_bytes:
+                raise TooLarge(
+                    f"{parcel.count} messages of {parcel.size} bytes are over the broker's limit of "
+                    f"{self._max_frame_bytes} bytes a frame"
+                )
+        except TowlineError as error:
+            self._answered.append((parcel, error))
+            return None
+        request = Send([FrameHead(parcel.topic, parcel.lane, len(parcel.frame))], self._durability)
+        call = self._calls[parcel] = Call(request, [parcel.frame], None, lambda call: self._on_done(parcel, call))
+        return call
+
+    def _on_done(self, parcel: Parcel, call: Call) -> None:
+        del self._calls[parcel]
+        self._answered.append((parcel, call))
+
+    def forget(self, parcel: Parcel, error: TowlineError) -> Call | None:
+        """Give up a parcel that is on its way, unless its answer is here already."""
+        call = self._calls.pop(parcel, None)
+        if call is not None:
+            self._answered.append((parcel, error))
+        return call
+
+    def settle(self, accumulator: Accumulator[Any], now: float) -> list[Parcel]:
+        """Tell the accumulator what was answered. The parcels that came to an end."""
+        answered, self._answered = self._answered, []
+        ended = []
+        for parcel, outcome in answered:
+            error = outcome if isinstance(outcome, TowlineError) else outcome.error
+            answer = None if isinstance(outcome, TowlineError) else outcome.answer
+            if error is None and not isinstance(answer, Sent):
+                error = ProtocolError(f"a send was answered by {type(answer).__name__}")
+            if error is not None:
+                if not accumulator.refused(parcel, error, now):
+                    ended.append(parcel)
+            else:
+                assert isinstance(answer, Sent)
+                accumulator.sent(parcel, answer.firsts[0], answer.appended_at_us, now)
+                ended.append(parcel)
+        return ended
+
+
+def raise_unseen(failed: list[Parcel]) -> None:
+    """Raise what nobody has looked at."""
+    if not failed:
+        return
+    error = failed[0].error
+    assert error is not None, "a parcel that failed has an error"
+    count = sum(parcel.count for parcel in failed)
+    error.add_note(f"{count} messages of the producer were not sent, the first of them to topic {failed[0].topic}")
+    raise error
+
+
+class Producer:
+    """Sends in the background, many messages at a time. Made by `Client.producer`; any thread may use it.
+
+    with mq.producer() as producer:
+        for line in lines:
+            producer.send("lines", line)        # returns at once; waits when the buffer is full
+    # all are acknowledged here, or the first error is raised
+    """
+
+    def __init__(self, link: Link, shipping: Shipping, limits: BatchLimits, block: bool) -> None:
+        self._link = link
+        self._block = block
+        self._accumulator: Accumulator[Pending] = Accumulator(limits, Pending)
+        self._add = self._accumulator.add
+        self._shipping = shipping
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._asleep = False
+        self._closed = False
+        self._stop = False
+        self._alarm, self._bell = socket.socketpair()
+        self._alarm.setblocking(False)
+        self._bell.setblocking(False)
+        self._thread = threading.Thread(target=self._work, name="towline-producer", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{self._accumulator.messages} messages buffered"
+        return f"<Producer to {self._link.route.name}, {state}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        key: str | None = None,
+        priority: Priority = "middle",
+        headers: Mapping[str, str] | None = None,
+    ) -> Pending:
+        """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`."""
+        if type(body) is not bytes:
+            body = as_body(body)
+        if key is not None:
+            as_key(key)
+        if headers is not None:
+            headers = as_headers(headers)
+        accumulator = self._accumulator
+        with self._lock:
+            if self._closed or accumulator.is_full:
+                self._make_room()
+            pending = self._add(topic, body, key, priority, headers)
+            if self._asleep and accumulator.stirred:
+                self._ring()
+        return pending
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and
+        `Timeout` when it takes too long."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            waiting = self._accumulator.seal()
+            self._ring()
+            for parcel in waiting:
+                while not parcel.done:
+                    left_s = None if deadline is None else deadline - time.monotonic()
+                    if left_s is not None and left_s <= 0:
+                        raise Timeout(f"{self._accumulator.messages} messages are not acknowledged yet")
+                    self._changed.wait(left_s)
+            failed = self._accumulator.take_failed()
+        raise_unseen(failed)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, then let go. What is not acknowledged in time is given up."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self.flush(timeout)
+        finally:
+            with self._lock:
+                self._stop = True
+                self._ring()
+            self._link.close()
+            self._thread.join()
+            self._alarm.close()
+            self._bell.close()
+
+    # With the lock held
+
+    def _make_room(self) -> None:
+        while self._accumulator.is_full and not self._closed:
+            if not self._block or threading.current_thread() is self._thread:
+                raise QueueFull("the producer's buffer is full: the broker does not keep up, or cannot be reached")
+            self._changed.wait()
+        if self._closed:
+            raise Closed("the producer was closed")
+
+    def _ring(self) -> None:
+        self._asleep = False
+        try:
+            self._bell.send(b"\0")
+        except BlockingIOError:
+            pass
+
+    # The thread that sends
+
+    def _work(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:
+            log.exception("the producer's thread failed")
+            self._end(TowlineError(f"the producer's thread failed: {error}"))
+            raise
+        self._end(Closed("the producer was closed before the message was acknowledged"))
+
+    def _end(self, error: TowlineError) -> None:
+        with self._lock:
+            self._closed = True
+            ended = self._accumulator.fail_all(error)
+            self._conclude(ended)
+        for parcel in ended:
+            _announce(parcel)
+
+    def _turn(self) -> bool:
+        with self._lock:
+            if self._stop:
+                return False
+            parcels = self._accumulator.take(time.monotonic())
+        for parcel in parcels:
+            call = self._shipping.pack(parcel)
+            if call is not None:
+                try:
+                    self._link.start(call)
+                except Closed as error:
+                    self._shipping.forget(parcel, error)
+        self._sleep()
+        self._settle()
+        return True
+
+    def _sleep(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            next_at = self._accumulator.next_at()
+            wait_s = _IDLE_S if next_at is None else min(_IDLE_S, next_at - now)
+            if self._accumulator.stirred or self._shipping.has_answers:
+                wait_s = 0.0
+            self._asleep = wait_s > 0
+        if self._shipping.busy:
+            self._link.pump(max(0.0, wait_s), self._alarm.fileno())
+        elif wait_s > 0:
+            wait_for(self._alarm.fileno(), select.POLLIN, wait_s)
+        with self._lock:
+            self._asleep = False
+        _silence(self._alarm)
+
+    def _settle(self) -> None:
+        now = time.monotonic()
+        for parcel in self._accumulator.expired(now):
+            call = self._shipping.forget(parcel, expired(parcel))
+            if call is not None:
+                with self._link.lock:
+                    self._link.connection.abandon(call)
+        with self._lock:
+            ended = self._shipping.settle(self._accumulator, now)
+            self._conclude(ended)
+        for parcel in ended:
+            _announce(parcel)
+
+    def _conclude(self, ended: list[Parcel]) -> None:
+        for parcel in ended:
+            parcel.frame = b""
+            parcel.done = True
+        if ended:
+            self._changed.notify_all()
+
+
+def _announce(parcel: Parcel) -> None:
+    waiter = parcel.waiter
+    if waiter is not None:
+        waiter.set()
+    call_back(parcel)
+
+
+def _silence(alarm: socket.socket) -> None:
+    try:
+        alarm.recv(4096)
+    except BlockingIOError:
+        pass

@@ -1,0 +1,66 @@
+"""Where sent messages are. Many receipts are kept as a few runs, and made one by one when they are looked at."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import overload
+
+import msgspec
+
+from towline.model import Priority, Receipt
+
+__all__ = ["Receipts", "Run"]
+
+
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """Messages that got consecutive numbers."""
+
+    first: int
+    count: int
+    appended_at_us: int
+
+
+class Receipts(Sequence[Receipt]):
+    """The receipts of messages that were sent together, in the order of the messages."""
+
+    __slots__ = ("_ends", "lane", "runs", "topic")
+
+    def __init__(self, topic: str, lane: Priority, runs: Sequence[Run]) -> None:
+        self.topic = topic
+        self.lane = lane
+        self.runs = tuple(runs)
+        self._ends = list(accumulate(run.count for run in self.runs))
+
+    def __repr__(self) -> str:
+        runs = ", ".join(f"{run.first}..{run.first + run.count - 1}" for run in self.runs[:3])
+        return f"<Receipts {self.topic}/{self.lane} {runs}{', …' if len(self.runs) > 3 else ''}>"
+
+    @property
+    def first(self) -> int:
+        """The sequence number of the first message."""
+        return self.runs[0].first
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __iter__(self) -> Iterator[Receipt]:
+        for run in self.runs:
+            for seq in range(run.first, run.first + run.count):
+                yield Receipt(self.topic, self.lane, seq, run.appended_at_us)
+
+    @overload
+    def __getitem__(self, index: int) -> Receipt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Receipt]: ...
+    def __getitem__(self, index: int | slice) -> Receipt | list[Receipt]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError("there are not so many receipts")
+        number = bisect_right(self._ends, index)
+        run = self.runs[number]
+        return Receipt(self.topic, self.lane, run.first + index - (self._ends[number] - run.count), run.appended_at_us)

@@ -1,0 +1,33 @@
+"""What a flow may ask of its driver.
+
+A flow is a generator: it holds all of an operation but the moving of bytes. It yields a step and is sent its result, or
+has its error thrown in. Both drivers run the same flows:
+
+    Call              ask, wait for the answer, and give it; raises the broker's error, or `Unavailable` in the end
+    Start(call)       ask, but do not wait
+    Wait(call, s)     wait up to `s` seconds for a call that was started; True when it is answered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple, TypeVar
+
+from towline.client.connection import Call
+
+__all__ = ["Flow", "Start", "Step", "Wait"]
+
+T = TypeVar("T")
+
+
+class Start(NamedTuple):
+    call: Call
+
+
+class Wait(NamedTuple):
+    call: Call
+    seconds: float
+
+
+Step = Call | Start | Wait
+Flow = Generator[Step, Any, T]

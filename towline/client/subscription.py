@@ -1,0 +1,377 @@
+"""Consuming, sans I/O: what is held, what is to be told to the broker, and what is on the way.
+
+Pulls are numbered by the broker. A pull is noted as held the moment its answer arrives, so that a broken connection
+never makes us forget one; what the broker says we hold beyond that was lost on the way here, and is given back.
+
+Single acks and nacks are noted by the messages themselves, from any thread. Everything else here is done by one thread
+at a time: a driver with threads runs every stretch of a flow, and every answer, under the lock of its link.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from towline.client.connection import Call
+from towline.client.lease import ACK, GIVE_BACK, Lease, in_portions, merged
+from towline.client.steps import Flow, Start, Wait
+from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, from_code
+from towline.model import GroupConfig
+from towline.protocol import split_attachments
+from towline.protocol.messages import Act, Attach, Attached, Detach, Pull, Pulled, Settle
+
+__all__ = ["Limits", "LostLease", "Subscription"]
+
+log = logging.getLogger("towline.client")
+
+T = TypeVar("T")
+
+_POLL_S: Final = 60.0
+"""A longer wait is made of several pulls."""
+_SLOW_S: Final = 0.5
+_QUICK_S: Final = 0.1
+_FIRST_SIZE: Final = 128
+_MAX_HOLDING: Final = 10_000
+
+
+class LostLease(msgspec.Struct, frozen=True):
+    """Messages this consumer held and no longer does; what it did with them may be done by another as well."""
+
+    topic: str
+    group: str
+    pull: int
+    count: int
+    reason: str
+
+
+class Limits(NamedTuple):
+    """How much one pull may bring."""
+
+    max_messages: int = 1000
+    max_bytes: int = 4 << 20
+    min_messages: int = 1
+
+    def asked(self, max_messages: int | None, max_bytes: int | None, min_messages: int) -> Limits:
+        """These limits, as far as one pull does not ask for others."""
+        messages = self.max_messages if max_messages is None else max_messages
+        return Limits(messages, self.max_bytes if max_bytes is None else max_bytes, min_messages).checked()
+
+    def checked(self) -> Limits:
+        if not 1 <= self.max_messages <= 1_000_000:
+            raise BadRequest(f"max_messages={self.max_messages}: give a number from 1 to 1,000,000")
+        if not 1 <= self.max_bytes <= 1 << 30:
+            raise BadRequest(f"max_bytes={self.max_bytes}: give a number from 1 to {1 << 30}")
+        if not 1 <= self.min_messages <= self.max_messages:
+            raise BadRequest(f"min_messages={self.min_messages}: give a number from 1 to max_messages")
+        return self
+
+
+class Subscription:
+    """One consumer of one topic."""
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        consumer: str,
+        config: GroupConfig,
+        *,
+        timeout_s: float,
+        limits: Limits,
+        prefetch: int,
+        idle_timeout_s: float | None,
+        ack_interval_s: float,
+        on_lost: Callable[[LostLease], None] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.id = 0
+        self.topic = topic
+        self.group = group
+        self.consumer = consumer
+        self.config = config
+        """As the broker has it, once we are attached."""
+        self.limits = limits
+        self.lost_messages = 0
+        self.ack_interval_s = ack_interval_s
+        self.on_lost = on_lost
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._prefetch = prefetch
+        self._idle_timeout_s = idle_timeout_s
+        self._leases: dict[int, Lease] = {}
+        self._nacks: deque[Act] = deque()
+        self._dirty: deque[Lease] = deque()
+        self._settling: dict[Call, None] = {}
+        self._pulling: deque[Call] = deque()
+        self._reports: deque[LostLease] = deque()
+        self._error: TowlineError | None = None
+        self._size = min(limits.max_messages, _FIRST_SIZE)
+        self._handed_out_at = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Something is held or to be told, so that the heartbeat has to look after it."""
+        return bool(self._leases or self._nacks or self._dirty)
+
+    @property
+    def has_acts(self) -> bool:
+        return bool(self._nacks or self._dirty)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(lease.open_count for lease in list(self._leases.values()))
+
+    # Coming and going
+
+    def attach(self) -> Attach:
+        return Attach(self.topic, self.group, self.consumer, self.config, list(self._leases)[-_MAX_HOLDING:])
+
+    def attached(self, answer: Attached) -> None:
+        self.id = answer.subscription
+        self.config = answer.config
+        held = set(answer.held)
+        for lease in list(self._leases.values()):
+            # One that is settled already may be gone because of just that: the acts on the way will tell.
+            if lease.pull not in held and lease.open_count:
+                self._lose(lease, "they were given to others while the connection was broken")
+
+    def expelled(self, error: TowlineError) -> None:
+        self._error = error
+        for lease in list(self._leases.values()):
+            self._lose(lease, str(error))
+
+    def start(self) -> Flow[None]:
+        answer = yield Call(self.attach())
+        if not isinstance(answer, Attached):
+            raise ProtocolError(f"an attach was answered by {type(answer).__name__}")
+        self.attached(answer)
+
+    def close(self) -> Flow[None]:
+        """Tell what is to be told, give back what nobody has seen, and leave."""
+        for call in self._pulling:
+            self._give_back(call)
+        self._pulling.clear()
+        if self._error is not None:
+            return
+        yield from self.flush()
+        yield Call(Detach(self.id), (), self)
+
+    # Pulling
+
+    def pull(self, limits: Limits, wait_s: float) -> Flow[Lease | None]:
+        if not 0 <= wait_s <= 86400:
+            raise BadRequest(f"wait={wait_s}: give seconds from 0 to 86,400")
+        deadline = self._clock() + wait_s
+        while True:
+            left_s = max(deadline - self._clock(), 0.0)
+            # There may be one on its way: left by an iteration, or by a pull that was interrupted.
+            call = self._pulling[0] if self._pulling else (yield from self._start_pull(limits, min(left_s, _POLL_S)))
+            ours = call.request.max_messages <= limits.max_messages  # type: ignore[attr-defined]
+            patience_s = left_s if call.patience_s > left_s else call.patience_s + self._timeout_s
+            if not (yield Wait(call, patience_s)):
+                if self._clock() >= deadline + self._timeout_s:
+                    raise Timeout(f"no answer to a pull within {self._timeout_s:g} seconds")
+                return None
+            self._pulling.popleft()
+            if not ours:
+                self._give_back(call)
+                continue
+            lease = self._opened(call)
+            if lease is not None or self._clock() >= deadline:
+                return lease
+
+    def next(self) -> Flow[Lease | None]:
+        """The next batch of an iteration; None after the idle timeout. The one after it is on its way already."""
+        self._adapt()
+        idle_from = self._clock()
+        while True:
+            if not self._pulling:
+                yield from self._start_prefetch(idle_from)
+            call = self._pulling[0]
+            while not call.done:
+                # No act waits longer than the interval, though nothing comes that could carry it.
+                if not (yield Wait(call, self.ack_interval_s if self.has_acts else _POLL_S)):
+                    yield from self.start_settles()
+            self._pulling.popleft()
+            lease = self._opened(call)
+            if lease is not None:
+                if len(self._pulling) < self._prefetch and (not self._pulling or self._pulling[-1].done):
+                    yield from self._start_prefetch(None)
+                self._handed_out_at = self._clock()
+                return lease
+            if self._idle_timeout_s is not None and self._clock() - idle_from >= self._idle_timeout_s:
+                return None
+
+    def _start_prefetch(self, idle_from: float | None) -> Flow[None]:
+        wait_s = _POLL_S
+        if self._idle_timeout_s is not None:
+            idle_s = 0.0 if idle_from is None else self._clock() - idle_from
+            wait_s = min(wait_s, max(self._idle_timeout_s - idle_s, 0.0))
+        yield from self._start_pull(self.limits._replace(max_messages=self._size), wait_s)
+
+    def _start_pull(self, limits: Limits, wait_s: float) -> Flow[Call]:
+        """Ask for messages; what is to be told rides along."""
+        if self._error is not None:
+            raise self._error
+        *others, acts = self._take_portions() or [[]]
+        for portion in others:
+            yield Start(self._settle(portion))
+        request = Pull(self.id, limits.max_messages, limits.max_bytes, round(wait_s * 1000), limits.min_messages, acts)
+        call = Call(request, (), self, self._on_pulled)
+        call.patience_s = wait_s
+        # Noted first: whatever interrupts us here, its answer finds a taker.
+        self._pulling.append(call)
+        yield Start(call)
+        return call
+
+    def _adapt(self) -> None:
+        """Take more at a time while the handler is quick, less when it is slow: what waits here, others cannot do."""
+        if not self._handed_out_at:
+            return
+        took_s = self._clock() - self._handed_out_at
+        if took_s < _QUICK_S:
+            self._size = min(self._size * 2, self.limits.max_messages)
+        elif took_s > _SLOW_S:
+            self._size = max(self._size // 2, 1, self.limits.min_messages)
+        self._handed_out_at = 0.0
+
+    def _on_pulled(self, call: Call) -> None:
+        acts = call.request.acts  # type: ignore[attr-defined]
+        if call.error is not None:
+            self._answered(acts, _all_refused(acts, call.error))
+            return
+        answer = call.answer
+        if not isinstance(answer, Pulled):
+            raise ProtocolError(f"a pull was answered by {type(answer).__name__}")
+        self._answered(acts, answer.refused)
+        if answer.pull:
+            assert call.attachments is not None, "an answered call has its attachments, maybe empty"
+            frames = split_attachments(call.attachments, [part.length for part in answer.parts])
+            raw = list(zip(answer.parts, frames, strict=True))
+            self._leases[answer.pull] = Lease(answer.pull, raw, self._nacks, self._dirty)
+
+    def _give_back(self, call: Call) -> None:
+        """Nobody will look at the answer of this pull. (If it is not there yet, then leaving gives it back.)"""
+        if call.answer is not None and (lease := self._leases.get(call.answer.pull)) is not None:
+            lease.drop()
+            self._nacks.append(Act(GIVE_BACK, lease.pull))
+
+    def _opened(self, call: Call) -> Lease | None:
+        if call.error is not None:
+            raise call.error
+        lease = self._leases.get(call.answer.pull)
+        if lease is None or lease.lost:
+            return None
+        lease.open(self.topic)
+        return lease if lease.sections else None
+
+    # Settling
+
+    def settle_now(self, lease: Lease, act: Act) -> Flow[None]:
+        """Settle a whole pull, and wait until that is durable."""
+        if lease.lost:
+            raise LeaseLost
+        *others, acts = self._take_portions() or [[]]
+        for portion in others:
+            yield Start(self._settle(portion))
+        lease.settle_all(act.what)
+        for older in self._older(act) if act.up_to else ():
+            older.settle_all(ACK)
+        call = self._settle([*acts, act], confirmed=act)
+        yield call
+        for index, code, text in call.answer.refused:
+            if index == len(acts):
+                raise from_code(code, text)
+
+    def flush(self) -> Flow[None]:
+        """Tell everything that is to be told, and wait until it is durable."""
+        yield from self.start_settles()
+        for call in list(self._settling):  # noqa: UP028 - a list takes no answers
+            yield call
+
+    def report(self) -> None:
+        """Tell the user what was lost. Drivers call this where the user's code may do anything: under no lock."""
+        while self._reports:
+            lost = self._reports.popleft()
+            log.warning("%s, group %s: %d messages lost: %s", lost.topic, lost.group, lost.count, lost.reason)
+            if self.on_lost is not None:
+                self.on_lost(lost)
+
+    def start_settles(self) -> Flow[None]:
+        for portion in self._take_portions():
+            yield Start(self._settle(portion))
+
+    def _take_portions(self) -> list[list[Act]]:
+        """What is to be told now: nacks first, in their order, then acks."""
+        acts = merged(_drain(self._nacks))
+        for lease in _drain(self._dirty):
+            if not lease.lost:
+                acts += lease.take_acks()
+        for act in acts:
+            held = self._leases.get(act.pull)
+            if held is not None:
+                held.unanswered += 1
+        return in_portions(acts)
+
+    def _settle(self, acts: list[Act], confirmed: Act | None = None) -> Call:
+        def on_done(call: Call) -> None:
+            self._settling.pop(call, None)
+            refused = call.answer.refused if call.error is None else _all_refused(acts, call.error)
+            self._answered(acts, refused, confirmed)
+
+        if confirmed is not None and (lease := self._leases.get(confirmed.pull)) is not None:
+            lease.unanswered += 1
+        call = Call(Settle(self.id, acts), (), self, on_done)
+        self._settling[call] = None
+        return call
+
+    def _answered(self, acts: list[Act], refused: list[tuple[int, str, str]], confirmed: Act | None = None) -> None:
+        for index, code, text in refused:
+            if 0 <= index < len(acts):
+                self._refused(acts[index], code, text, quiet=acts[index] is confirmed)
+        for act in acts:
+            lease = self._leases.get(act.pull)
+            if lease is None:
+                continue
+            if act.up_to:
+                for older in self._older(act):
+                    del self._leases[older.pull]
+            lease.unanswered -= 1
+            if lease.finished:
+                del self._leases[act.pull]
+
+    def _refused(self, act: Act, code: str, text: str, *, quiet: bool) -> None:
+        if code == Closed.code:
+            return
+        lease = self._leases.pop(act.pull, None)
+        if lease is not None:
+            lease.lost = True
+        if not quiet:
+            count = sum(count for _, _, count in act.spans) or (len(lease) if lease is not None else 0)
+            self._note_lost(act.pull, count, text)
+
+    def _lose(self, lease: Lease, reason: str) -> None:
+        lease.lost = True
+        self._leases.pop(lease.pull, None)
+        self._note_lost(lease.pull, lease.open_count, reason)
+
+    def _note_lost(self, pull: int, count: int, reason: str) -> None:
+        self.lost_messages += count
+        self._reports.append(LostLease(self.topic, self.group, pull, count, reason))
+
+    def _older(self, act: Act) -> list[Lease]:
+        return [lease for lease in self._leases.values() if lease.pull < act.pull]
+
+
+def _drain(queue: deque[T]) -> Iterator[T]:
+    while queue:
+        yield queue.popleft()
+
+
+def _all_refused(acts: list[Act], error: TowlineError) -> list[tuple[int, str, str]]:
+    return [(index, error.code, str(error)) for index in range(len(acts))]

@@ -1,0 +1,187 @@
+"""Blocking sockets, plain and TLS: the few lines that move bytes for the blocking client.
+
+One thread reads at a time, and one writes at a time; reading and writing may happen at once.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from towline.client.connection import Buffer
+
+__all__ = ["PlainTransport", "TlsTransport", "Transport", "make_transport", "wait_for"]
+
+_TICK_S: Final = 1.0
+"""A read that may take longer than this needs no poll beforehand: the kernel ends it after this long."""
+_SMALL: Final = 64 << 10
+_LARGE: Final = 1 << 20
+_JOIN: Final = 32 << 10
+_MAX_BUFFERS: Final = 512
+_STALLED_S: Final = 30.0
+"""A peer that takes nothing for this long is given up."""
+
+
+class Transport(Protocol):
+    def read(self, timeout_s: float) -> bytes | None:
+        """What has come: b"" at the end of the stream, None when nothing came in time (or, now and then, earlier)."""
+
+    def write(self, buffers: Sequence[Buffer], on_stall: Callable[[], bool]) -> None:
+        """Write all of it. While the peer takes no more, `on_stall` is called when there is something to read: it may
+        read, lest both sides only write; it says whether it did."""
+
+    def readable(self, timeout_s: float, also: int = -1) -> bool:
+        """Wait until there is something to read, here or on the descriptor `also`; True if it is here."""
+
+    def shut_down(self) -> None:
+        """End the stream, so that a thread that reads comes back. The descriptor stays valid until `close`."""
+
+    def close(self) -> None: ...
+
+
+def make_transport(sock: socket.socket) -> Transport:
+    return TlsTransport(sock) if isinstance(sock, ssl.SSLSocket) else PlainTransport(sock)
+
+
+def wait_for(fd: int, events: int, timeout_s: float, also: int = -1) -> int:
+    """The events on `fd` that came true within the time; 0 if none did, or if `also` became readable first."""
+    poll = select.poll()
+    poll.register(fd, events)
+    if also >= 0:
+        poll.register(also, select.POLLIN)
+    # Rounded up: a wait of 0.4 ms must not become a busy loop.
+    return next((seen for found, seen in poll.poll(max(0.0, timeout_s) * 1000 + 0.999) if found == fd), 0)
+
+
+class PlainTransport:
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(None)
+        seconds = int(_TICK_S)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))
+        self._sock = sock
+        self._size = _SMALL
+
+    def read(self, timeout_s: float) -> bytes | None:
+        sock = self._sock
+        # One system call where the wait may be long, which is the rule; two where it must end sooner.
+        if timeout_s < _TICK_S and not wait_for(sock.fileno(), select.POLLIN, timeout_s):
+            return None
+        try:
+            data = sock.recv(self._size)
+        except BlockingIOError:
+            return None
+        self._size = _LARGE if len(data) >= _SMALL else _SMALL
+        return data
+
+    def readable(self, timeout_s: float, also: int = -1) -> bool:
+        return bool(wait_for(self._sock.fileno(), select.POLLIN, timeout_s, also))
+
+    def write(self, buffers: Sequence[Buffer], on_stall: Callable[[], bool]) -> None:
+        sock = self._sock
+        size = sum(map(len, buffers))
+        if size <= _JOIN:
+            data = b"".join(buffers)
+            try:
+                sent = sock.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            if sent == size:
+                return
+            buffers = [memoryview(data)[sent:]]
+        self._write_all([memoryview(buffer) for buffer in buffers], on_stall)
+
+    def _write_all(self, views: list[memoryview], on_stall: Callable[[], bool]) -> None:
+        sock = self._sock
+        while views:
+            try:
+                sent = sock.sendmsg(views[:_MAX_BUFFERS], (), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                _await_room(sock, on_stall)
+                continue
+            done = 0
+            while done < len(views) and sent >= len(views[done]):
+                sent -= len(views[done])
+                done += 1
+            views = views[done:]
+            if sent:
+                views[0] = views[0][sent:]
+
+    def shut_down(self) -> None:
+        _shut_down(self._sock)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class TlsTransport:
+    """OpenSSL's state must not be used by two threads at once: the lock is held for each call into it, but never while
+    waiting."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def read(self, timeout_s: float) -> bytes | None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                with self._lock:
+                    return self._sock.recv(_LARGE)
+            except ssl.SSLWantReadError:
+                events = select.POLLIN
+            except ssl.SSLWantWriteError:
+                events = select.POLLOUT
+            if not wait_for(self._sock.fileno(), events, deadline - time.monotonic()):
+                return None
+
+    def readable(self, timeout_s: float, also: int = -1) -> bool:
+        with self._lock:
+            if self._sock.pending():
+                return True
+        return bool(wait_for(self._sock.fileno(), select.POLLIN, timeout_s, also))
+
+    def write(self, buffers: Sequence[Buffer], on_stall: Callable[[], bool]) -> None:
+        view = memoryview(b"".join(buffers))
+        while view:
+            try:
+                with self._lock:
+                    sent = self._sock.send(view[:_LARGE])
+                view = view[sent:]
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                _await_room(self._sock, on_stall)
+
+    def shut_down(self) -> None:
+        _shut_down(self._sock)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def _await_room(sock: socket.socket, on_stall: Callable[[], bool]) -> None:
+    """Wait until the peer takes more, reading what it says meanwhile."""
+    deadline = time.monotonic() + _STALLED_S
+    events = select.POLLIN | select.POLLOUT
+    while True:
+        seen = wait_for(sock.fileno(), events, deadline - time.monotonic())
+        if not seen:
+            raise TimeoutError("the broker takes no more bytes")
+        if seen & ~select.POLLIN:
+            return
+        if not on_stall():
+            # Another thread reads.
+            events = select.POLLOUT
+
+
+def _shut_down(sock: socket.socket) -> None:
+    try:
+        # Not SSLSocket's own: that one forgets its state, which another thread may be using.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+    except OSError:
+        pass

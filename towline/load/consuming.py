@@ -1,0 +1,74 @@
+"""Workers that consume."""
+
+from __future__ import annotations
+
+import time
+
+import towline
+from towline.load.foreman import Foreman
+from towline.load.job import Tally, percentiles
+from towline.load.producing import STAMP
+
+__all__ = ["batches", "handle"]
+
+
+def batches(foreman: Foreman) -> Tally:
+    """Pull, go through the messages one by one, acknowledge them together."""
+    job = foreman.job
+    done = size = 0
+    times_ns: list[int] = []
+    with (
+        towline.connect(job.url, token=job.token, secret=job.secret, ca_file=job.ca_file) as client,
+        client.consumer(job.topics[0], group=job.group) as consumer,
+    ):
+        foreman.ready()
+        last_ns = foreman.begin_ns
+        while not foreman.is_over(done):
+            most = min(job.batch, job.count - done) if job.count else job.batch
+            begin_ns = time.perf_counter_ns()
+            batch = consumer.pull(max_messages=most, wait=0.2)
+            if not batch:
+                if begin_ns - last_ns > job.idle_s * 1e9:
+                    break
+                continue
+            for message in batch:
+                size += len(message.body)
+            batch.ack()
+            done += len(batch)
+            last_ns = time.perf_counter_ns()
+            times_ns.append(last_ns - begin_ns)
+            foreman.came_to(done)
+        consumer.flush()
+        return Tally(
+            messages=done,
+            bytes=size,
+            begin_ns=foreman.begin_ns,
+            end_ns=time.perf_counter_ns() if foreman.is_over(done) else last_ns,
+            latency=percentiles(times_ns),
+        )
+
+
+def handle(foreman: Foreman) -> Tally:
+    """One message at a time, as a handler sees them; notes how long each was on its way."""
+    job = foreman.job
+    times_ns: list[int] = []
+    size = 0
+    with (
+        towline.connect(job.url, token=job.token, secret=job.secret, ca_file=job.ca_file) as client,
+        client.consumer(job.topics[0], group=job.group, idle_timeout=job.idle_s) as consumer,
+    ):
+        foreman.ready()
+        for message in consumer:
+            with message:
+                times_ns.append(time.perf_counter_ns() - int.from_bytes(message.body[:STAMP], "little"))
+                size += len(message.body)
+            foreman.came_to(len(times_ns))
+            if foreman.is_over(len(times_ns)):
+                break
+        return Tally(
+            messages=len(times_ns),
+            bytes=size,
+            begin_ns=foreman.begin_ns,
+            end_ns=time.perf_counter_ns(),
+            latency=percentiles(times_ns),
+        )

@@ -1,0 +1,38 @@
+"""A worker process: reads its job from stdin, gets ready, waits for the word, works, and reports on stdout."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from towline.errors import TowlineError
+from towline.load.foreman import Foreman, say
+from towline.load.job import Job, Report
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    # Here and not above, so that the crew, which only needs the name of this module, does not load a client.
+    from towline.load import consuming, producing
+
+    roles = {
+        "frames": producing.frames,
+        "producer": producing.through_producer,
+        "single": producing.one_by_one,
+        "paced": producing.paced,
+        "consume": consuming.batches,
+        "handle": consuming.handle,
+    }
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    try:
+        tally = roles[job.role](Foreman(job))
+    except TowlineError as error:
+        say(Report(error=str(error)))
+        raise SystemExit(1) from None
+    say(Report(done=tally.messages, tally=tally))
+
+
+if __name__ == "__main__":
+    main()

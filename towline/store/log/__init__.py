@@ -1,0 +1,21 @@
+"""The log store: all frames of all streams in one sequential message log, with consume logs that find them.
+
+A store is a folder:
+
+    format    the version of all this
+    lock      held by the broker that has the folder open
+    log/      00000000000000000001.log, …  segments of the message log: records back to back (see `record`)
+              00000000000000000001.idx, …  the consume logs of a sealed segment (see `index`)
+    config/   small documents, each replaced whole
+    torn/     copies of torn tails that were cut
+
+docs/disk-format.md specifies it byte by byte. The files of the package: `record`, `scan`, `index` are the formats;
+`writer` (group commit), `tail` (room), `sealer` move bytes to the disk; `reading` brings them back; `recovery` opens a
+folder; `retention` says what may go; `reader` looks into a folder without opening it; `store` joins them.
+"""
+
+from towline.store.log.disk import DiskIo
+from towline.store.log.settings import LogSettings
+from towline.store.log.store import LogStore
+
+__all__ = ["DiskIo", "LogSettings", "LogStore"]

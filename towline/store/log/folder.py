@@ -1,0 +1,44 @@
+"""The folder of a store: what is in it, and in which version of the format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from towline.errors import StoreFailed
+from towline.store.log.disk import DiskIo
+
+__all__ = ["FORMAT", "check_format", "prepare_folder", "sweep"]
+
+FORMAT = 1
+
+
+def prepare_folder(root: Path, io: DiskIo) -> None:
+    """Make the folder, if it is not there, and refuse one that a newer version has written."""
+    made = not root.exists()
+    for folder in (root, root / "log", root / "config", root / "torn"):
+        folder.mkdir(parents=True, exist_ok=True)
+    if made:
+        io.sync_folder(root.parent)
+    if check_format(root) is None:
+        io.replace(root / "format", [f"towline log {FORMAT}\n".encode()])
+
+
+def sweep(root: Path) -> None:
+    """Remove what a crash in the middle of replacing a file left behind."""
+    for folder in (root, root / "log", root / "config", root / "torn"):
+        for path in folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def check_format(root: Path) -> int | None:
+    """The version of the format, None if it is not stated."""
+    try:
+        words = (root / "format").read_text("ascii", "replace").split()
+    except FileNotFoundError:
+        return None
+    if len(words) != 3 or words[:2] != ["towline", "log"] or not words[2].isdigit():
+        raise StoreFailed(f"{root / 'format'} does not say 'towline log {FORMAT}': is this the folder of a log store?")
+    version = int(words[2])
+    if version > FORMAT:
+        raise StoreFailed(f"{root} has format {version}; this version of Towline knows {FORMAT}: use a newer one")
+    return version

@@ -1,0 +1,31 @@
+"""One broker per folder: an advisory lock that the kernel lets go of when its process dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from towline.errors import StoreLocked
+
+__all__ = ["FolderLock"]
+
+
+class FolderLock:
+    """Holds the lock from its making until `release`. The file stays: removing it would race with the next opener."""
+
+    def __init__(self, folder: Path) -> None:
+        self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(self._fd)
+            raise StoreLocked(f"the folder {folder} is open in the process with pid {owner}") from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

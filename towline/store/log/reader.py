@@ -1,0 +1,342 @@
+"""Looking into the folder of a log store without opening it: for tools, and while a broker has it open.
+
+Nothing is locked and nothing is changed. What a live broker is just writing is not taken for damage: the end of the
+last segment counts as far as it holds whole units.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from towline.errors import NotFound
+from towline.store.log.disk import REAL
+from towline.store.log.folder import check_format
+from towline.store.log.index import ENTRY, Known, load_directory, map_entries
+from towline.store.log.record import FRAME, Record
+from towline.store.log.recovery import Scan, read_segment
+from towline.store.log.scan import Damage, Scanner
+from towline.store.log.sealer import absorb
+from towline.store.log.segment import Segment, index_path, list_folder, log_path
+
+__all__ = ["DamageFound", "Report", "SegmentStat", "Stat", "StoredFrame", "StreamStat", "dump", "stat", "verify"]
+
+_U32 = 0xFFFFFFFF
+
+
+class SegmentStat(msgspec.Struct, frozen=True):
+    number: int
+    path: Path
+    size_bytes: int
+    """What is written of it; the file may be longer."""
+    sealed: bool
+    frames: int
+    first_at_us: int
+    last_at_us: int
+
+
+class StreamStat(msgspec.Struct):
+    name: str
+    first: int = 0
+    end: int = 0
+    frames: int = 0
+    frame_bytes: int = 0
+    """Of the frames in the log; those below `first` are counted until their segment is deleted."""
+    first_at_us: int = 0
+    last_at_us: int = 0
+
+
+class Stat(msgspec.Struct, frozen=True):
+    segments: list[SegmentStat]
+    streams: list[StreamStat]
+    """Sorted by name."""
+
+
+class DamageFound(msgspec.Struct, frozen=True):
+    path: Path
+    position: int
+    length: int
+    reason: str
+
+
+class Report(msgspec.Struct):
+    """What `verify` found. Damage is anything that was whole once; a torn tail or a missing index loses nothing."""
+
+    records: int = 0
+    frames: int = 0
+    messages: int = 0
+    bytes_read: int = 0
+    damages: list[DamageFound] = []
+    torn_tail: DamageFound | None = None
+    unindexed: list[Path] = []
+    """Sealed segments whose index is missing or damaged: it is made again when the store is opened."""
+
+    @property
+    def sound(self) -> bool:
+        return not self.damages
+
+
+class StoredFrame(msgspec.Struct, frozen=True, gc=False):
+    """One intact frame of the log, and where it was found."""
+
+    stream: str
+    first: int
+    count: int
+    appended_at_us: int
+    source: bytes
+    frame: memoryview
+    segment: int
+    position: int
+
+
+def stat(path: Path) -> Stat:
+    """The segments and streams of a folder. Reads only indexes, and the segments that have none."""
+    folder = _log_folder(path)
+    logs, indexes = _list(folder)
+    segments: list[SegmentStat] = []
+    streams: dict[str, StreamStat] = {}
+    for number in sorted({*logs, *indexes}):
+        try:
+            segment = _add_indexed(folder, number, streams, number in logs) or _add_scanned(folder, number, streams)
+        except FileNotFoundError:
+            continue  # retention was faster
+        if number in logs:
+            segments.append(segment)
+    return Stat(segments, [streams[name] for name in sorted(streams)])
+
+
+def verify(path: Path, progress: Callable[[int, int], None] | None = None) -> Report:
+    """Read every byte of the log and check it. `progress` is told the bytes read and the bytes there are."""
+    folder = _log_folder(path)
+    report = Report()
+    logs, indexes = _list(folder)
+    last = _last_with_content(folder, logs)
+    total, read = sum(_size(log_path(folder, number)) for number in logs), 0
+    for number in logs:
+        try:
+            with _opened(folder, number) as (fd, size):
+                _verify_segment(report, folder, number, (fd, size), is_last=number >= last)
+        except FileNotFoundError:
+            continue
+        if (number in indexes or number < last) and map_entries(index_path(folder, number)) is None:
+            report.unindexed.append(index_path(folder, number))
+        read += size
+        if progress is not None:
+            progress(read, total)
+    return report
+
+
+def dump(
+    path: Path, stream: str | None = None, first: int | None = None, limit: int | None = None
+) -> Iterator[StoredFrame]:
+    """The intact frames of the log in the order in which they were appended: all, or those of one stream; from record
+    `first` of each stream on; at most `limit` frames."""
+    folder = _log_folder(path)
+    left = -1 if limit is None else limit
+    for number in _list(folder)[0]:
+        positions = None if stream is None else _positions(folder, number, stream, first or 0)
+        try:
+            with _opened(folder, number) as (fd, size):
+                scanner = Scanner(REAL, fd, number, size)
+                for record in _growing(folder, fd, number) if positions is None else _records_at(scanner, positions):
+                    if left == 0:
+                        return
+                    if _is_wanted(record, stream, first or 0):
+                        left -= 1
+                        yield _stored(record, number)
+        except FileNotFoundError:
+            continue
+
+
+def _log_folder(path: Path) -> Path:
+    folder = Path(path) / "log"
+    if check_format(Path(path)) is None or not folder.is_dir():
+        raise NotFound(f"{path} is not the folder of a log store")
+    return folder
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _list(folder: Path) -> tuple[list[int], list[int]]:
+    """The segments and indexes there are. A listing made while files come to be may have a later one and not an
+    earlier one; a second listing has all that the first one should have had."""
+    before = list_folder(folder)[0]
+    logs, indexes, _ = list_folder(folder)
+    return [number for number in logs if before and number <= before[-1]], indexes
+
+
+@contextmanager
+def _opened(folder: Path, number: int) -> Iterator[tuple[int, int]]:
+    """Descriptor and size of a segment."""
+    fd = os.open(log_path(folder, number), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd, os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+
+
+def _last_with_content(folder: Path, logs: list[int]) -> int:
+    """The segment that is written to, or was last; behind it there may be one made ahead, empty yet."""
+    return next((number for number in reversed(logs) if _has_content(folder, number)), 0)
+
+
+def _add_indexed(folder: Path, number: int, streams: dict[str, StreamStat], with_log: bool) -> SegmentStat | None:
+    directory = load_directory(index_path(folder, number))
+    entries = map_entries(index_path(folder, number)) if directory is not None else None
+    if directory is None or entries is None:
+        return None
+    for name, trimmed, begin, end in directory.known():
+        known = streams.setdefault(name, StreamStat(name))
+        # Until the first segment is seen, all that came before it is gone.
+        known.first = max(known.first, trimmed, 0 if known.frames else begin if with_log else end)
+        known.end = max(known.end, end)
+    frames = 0
+    for run in directory.run_rows() if with_log else ():
+        frames += run.entries
+        last = (run.start + run.entries - 1) * ENTRY
+        _add_run(streams[run.stream], run.entries, run.frame_bytes, entries[run.start * ENTRY + 3], entries[last + 3])
+    times = directory.first_at_us, directory.last_at_us
+    return SegmentStat(number, log_path(folder, number), directory.log_length, True, frames, *times)
+
+
+def _add_scanned(folder: Path, number: int, streams: dict[str, StreamStat]) -> SegmentStat:
+    with _opened(folder, number) as (fd, size):
+        segment = Segment(number, log_path(folder, number), fd, size)
+        scan = read_segment(segment, REAL, size)
+    known = {name: Known(state.first, state.end, state.end) for name, state in streams.items()}
+    absorb(known, segment)
+    for name, state in known.items():
+        entry = streams.setdefault(name, StreamStat(name))
+        entry.first, entry.end = max(entry.first, state.first), max(entry.end, state.end)
+    frames = 0
+    for name, run in segment.runs.items():
+        frames += len(run) // ENTRY
+        _add_run(streams[name], len(run) // ENTRY, sum(run[2::ENTRY]) >> 32, run[3], run[-1])
+    times = segment.first_at_us, segment.last_at_us
+    return SegmentStat(number, segment.path, scan.good_end, False, frames, *times)
+
+
+def _add_run(stream: StreamStat, frames: int, frame_bytes: int, first_at_us: int, last_at_us: int) -> None:
+    stream.frames += frames
+    stream.frame_bytes += frame_bytes
+    stream.first_at_us = stream.first_at_us or first_at_us
+    stream.last_at_us = last_at_us
+
+
+def _verify_segment(report: Report, folder: Path, number: int, file: tuple[int, int], is_last: bool) -> None:
+    path = log_path(folder, number)
+    segment = Segment(number, path, *file)
+    scan = read_segment(segment, REAL, file[1])
+    if is_last and scan.content_end > scan.good_end:
+        # It may be a broker's write caught in the middle: then more of it is there at the second look.
+        again = Segment(number, path, file[0], os.fstat(file[0]).st_size)
+        second = read_segment(again, REAL, again.capacity)
+        if second.good_end > scan.good_end:
+            segment, scan = again, second
+    runs = segment.runs.values()
+    report.frames += sum(len(run) // ENTRY for run in runs)
+    report.messages += sum(sum(size & _U32 for size in run[2::ENTRY]) for run in runs)
+    report.records += scan.records
+    report.bytes_read += scan.content_end
+    tail = scan.good_end if is_last else file[1]
+    if scan.content_end > tail:
+        report.torn_tail = DamageFound(path, tail, scan.content_end - tail, "a write was cut short")
+    report.damages.extend(_damages(path, scan, tail))
+
+
+def _damages(path: Path, scan: Scan, tail: int) -> Iterator[DamageFound]:
+    for damage in scan.damages:
+        if damage.position < tail:
+            yield DamageFound(path, damage.position, damage.length, "these bytes are no record")
+    for unit in scan.doubtful:
+        broken = [record for record in unit if not record.intact]
+        for record in broken:
+            if record.position < tail:
+                reason = f"the frame of records {record.base} to {record.base + record.count - 1} of {record.stream}"
+                yield DamageFound(path, record.position, record.length, f"{reason} fails its checksum")
+        if not broken and unit[0].position < tail:
+            length = unit[-1].position + unit[-1].length - unit[0].position
+            yield DamageFound(
+                path, unit[0].position, length, f"only {len(unit)} of {unit[0].unit_size} frames are there"
+            )
+
+
+def _positions(folder: Path, number: int, stream: str, first: int) -> list[int] | None:
+    """Where the frames of a stream are, if the segment has an index that knows."""
+    directory = load_directory(index_path(folder, number))
+    if directory is None:
+        return None
+    run = next((run for run in directory.run_rows() if run.stream == stream and run.end > first), None)
+    if run is None:
+        return []
+    entries = map_entries(index_path(folder, number))
+    if entries is None:
+        return None
+    return [place >> 32 for place in entries[run.start * ENTRY + 1 : (run.start + run.entries) * ENTRY : ENTRY]]
+
+
+def _records_at(scanner: Scanner, positions: list[int]) -> Iterator[Record]:
+    return (record for position in positions if (record := scanner.record_at(position)) is not None)
+
+
+def _growing(folder: Path, fd: int, number: int) -> Iterator[Record]:
+    """The records of a segment that a broker may be writing to. It is read to its very end before the next segment is,
+    so that nothing is passed over that was written in between."""
+    position = 0
+    while True:
+        was_left = _has_content(folder, number + 1)
+        for record in _whole_units(Scanner(REAL, fd, number, os.fstat(fd).st_size), position):
+            position = record.position + record.length
+            yield record
+        if was_left or not _has_content(folder, number + 1):
+            return
+
+
+def _has_content(folder: Path, number: int) -> bool:
+    try:
+        with _opened(folder, number) as (fd, size):
+            return Scanner(REAL, fd, number, size).content_end(0) > 0
+    except FileNotFoundError:
+        return False
+
+
+def _whole_units(scanner: Scanner, position: int) -> Iterator[Record]:
+    """The records of a segment, but not a unit at its end that is not whole."""
+    unit: list[Record] = []
+    for found in scanner.records(position):
+        if isinstance(found, Damage):
+            continue
+        if unit and found.unit_index == 0:
+            yield from unit
+            unit = []
+        unit.append(found)
+        if found.unit_index + 1 == found.unit_size:
+            yield from unit
+            unit = []
+
+
+def _is_wanted(record: Record, stream: str | None, first: int) -> bool:
+    ours = stream is None or record.stream == stream
+    return ours and record.kind == FRAME and record.intact and record.base + record.count > first
+
+
+def _stored(record: Record, number: int) -> StoredFrame:
+    return StoredFrame(
+        record.stream,
+        record.base,
+        record.count,
+        record.at_us,
+        record.source,
+        record.frame,
+        number,
+        record.position,
+    )

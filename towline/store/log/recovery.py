@@ -1,0 +1,369 @@
+"""Opening a log: what the indexes know is taken over, what they do not know is read again, a torn tail is cut.
+
+Segments are gone through in order. One with a good index is not read. Of any other, every record is verified:
+
+- zeros up to the end of the file are its unwritten part;
+- damage with a record behind it is reported and left in place: the numbers it swallowed read as lost;
+- what stands behind the last whole unit of the last segment is a torn tail: it is copied to `torn/` and cut;
+- a unit of several frames with one missing is dropped as a whole if a power cut can have torn it, that is unless a
+  later record says that its place had been synced; then only the damaged frame is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from array import array
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from towline.store.log.catalogue import Catalogue, HotRun, Stream
+from towline.store.log.disk import DiskIo
+from towline.store.log.index import ENTRY, Directory, Known, Run, load_directory, write_index
+from towline.store.log.record import FRAME, VOID, Record
+from towline.store.log.scan import Damage, Scanner
+from towline.store.log.sealer import absorb
+from towline.store.log.segment import Sealed, Segment, index_path, list_folder, log_path
+from towline.store.log.torn import cut_tail
+
+__all__ = ["Recovered", "read_segment", "recover"]
+
+_log = logging.getLogger("towline.store")
+
+_U32 = 0xFFFFFFFF
+
+
+class Recovered(NamedTuple):
+    """All that the folder held. `active` is the segment to go on in, if its end was not sealed."""
+
+    streams: Catalogue
+    sealed: list[Sealed]
+    active: Segment | None
+    known: dict[str, Known]
+    """What is remembered of all streams as of the end of the last sealed segment."""
+    next_number: int
+    last_at_us: int
+
+
+class Scan(NamedTuple):
+    """What reading a segment brought to light."""
+
+    good_end: int
+    """Where the last whole and intact unit ends."""
+    content_end: int
+    records: int
+    damages: list[Damage]
+    doubtful: list[tuple[Record, ...]]
+    """Units of which a frame is missing or damaged."""
+    synced: int
+    lowest: dict[str, int]
+    """The first number of each stream that was seen."""
+
+
+def read_segment(segment: Segment, io: DiskIo, size: int) -> Scan:
+    """Read all of a segment into its runs and trims. Doubtful units are in the runs until `drop` takes them out."""
+    scanner = Scanner(io, segment.fd, segment.number, size)
+    damages: list[Damage] = []
+    doubtful: list[tuple[Record, ...]] = []
+    lowest: dict[str, int] = {}
+    unit: list[Record] = []
+    good_end = synced = records = 0
+    for found in scanner.records():
+        if isinstance(found, Damage):
+            damages.append(found)
+            if unit:
+                doubtful.append(tuple(unit))
+                unit = []
+            continue
+        records += 1
+        synced = max(synced, found.synced)
+        _enter(segment, found, lowest)
+        if found.unit_size == 1 and found.intact and not unit:
+            good_end = found.position + found.length
+            continue
+        if unit and not _follows(unit[-1], found):
+            doubtful.append(tuple(unit))
+            unit = []
+        unit.append(found)
+        if found.unit_index + 1 == found.unit_size:
+            if len(unit) == found.unit_size and all(record.intact for record in unit):
+                good_end = found.position + found.length
+            else:
+                doubtful.append(tuple(unit))
+            unit = []
+    if unit:
+        doubtful.append(tuple(unit))
+    last = damages[-1] if damages else None
+    content_end = last.position + last.length if last and last.tail else good_end
+    content_end = max([content_end, *(record.position + record.length for part in doubtful for record in part)])
+    return Scan(good_end, content_end, records, damages, doubtful, synced, lowest)
+
+
+def _follows(before: Record, record: Record) -> bool:
+    return (
+        record.position == before.position + before.length
+        and record.unit_index == before.unit_index + 1
+        and record.unit_size == before.unit_size
+    )
+
+
+def _enter(segment: Segment, record: Record, lowest: dict[str, int]) -> None:
+    if record.kind != FRAME:
+        segment.trims[record.stream] = max(segment.trims.get(record.stream, 0), record.base)
+        return
+    run = segment.runs.get(record.stream)
+    if run is None:
+        run = segment.runs[record.stream] = array("Q")
+        lowest[record.stream] = record.base
+    base, at_us = record.base, record.at_us
+    while run and base < run[-4] + (run[-2] & _U32):
+        # Numbering went on after an earlier recovery that did not see the older record: the later one is the valid one.
+        del run[-ENTRY:]
+    run.extend((base, record.position << 32 | record.length, len(record.frame) << 32 | record.count, at_us))
+    if at_us > segment.last_at_us:
+        segment.first_at_us = segment.first_at_us or at_us
+        segment.last_at_us = at_us
+
+
+def drop(segment: Segment, unit: tuple[Record, ...]) -> None:
+    """Take the records of a unit out of the runs again."""
+    for record in unit:
+        run = segment.runs.get(record.stream)
+        if record.kind != FRAME or run is None:
+            continue
+        place = record.position << 32 | record.length
+        for at in range(len(run) - ENTRY, -1, -ENTRY):
+            if run[at + 1] == place:
+                del run[at : at + ENTRY]
+                break
+        if not run:
+            del segment.runs[record.stream]
+
+
+def void(segment: Segment, unit: tuple[Record, ...], io: DiskIo) -> None:
+    """Make the records of a dropped unit unknown for ever, because their numbers will be given again."""
+    for record in unit:
+        io.write_all(segment.fd, [VOID], record.position)
+    io.fsync(segment.fd)
+
+
+class _Recovery:
+    def __init__(self, root: Path, io: DiskIo) -> None:
+        self._root = root
+        self._folder = root / "log"
+        self._io = io
+        self._streams = Catalogue()
+        self._sealed: list[Sealed] = []
+        self._known: dict[str, Known] = {}
+        self._latest: Directory | None = None
+        """The last good directory, not yet merged into `known`: each one tells all that those before it told."""
+        self._floors: dict[str, int] = {}
+        """The numbers before which retention has deleted all."""
+        self._floors_known = False
+        self._last_at_us = 0
+
+    def run(self) -> Recovered:
+        logs, indexes, foreign = list_folder(self._folder)
+        for name in foreign:
+            _log.warning("%s is not part of the log and is ignored", self._folder / name)
+        logs = self._drop_empty_end(logs, indexes)
+        self._warn_of_gaps(logs)
+        active = None
+        for number in sorted({*logs, *indexes}):
+            directory = load_directory(index_path(self._folder, number)) if number in set(indexes) else None
+            if directory is not None and directory.segment != number:
+                directory = None
+            if number not in logs:
+                self._checkpoint(number, directory, before_logs=not logs or number < logs[0])
+            else:
+                active = self._segment(number, directory, is_last=number == logs[-1], oldest=number == logs[0])
+        known = self._merge()
+        if active is not None:
+            known = {name: Known(state.first, state.begin, state.end) for name, state in known.items()}
+            self._absorb_streams(active, known)
+        else:
+            self._make_streams(known)
+        self._remove_old_checkpoints(logs, indexes)
+        next_number = max([0, *logs, *indexes]) + 1
+        return Recovered(self._streams, self._sealed, active, self._known, next_number, self._last_at_us)
+
+    # --- what the files are -------------------------------------------------------------------------------------------
+
+    def _drop_empty_end(self, logs: list[int], indexes: list[int]) -> list[int]:
+        """Segments made ahead that hold nothing yet are made again when they are needed."""
+        while logs and logs[-1] not in indexes:
+            path = log_path(self._folder, logs[-1])
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                size = os.fstat(fd).st_size
+                empty = Scanner(self._io, fd, logs[-1], size).content_end(0) == 0
+            finally:
+                os.close(fd)
+            if not empty:
+                break
+            path.unlink()
+            logs = logs[:-1]
+        return logs
+
+    def _warn_of_gaps(self, logs: list[int]) -> None:
+        for before, after in pairwise(logs):
+            if after != before + 1:
+                _log.warning("%s: the segments %d to %d are missing", self._folder, before + 1, after - 1)
+
+    def _remove_old_checkpoints(self, logs: list[int], indexes: list[int]) -> None:
+        """An index outlives its segment only while it is the newest."""
+        for number in indexes[:-1]:
+            if number not in logs:
+                index_path(self._folder, number).unlink(missing_ok=True)
+
+    # --- segment by segment -------------------------------------------------------------------------------------------
+
+    def _checkpoint(self, number: int, directory: Directory | None, before_logs: bool) -> None:
+        """An index without its segment: retention deleted the segment and kept what it knew of the streams."""
+        if directory is None:
+            _log.warning("%s is damaged and its segment is gone", index_path(self._folder, number))
+            return
+        self._latest = directory
+        self._last_at_us = max(self._last_at_us, directory.last_at_us)
+        if before_logs:
+            # Good only if it is the index right before the first segment; else that one's own index corrects it.
+            self._floors = {name: end for name, _, _, end in directory.known()}
+            self._floors_known = True
+        else:
+            _log.warning("%s is missing", log_path(self._folder, number))
+
+    def _segment(self, number: int, directory: Directory | None, is_last: bool, oldest: bool) -> Segment | None:
+        """Take a segment in; answers it if it is the one to go on in."""
+        path = log_path(self._folder, number)
+        size = path.stat().st_size
+        if oldest and (directory is not None or number == 1):
+            self._floors = {name: begin for name, _, begin, _ in directory.known()} if directory else {}
+            self._floors_known = True
+        if directory is not None and directory.log_length == size:
+            self._add_rows(number, size, directory.last_at_us, list(directory.run_rows()))
+            self._latest = directory
+            return None
+        if directory is not None:
+            _log.warning("%s has %d bytes, its index speaks of %d: reading it again", path, size, directory.log_length)
+        elif not is_last:
+            _log.warning("%s has no good index: reading it again", path)
+        self._merge()
+        ended_clean = not is_last or directory is not None
+        segment = self._read(number, path, size, cut=not ended_clean)
+        if not ended_clean:
+            return segment
+        try:
+            self._rebuild(segment, directory)
+        finally:
+            os.close(segment.fd)
+        return None
+
+    def _read(self, number: int, path: Path, size: int, cut: bool) -> Segment:
+        segment = Segment(number, path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size)
+        scan = read_segment(segment, self._io, size)
+        tail = scan.good_end if cut else size
+        for unit in scan.doubtful:
+            position = unit[0].position
+            if position >= tail or (unit[0].unit_size > 1 and position >= scan.synced and not self._is_synced(number)):
+                drop(segment, unit)
+                if position < tail:
+                    void(segment, unit, self._io)
+                    _log.warning("%s: the unit at %d is not whole and is dropped", path, position)
+            else:
+                for record in unit:
+                    if not record.intact:
+                        _report_lost(path, record)
+        for damage in scan.damages:
+            if damage.position < tail:
+                _log.warning("%s: %d bytes at %d are damaged and skipped", path, damage.length, damage.position)
+        segment.used = scan.good_end if cut else min((scan.content_end + 7) & ~7, size)
+        if not cut and segment.used < size:
+            # It was never sealed: give back the part that was not written.
+            self._io.ftruncate(segment.fd, segment.used)
+            self._io.fsync(segment.fd)
+        if cut and scan.content_end > scan.good_end:
+            cut_tail(self._root, segment, scan.content_end, self._io)
+        if not self._floors_known:
+            for name, base in scan.lowest.items():
+                if name not in self._known:
+                    self._floors.setdefault(name, base)
+        self._last_at_us = max(self._last_at_us, segment.last_at_us)
+        return segment
+
+    def _is_synced(self, number: int) -> bool:
+        """A segment is synced before it gets its index, and before anything behind it is acknowledged as durable; the
+        latter shows in the `synced` of later records."""
+        logs, indexes, _ = list_folder(self._folder)
+        if any(index >= number for index in indexes):
+            return True
+        for later in (log for log in logs if log > number):
+            path = log_path(self._folder, later)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                found = Scanner(self._io, fd, later, path.stat().st_size).records()
+                if any(isinstance(record, Record) and record.synced for record in found):
+                    return True
+            finally:
+                os.close(fd)
+        return False
+
+    def _rebuild(self, segment: Segment, directory: Directory | None) -> None:
+        """Write the index of a segment that was read again; the numbering its old index knew is not forgotten."""
+        absorb(self._known, segment)
+        if directory is not None:
+            for name, first, _, end in directory.known():
+                state = self._known.setdefault(name, Known())
+                state.first, state.end = max(state.first, first), max(state.end, end)
+        runs = write_index(self._io, index_path(self._folder, segment.number), segment, self._known)
+        self._add_rows(segment.number, segment.used, segment.last_at_us, runs)
+
+    # --- what is remembered -------------------------------------------------------------------------------------------
+
+    def _merge(self) -> dict[str, Known]:
+        if self._latest is not None:
+            directory, self._latest = self._latest, None
+            for name, first, _, end in directory.known():
+                state = self._known.setdefault(name, Known())
+                state.first, state.end = max(state.first, first), max(state.end, end)
+                state.begin = state.end
+        return self._known
+
+    def _add_rows(self, number: int, size: int, last_at_us: int, runs: list[Run]) -> None:
+        self._sealed.append(Sealed(number, size, last_at_us))
+        self._last_at_us = max(self._last_at_us, last_at_us)
+        for run in runs:
+            stream = self._streams.get(run.stream)
+            if stream is None:
+                stream = self._streams[run.stream] = Stream(run.stream)
+            stream.add_row(number, run)
+
+    def _make_streams(self, known: dict[str, Known]) -> None:
+        """Set the bounds of all streams."""
+        for name, state in known.items():
+            stream = self._streams.get(name)
+            if stream is None:
+                stream = self._streams[name] = Stream(name)
+            stream.end = stream.next = state.end
+            stream.first = min(max(state.first, self._floors.get(name, 0)), state.end)
+
+    def _absorb_streams(self, active: Segment, known: dict[str, Known]) -> None:
+        absorb(known, active)
+        self._make_streams(known)
+        for name, entries in active.runs.items():
+            self._streams[name].hot.append(HotRun(active.number, entries))
+
+
+def _report_lost(path: Path, record: Record) -> None:
+    _log.warning(
+        "%s: the frame at %d is damaged: records %d to %d of %s are lost",
+        path,
+        record.position,
+        record.base,
+        record.base + record.count - 1,
+        record.stream,
+    )
+
+
+def recover(root: Path, io: DiskIo) -> Recovered:
+    return _Recovery(root, io).run()

@@ -1,0 +1,72 @@
+"""What may go: whole segments from the front, as far as limits ask for it and pins allow it. Decides; does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from towline.store.log.catalogue import Catalogue, Stream
+from towline.store.log.index import ROW
+from towline.store.log.segment import Sealed
+
+__all__ = ["Verdict", "what_may_go"]
+
+
+class Verdict(NamedTuple):
+    """How many segments from the front may go, and what holds the next one back that should have gone."""
+
+    segments: int
+    held_back: str
+
+
+def what_may_go(
+    streams: Catalogue,
+    sealed: Sequence[Sealed],
+    *,
+    active_bytes: int,
+    now_us: int,
+    max_age_us: int,
+    max_bytes: int,
+    pinned: Mapping[str, int],
+) -> Verdict:
+    needed_from = _first_needed(streams)
+    pin_segment, pin_reason = _first_pinned(streams, pinned)
+    total = active_bytes + sum(segment.size_bytes for segment in sealed)
+    for count, segment in enumerate(sealed):
+        aged = bool(max_age_us) and segment.last_at_us < now_us - max_age_us
+        if segment.number >= needed_from and not aged and not (max_bytes and total > max_bytes):
+            return Verdict(count, "")
+        if segment.number >= pin_segment:
+            return Verdict(count, pin_reason)
+        total -= segment.size_bytes
+    return Verdict(len(sealed), "")
+
+
+def _first_needed(streams: Catalogue) -> int:
+    """The first segment that holds a record which can still be read; all before it are trimmed as a whole."""
+    return min((_segment_of(stream, stream.first) for stream in streams.values()), default=_NONE)
+
+
+def _first_pinned(streams: Catalogue, pinned: Mapping[str, int]) -> tuple[int, str]:
+    """The first segment that holds a record at or behind its stream's pin."""
+    lowest, reason = _NONE, ""
+    for name, seq in pinned.items():
+        stream = streams.get(name)
+        if stream is None:
+            continue
+        number = _segment_of(stream, max(seq, stream.first))
+        if number < lowest:
+            lowest, reason = number, f"record {max(seq, stream.first)} of {name} is held"
+    return lowest, reason
+
+
+def _segment_of(stream: Stream, seq: int) -> int:
+    """The first sealed segment with a record of this stream at or behind `seq`; beyond all if there is none."""
+    rows = stream.rows
+    for at in range(0, len(rows), ROW):
+        if rows[at + 3] > seq:
+            return rows[at]
+    return _NONE
+
+
+_NONE = 1 << 62

@@ -1,0 +1,362 @@
+"""The log store: streams in a folder of files. See the package's docstring for how it is laid out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from towline.clock import SYSTEM, Clock
+from towline.errors import Closed, DiskFull, QueueFull, StoreFailed, TooLarge
+from towline.model import Durability
+from towline.store.log.catalogue import Stream, first_at
+from towline.store.log.disk import REAL, DiskIo
+from towline.store.log.documents import Documents
+from towline.store.log.folder import prepare_folder, sweep
+from towline.store.log.index import ENTRY
+from towline.store.log.lock import FolderLock
+from towline.store.log.reading import StreamReader
+from towline.store.log.recovery import Recovered, recover
+from towline.store.log.retention import what_may_go
+from towline.store.log.sealer import Sealer
+from towline.store.log.segment import NO_ROOM, Segment, create_segment
+from towline.store.log.settings import LogSettings
+from towline.store.log.shelf import Shelf
+from towline.store.log.stats import LogStats
+from towline.store.log.tail import Tail
+from towline.store.log.unit import Unit
+from towline.store.log.writer import Writer
+from towline.store.spi import Append, Appended, Bounds, Read, Trimmed
+
+__all__ = ["LogStore"]
+
+_UNIT_FRAMES_MAX = 65_535
+_SEAL_AT_CLOSE = 20_000
+"""A segment with this many entries is sealed when the store is closed, so that the next start need not read it."""
+_SMALLEST = 16 << 10
+"""The smallest segment worth making."""
+
+
+class LogStore:
+    """Keeps streams in a folder. Made by `open`; used from the event loop it was opened on."""
+
+    def __init__(self, root: Path, settings: LogSettings, clock: Clock, io: DiskIo, lock: FolderLock) -> None:
+        self.stats = LogStats()
+        self._root = root
+        self._folder = root / "log"
+        self._settings = settings
+        self._clock = clock
+        self._io = io
+        self._lock = lock
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._clerk = ThreadPoolExecutor(1, "towline-clerk")
+        self._readers = ThreadPoolExecutor(settings.read_threads, "towline-read")
+        self._documents = Documents(root / "config", io)
+        self._retaining = asyncio.Lock()
+
+    @classmethod
+    async def open(
+        cls, path: Path, settings: LogSettings | None = None, *, clock: Clock = SYSTEM, io: DiskIo = REAL
+    ) -> LogStore:
+        """Open a folder, which is made if need be. Raises `StoreLocked` if another process has it."""
+        if sys.byteorder != "little":
+            raise StoreFailed("the log store runs on little-endian machines only")
+        path = Path(path)
+        settings = settings or LogSettings()
+        prepare_folder(path, io)
+        lock = FolderLock(path)
+        try:
+            sweep(path)
+            store = cls(path, settings, clock, io, lock)
+            recovered = await asyncio.to_thread(recover, path, io)
+            store._begin(recovered, await asyncio.to_thread(store._open_end, recovered))
+        except BaseException:
+            lock.release()
+            raise
+        return store
+
+    def _open_end(self, recovered: Recovered) -> Segment:
+        """The segment to go on in, with its blocks allocated as far as the disk allows."""
+        active = recovered.active
+        try:
+            if active is None:
+                return self._first_segment(recovered.next_number)
+            if active.capacity < self._settings.segment_bytes:
+                self._io.fallocate(active.fd, self._settings.segment_bytes)
+                active.capacity = self._settings.segment_bytes
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise StoreFailed(f"cannot make room in {self._folder}: {error}") from error
+            if active is None:
+                free = self._io.free_bytes(self._folder)
+                raise DiskFull(f"no room for a segment in {self._folder}: {free} bytes are free") from error
+            self._io.ftruncate(active.fd, active.capacity)
+        return active
+
+    def _first_segment(self, number: int) -> Segment:
+        """On a full disk a small one will do: consumers and acks must go on."""
+        for capacity in (self._settings.segment_bytes, self._settings.reserve_bytes):
+            try:
+                return create_segment(self._folder, number, capacity, self._io)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+        return create_segment(self._folder, number, _SMALLEST, self._io)
+
+    def _begin(self, recovered: Recovered, active: Segment) -> None:
+        self._streams = recovered.streams
+        self._shelf = Shelf(
+            self._folder,
+            recovered.streams,
+            recovered.sealed,
+            io=self._io,
+            executor=self._clerk,
+            settings=self._settings,
+        )
+        self._shelf.files.adopt(active)
+        self._reader = StreamReader(self._shelf.files, self._shelf.entries, self._io, self.stats, self._readers)
+        self._last_at_us = recovered.last_at_us
+        self._publishing = active
+        self._sealer = Sealer(
+            self._loop,
+            folder=self._folder,
+            io=self._io,
+            known=recovered.known,
+            on_sealed=self._shelf.add,
+            on_failed=self._note_failed,
+        )
+        self._tail = Tail(
+            self._folder,
+            active,
+            settings=self._settings,
+            io=self._io,
+            clock=self._clock,
+            executor=self._clerk,
+            on_roll=self._note_roll,
+        )
+        self._writer = Writer(
+            self._loop,
+            io=self._io,
+            settings=self._settings,
+            stats=self.stats,
+            active=active,
+            sync_sealed=self._sealer.sync,
+            publish=self._publish,
+        )
+        for stream in self._streams.values():
+            first, stream.first = stream.first, 0
+            stream.size_bytes = stream.bytes_until(stream.end, self._shelf.entries)
+            stream.raise_first(first, self._shelf.entries)
+
+    # --- append -------------------------------------------------------------------------------------------------------
+
+    def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
+        if self._writer.failure is not None:
+            raise self._writer.failure
+        self._check_open()
+        done: asyncio.Future[None] = self._loop.create_future()
+        if not unit:
+            self._writer.submit(Unit(self._tail.active, self._tail.position, 0, durability, done))
+            return Appended((), self._last_at_us, done)
+        length, control, items = self._weigh(unit)
+        self._check_length(len(unit), length, control)
+        segment, position = self._tail.take(length, control)
+        for stream, _ in items:
+            self._streams.setdefault(stream.name, stream)
+        waiting = Unit(segment, position, length, durability, done)
+        at_us = self._last_at_us = max(self._clock.now_us(), self._last_at_us)
+        firsts = waiting.add_frames(items, at_us, self._synced_in(segment))
+        if durability is Durability.RECEIVED:
+            done.set_result(None)
+        self._writer.submit(waiting)
+        return Appended(firsts, at_us, done)
+
+    def _weigh(self, unit: Sequence[Append]) -> tuple[int, bool, list[tuple[Stream, Append]]]:
+        """The bytes that a unit takes, whether all of it is control records, and the streams it goes to."""
+        length, control = 0, True
+        items: list[tuple[Stream, Append]] = []
+        new: dict[str, Stream] = {}
+        for item in unit:
+            stream = self._streams.get(item.stream) or new.get(item.stream)
+            if stream is None:
+                stream = new[item.stream] = Stream(item.stream)
+            items.append((stream, item))
+            length += stream.record_length(len(item.frame))
+            control = control and item.control
+        return length, control, items
+
+    def _check_length(self, frames: int, length: int, control: bool) -> None:
+        limit, queued = self._settings.queue_bytes, self._writer.queued_bytes
+        if frames > _UNIT_FRAMES_MAX or length > limit:
+            raise TooLarge(f"a unit of {frames} frames and {length} bytes: {_UNIT_FRAMES_MAX} and {limit} is the limit")
+        if queued + length > (limit + limit // 4 if control else limit):
+            raise QueueFull(f"{queued} bytes wait to be written to {self._folder}; {limit} may")
+
+    def _synced_in(self, segment: Segment) -> int:
+        number, position = self._writer.synced
+        return position if number == segment.number else 0
+
+    def _publish(self, units: Sequence[Unit]) -> None:
+        """The units are written: from now on they can be read."""
+        for unit in units:
+            segment = unit.segment
+            if segment is not self._publishing:
+                self._sealer.seal(self._publishing)
+                self._publishing = segment
+            for stream, base, place, size, at_us in unit.entries:
+                stream.hot_entries(segment).extend((base, place, size, at_us))
+                stream.end = base + (size & 0xFFFFFFFF)
+                stream.size_bytes += size >> 32
+                segment.last_at_us = at_us
+                segment.first_at_us = segment.first_at_us or at_us
+            if unit.trim is not None:
+                stream, first = unit.trim
+                segment.trims[stream.name] = max(first, segment.trims.get(stream.name, 0))
+
+    def _note_failed(self, error: OSError, place: str) -> None:
+        self._writer.poison(error, place)
+
+    def _note_roll(self) -> None:
+        self._shelf.files.adopt(self._tail.active)
+
+    # --- read ---------------------------------------------------------------------------------------------------------
+
+    async def read(self, stream: str, first: int, max_count: int, max_bytes: int) -> Read:
+        self._check_open()
+        found = self._streams.get(stream)
+        if found is not None:
+            first = max(first, found.first)
+        if found is None or first >= found.end or max_count <= 0:
+            return Read((), (), first)
+        return await self._reader.read(found, first, max_count, max_bytes)
+
+    def bounds(self, stream: str) -> Bounds:
+        found = self._streams.get(stream)
+        return Bounds(0, 0, 0) if found is None else Bounds(found.first, found.end, found.size_bytes)
+
+    def streams(self, prefix: str = "") -> list[str]:
+        return self._streams.names(prefix)
+
+    async def locate(self, stream: str, time_us: int) -> int:
+        self._check_open()
+        found = self._streams.get(stream)
+        if found is None:
+            return 0
+        # Time never runs backwards in a store, so whole segments can be passed over.
+        for entries in found.runs_since(self._shelf.first_since(time_us), self._shelf.entries):
+            index = first_at(entries, time_us)
+            if index < len(entries) // ENTRY:
+                return max(entries[ENTRY * index], found.first)
+        return found.end
+
+    # --- trim and retain ----------------------------------------------------------------------------------------------
+
+    async def trim(self, stream: str, before: int) -> None:
+        self._check_open()
+        if self._writer.failure is not None:
+            raise self._writer.failure
+        found = self._streams.get(stream)
+        before = 0 if found is None else min(before, found.next)
+        if found is None or before <= found.first:
+            return
+        segment, position = self._tail.take(found.head_length, control=True)
+        unit = Unit(segment, position, found.head_length, Durability.FSYNC, self._loop.create_future())
+        at_us = self._last_at_us = max(self._clock.now_us(), self._last_at_us)
+        unit.add_trim(found, before, at_us, self._synced_in(segment))
+
+        def note_done(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                found.raise_first(before, self._shelf.entries)
+
+        unit.done.add_done_callback(note_done)
+        self._writer.submit(unit)
+        await asyncio.shield(unit.done)
+
+    async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+        self._check_open()
+        async with self._retaining:
+            return await self._retain(max_age_us, max_bytes, pinned)
+
+    async def _retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+        freed = 0
+        await self._sealer.drain()
+        await self._roll_if_aged(max_age_us)
+        while True:
+            verdict = what_may_go(
+                self._streams,
+                self._shelf.sealed,
+                active_bytes=self._tail.position,
+                now_us=self._clock.now_us(),
+                max_age_us=max_age_us,
+                max_bytes=max_bytes,
+                pinned=pinned,
+            )
+            if not verdict.segments:
+                break
+            freed += await self._shelf.delete(verdict.segments)
+        self._tail.retry()
+        return Trimmed(freed, verdict.held_back)
+
+    async def _roll_if_aged(self, max_age_us: int) -> None:
+        """If even the last record of the segment being written is too old, seal it, so that it can go as well."""
+        active = self._tail.active
+        aged = active.last_at_us and max_age_us and active.last_at_us < self._clock.now_us() - max_age_us
+        if not aged or self._writer.failure is not None:
+            return
+        await self.append([], Durability.OS).done
+        if self._tail.active is active and self._publishing is active and not self._writer.queued_bytes:
+            try:
+                self._tail.roll()
+            except DiskFull:
+                return
+            self._publishing = self._tail.active
+            self._sealer.seal(active)
+            await self._sealer.drain()
+
+    # --- documents ----------------------------------------------------------------------------------------------------
+
+    async def load(self, name: str) -> bytes | None:
+        self._check_open()
+        return await self._loop.run_in_executor(self._clerk, self._documents.load, self._documents.path(name))
+
+    async def save(self, name: str, document: bytes) -> None:
+        self._check_open()
+        await self._loop.run_in_executor(self._clerk, self._documents.save, self._documents.path(name), document)
+
+    # --- close --------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the store is closed")
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        barrier = self.append([], Durability.FSYNC).done if self._writer.failure is None else None
+        self._closed = True
+        try:
+            if barrier is not None:
+                await barrier
+        finally:
+            await asyncio.to_thread(self._let_go)
+            self._shelf.close()
+            self._lock.release()
+
+    def _let_go(self) -> None:
+        """End all threads and leave the last segment as short as it is; in a thread, because it waits."""
+        self._writer.stop()
+        self._clerk.shutdown(wait=True)
+        self._tail.close()
+        if self._writer.failure is None:
+            active = self._tail.active
+            active.used = self._tail.position
+            if sum(map(len, active.runs.values())) // ENTRY >= _SEAL_AT_CLOSE:
+                self._sealer.seal(active)
+            else:
+                self._io.ftruncate(active.fd, active.used)
+                self._io.fsync(active.fd)
+        self._sealer.close()
+        self._readers.shutdown(wait=True)

@@ -1,0 +1,32 @@
+"""Cutting a torn tail: what stands behind the last whole unit, because a write was cut short."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from towline.store.log.disk import DiskIo
+from towline.store.log.segment import Segment
+
+__all__ = ["cut_tail"]
+
+_log = logging.getLogger("towline.store")
+
+_COPY_MAX = 64 << 20
+
+
+def cut_tail(root: Path, segment: Segment, content_end: int, io: DiskIo) -> None:
+    """Copy the bytes from the segment's used length on to `torn/`, then cut them off, so that zeros stand there."""
+    begin, length = segment.used, content_end - segment.used
+    copy = root / "torn" / f"{segment.path.stem}-{begin}-{time.time_ns()}.bin"
+    try:
+        io.replace(copy, [io.pread(segment.fd, min(length, _COPY_MAX), begin)])
+        kept = f"a copy is in {copy}"
+    except OSError as error:
+        # Most likely the disk is full. Nothing acknowledged is in these bytes: starting matters more than the copy.
+        kept = f"no copy could be kept: {error.strerror}"
+    io.ftruncate(segment.fd, begin)
+    io.fsync(segment.fd)
+    segment.capacity = begin
+    _log.warning("%s: a torn tail of %d bytes at %d was cut; %s", segment.path, length, begin, kept)
