@@ -11,6 +11,7 @@ from towline.broker.delivering import Parcel, collect
 from towline.broker.dispatcher import Dispatcher
 from towline.clock import SECOND_US
 from towline.delivery import Bury, Part, Resend, Skip
+from towline.delivery.parts import in_intervals
 from towline.errors import NotFound
 from towline.frame import Frame, encode
 from towline.model import LANES, Durability, dead_stream, message_id
@@ -142,7 +143,8 @@ async def resend(dispatcher: Dispatcher, request: wire.Resend, durability: Durab
     """Put dead letters on the group's own lanes, where only this group gets them. The copies and the event that marks
     the letters are one unit."""
     stream, first, end = dead_letters(dispatcher)
-    open_ = [number for number in range(first, end) if not _settled(dispatcher, number)] if not request.dead else []
+    resent = dispatcher.group.resent
+    open_ = [number for number in range(first, end) if not in_intervals(resent, number)] if not request.dead else []
     numbers = sorted(set(request.dead)) or open_[: request.limit]
     unknown = [number for number in numbers if not first <= number < end]
     if unknown:
@@ -169,10 +171,6 @@ async def resend(dispatcher: Dispatcher, request: wire.Resend, durability: Durab
         lane.advance()
     dispatcher.wake()
     return wire.Resent(len(numbers), max(len(open_) - len(numbers), 0))
-
-
-def _settled(dispatcher: Dispatcher, number: int) -> bool:
-    return any(first <= number < first + count for first, count in dispatcher.group.resent)
 
 
 async def _read_letter(dispatcher: Dispatcher, stream: str, number: int) -> Letter:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from towline.broker.dispatcher import Dispatcher
-from towline.delivery import Group, GroupSnapshot, Producers, decode_event, restore, snapshot
+from towline.delivery import Group, GroupSnapshot, Producers, decode_event, mend, restore, snapshot
 from towline.delivery.producers import ProducersSnapshot
 from towline.frame import Frame
 from towline.model import Durability, GroupConfig, pull_stream
@@ -86,31 +86,41 @@ async def recover_group(store: Store, config: GroupConfig, document: GroupSnapsh
     """The group as it was: from its snapshot, then event by event through the same `apply` as ever."""
     stream = pull_stream(config.topic, config.name)
     first, end, _ = store.bounds(stream)
-    at = first
+    at, whole = first, True
     group = Group(config)
-    if document is not None and document.position <= end:
+    if document is not None:
         group, at = restore(config, document), max(document.position, first)
-    elif document is not None:
-        log.error("the snapshot of group %s on topic %s is ahead of its pull log: not used", config.name, config.topic)
+        if document.position > end:
+            log.error(
+                "pull log %s ends at event %d, but a snapshot speaks of %d: the snapshot is used, events are missing",
+                stream,
+                end,
+                document.position,
+            )
     while at < end:
         read = await store.read(stream, at, READ_COUNT, READ_BYTES)
         for lost in read.lost:
-            log.error(
-                "pull log %s: events %d to %d are lost: %s", stream, lost.first, lost.first + lost.count, lost.reason
-            )
+            whole = False
+            log.error("pull log %s: %d events from %d on are lost: %s", stream, lost.count, lost.first, lost.reason)
         for chunk in read.chunks:
             for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
-                _replay(group, record, stream)
+                whole = _replay(group, record, stream, whole=whole)
         at = max(read.next, at + 1)
     return group
 
 
-def _replay(group: Group, record: bytes, stream: str) -> None:
+def _replay(group: Group, record: bytes, stream: str, *, whole: bool) -> bool:
+    """Apply one event of a pull log; whether all were whole so far. Once some were lost, the rest is made to fit."""
     try:
-        group.apply(decode_event(record))
-    except (AssertionError, LookupError, StopIteration, msgspec.MsgspecError) as error:
-        # Only after damage: the event speaks of a pull whose own event was lost.
-        log.error("pull log %s: an event does not fit and is passed over: %r", stream, error)
+        event = decode_event(record)
+    except msgspec.MsgspecError as error:
+        log.error("pull log %s: an event cannot be read and is passed over: %s", stream, error)
+        return False
+    if whole:
+        group.apply(event)
+    elif mend(group, event):
+        log.warning("pull log %s: an event that followed lost ones was made to fit: %s", stream, type(event).__name__)
+    return whole
 
 
 async def recover_producers(store: Store, lanes: Iterable[str]) -> Producers:

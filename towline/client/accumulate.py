@@ -183,11 +183,15 @@ class Accumulator(Generic[P]):
         return [*self._flying, *parcels]
 
     def _end_lingering(self, now: float) -> None:
-        while self._lingering and self._lingering[0][0].opened_at + self.limits.linger_s <= now:
-            parcel, lane = self._lingering.popleft()
-            # One that is full is on its way already. One whose lane is busy follows when that is free.
+        lingering = self._lingering
+        while lingering:
+            parcel, lane = lingering[0]
             if lane.filling is parcel:
+                if parcel.opened_at + self.limits.linger_s > now:
+                    break
+                # Where the lane is busy, it follows when that is free.
                 self._enqueue(lane)
+            lingering.popleft()
 
     def _end_waiting(self, now: float) -> None:
         for lane in [lane for lane in self._retrying if lane.retry_at <= now]:
@@ -216,6 +220,7 @@ class Accumulator(Generic[P]):
         """It was not taken. True if it will be tried again; before anything else of its lane."""
         lane = self._end_flight(parcel)
         if error.retriable and now < parcel.deadline:
+            parcel.refusal = error
             lane.full.appendleft(parcel)
             lane.backoff = lane.backoff or Backoff(0.02, 1.0, eager=False)
             lane.retry_at = now + lane.backoff.next_s()
@@ -276,5 +281,5 @@ class Accumulator(Generic[P]):
         self.bytes -= parcel.size
 
 
-def expired(parcel: Parcel) -> Timeout:
-    return Timeout(f"{parcel.count} messages for {parcel.topic} could not be delivered in time")
+def expired(parcel: Parcel) -> TowlineError:
+    return parcel.refusal or Timeout(f"{parcel.count} messages for {parcel.topic} could not be delivered in time")

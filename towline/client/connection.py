@@ -171,7 +171,8 @@ class Connection:
         number = self._number
         while True:
             number = number + 1 & 0xFFFFFFFF
-            if number not in self._calls and number not in self._greeting:
+            # Under 0 a broker speaks of the connection itself.
+            if number and number not in self._calls and number not in self._greeting:
                 self._number = number
                 return number
 

@@ -37,6 +37,7 @@ class Parcel:
         "lane",
         "looked_at",
         "opened_at",
+        "refusal",
         "size",
         "topic",
         "waiter",
@@ -57,6 +58,8 @@ class Parcel:
         self.appended_at_us = 0
         self.done = False
         self.error: TowlineError | None = None
+        self.refusal: TowlineError | None = None
+        """Why it has to be tried again."""
         self.looked_at = False
         """Somebody knows of the error."""
         self.waiter: Any = None

@@ -1,0 +1,127 @@
+"""What was acked and nacked, and how it is told."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from towline.client.backoff import Backoff
+from towline.client.lease import ACK, NACK, Lease, in_portions, merged
+from towline.errors import BadRequest, Conflict
+from towline.frame import encode
+from towline.protocol.messages import Act, Part
+
+
+def lease_of(*counts: int, damaged: bool = False) -> tuple[Lease, deque[Act], deque[Lease]]:
+    nacks: deque[Act] = deque()
+    dirty: deque[Lease] = deque()
+    raw, first = [], 0
+    for count in counts:
+        frame = bytearray(encode([b"%d" % (first + number) for number in range(count)]))
+        if damaged:
+            frame[-1] ^= 255
+        raw.append((Part(1, first, count, 0, len(frame), 1, 0, b""), memoryview(bytes(frame))))
+        first += count
+    lease = Lease(41, raw, nacks, dirty)
+    lease.open("orders")
+    return lease, nacks, dirty
+
+
+def test_neighbours_are_acked_as_ranges() -> None:
+    lease, _, dirty = lease_of(10)
+    for index in (7, 1, 2, 3, 8):
+        lease.messages()[index].ack()
+    assert list(dirty) == [lease]
+    assert lease.take_acks() == [Act(ACK, 41, [(1, 1, 3), (1, 7, 2)])]
+    assert lease.take_acks() == []
+    assert lease.open_count == 5
+
+
+def test_all_of_them_are_acked_as_a_whole() -> None:
+    lease, _, _ = lease_of(3, 2)
+    assert len(lease) == 5
+    assert [message.body for message in lease.messages()] == [b"0", b"1", b"2", b"3", b"4"]
+    for message in lease.messages():
+        message.ack()
+    assert lease.take_acks() == [Act(ACK, 41)]
+    lease.dirty = False
+    assert lease.finished
+
+
+def test_what_was_nacked_is_not_acked_with_the_rest() -> None:
+    lease, nacks, _ = lease_of(3)
+    first, second, third = lease.messages()
+    first.ack()
+    second.nack("bad", delay=5)
+    third.ack()
+    assert list(nacks) == [Act(NACK, 41, [(1, 1, 1)], False, 5, "bad")]
+    assert lease.take_acks() == [Act(ACK, 41, [(1, 0, 1), (1, 2, 1)])]
+
+
+def test_a_message_is_settled_once() -> None:
+    lease, nacks, _ = lease_of(2)
+    acked, nacked = lease.messages()
+    acked.ack()
+    acked.ack()
+    nacked.nack()
+    for act in (acked.nack, nacked.ack, nacked.nack, lambda: acked.dead("x")):
+        with pytest.raises(Conflict):
+            act()
+    assert acked.settled
+    assert len(nacks) == 1
+    with nacked:
+        pass
+
+
+def test_the_reason_of_a_failure_is_the_exception() -> None:
+    lease, nacks, _ = lease_of(1)
+    (message,) = lease.messages()
+    with pytest.raises(ValueError, match="wrong"), message:
+        raise ValueError("wrong" * 1000)
+    assert nacks[0].reason.startswith("ValueError: wrong")
+    assert len(nacks[0].reason) == 2000
+
+
+@pytest.mark.parametrize("delay", [-1, 400 * 86400, float("nan")])
+def test_a_delay_that_cannot_be_is_refused(delay: float) -> None:
+    lease, nacks, _ = lease_of(1)
+    with pytest.raises(BadRequest):
+        lease.messages()[0].retry(delay)
+    assert not nacks
+    assert not lease.messages()[0].settled
+
+
+def test_what_cannot_be_decoded_is_nacked() -> None:
+    lease, nacks, _ = lease_of(2, damaged=True)
+    assert lease.messages() == []
+    (act,) = nacks
+    assert (act.what, act.spans) == (NACK, [(1, 0, 2)])
+    assert "checksum" in act.reason
+
+
+def test_neighbours_that_failed_alike_become_one_act() -> None:
+    acts = [Act(NACK, 41, [(1, seq, 1)], False, None, "bad") for seq in range(5)]
+    other = [Act(NACK, 41, [(1, 5, 1)], False, None, "worse"), Act(NACK, 42, [(1, 6, 1)], False, None, "worse")]
+    assert merged(acts + other) == [Act(NACK, 41, [(1, 0, 5)], False, None, "bad"), *other]
+
+
+def test_many_acts_are_cut_into_bearable_portions() -> None:
+    acts = [Act(NACK, 41, [(1, seq * 2, 1)], False, None, "x" * 1000) for seq in range(100)]
+    portions = in_portions(acts)
+    assert len(portions) > 1
+    assert [act for portion in portions for act in portion] == acts
+    lease, _, _ = lease_of(10_000)
+    for message in lease.messages()[::2]:
+        message.ack()
+    spans = [span for act in lease.take_acks() for span in act.spans]
+    assert spans == [(1, seq, 1) for seq in range(0, 10_000, 2)]
+
+
+def test_the_first_new_try_is_at_once_and_the_next_are_ever_later() -> None:
+    backoff = Backoff(0.1, 1.0, chance=lambda: 1.0)
+    assert [backoff.next_s() for _ in range(7)] == [0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    backoff.reset()
+    assert backoff.next_s() == 0
+    calm = Backoff(0.1, 1.0, chance=lambda: 0.0, eager=False)
+    assert [calm.next_s() for _ in range(3)] == [0.05, 0.1, 0.2]
