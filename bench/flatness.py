@@ -68,7 +68,8 @@ def backlog(stage: Stage) -> Iterator[Figure]:
 
 def _pull(stage: Stage, broker: BrokerProcess, topic: str, repeat: int) -> float:
     group = f"group-{repeat}"
-    job = Job(role="consume", url=broker.url, topics=(topic,), count=FEW, batch=PULL, group=group)
+    count = min(FEW, stage.backlog)
+    job = Job(role="consume", url=broker.url, topics=(topic,), count=count, batch=PULL, group=group)
     return stage.measure(job)[0].rate
 
 

@@ -29,10 +29,10 @@ BLOCK = 128 << 10
 def machine(stage: Stage) -> Iterator[Figure]:
     """Raw sequential writes with the same sync pattern, raw sockets, raw round trips."""
     with stage.space() as folder:
-        writes = [_write(folder, BLOCK, stage.seconds, sync=False) for _ in range(stage.repeats)]
+        writes = [_write(folder, BLOCK, stage.seconds / 2, sync=False) for _ in range(stage.repeats)]
         yield _limit(stage, WRITE, writes, "MB/s", "128 KiB writes into preallocated files, os only")
         for kilobytes in (64, 128, 256):
-            synced = [_write(folder, kilobytes << 10, stage.seconds / 2, sync=True) for _ in range(stage.repeats)]
+            synced = [_write(folder, kilobytes << 10, stage.seconds / 4, sync=True) for _ in range(stage.repeats)]
             name = WRITE_SYNC if kilobytes << 10 == BLOCK else f"{WRITE_SYNC}, {kilobytes} KiB"
             yield _limit(stage, name, synced, "MB/s", f"{kilobytes} KiB writes, each followed by fdatasync")
     streams = [_loopback(stage.seconds / 2) for _ in range(stage.repeats)]

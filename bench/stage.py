@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -39,8 +38,6 @@ class Stage:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
-            # What the last scenario left to be written would slow down the next.
-            os.sync()
 
     @contextmanager
     def broker(self, **settings: Any) -> Iterator[BrokerProcess]:

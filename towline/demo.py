@@ -10,6 +10,7 @@ Broker and consumers are real processes. A consumer tells what it did on its std
 from __future__ import annotations
 
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,6 +63,7 @@ class HandlerFailed(Exception):
 def consume(url: str, group: str, name: str, mended: str, hangs_at: str) -> None:
     import towline
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with towline.connect(url) as mq, mq.consumer(TOPIC, group=group, name=name, max_messages=20) as consumer:
         for message in consumer:
             order = int(message.body)
@@ -314,6 +316,8 @@ def main() -> int:
         story = Story(Console(), Path(folder))
         try:
             return story.play()
+        except KeyboardInterrupt:
+            return 130
         finally:
             story.close()
 

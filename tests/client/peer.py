@@ -97,7 +97,6 @@ class Visitor:
         except (EOFError, OSError):
             self.hang_up()
 
-
     def until_gone_silently(self) -> None:
         """Answer nothing, until the client hangs up."""
         try:
@@ -135,7 +134,7 @@ class Peer:
     def _run(self) -> None:
         try:
             self._script(self)
-        except BaseException as error:  # noqa: BLE001 - raised in the test's thread
+        except BaseException as error:
             self._error = error
         finally:
             # Whatever waits for an answer now fails quickly, and the test with it.

@@ -23,25 +23,28 @@ async def test_everything_goes_on_when_the_broker_comes_back(
 ) -> None:
     flags = ("--store", f"file:{tmp_path / 'data'}", "--durability", "os")
     broker = serve(*flags)
-    async with entered(connect(f"towline://{broker.address}", timeout=60)) as mq:
-        async with entered(mq.consumer("orders", group="g", idle_timeout=30)) as consumer, entered(mq.producer()) as producer:
-            stored = (await do(mq.send("orders", b"first"))).seq
-            assert (await do(consumer.pull(wait=10))).bodies() == [b"first"]
+    async with (
+        entered(connect(f"towline://{broker.address}", timeout=60)) as mq,
+        entered(mq.consumer("orders", group="g", idle_timeout=30)) as consumer,
+        entered(mq.producer()) as producer,
+    ):
+        stored = (await do(mq.send("orders", b"first"))).seq
+        assert (await do(consumer.pull(wait=10))).bodies() == [b"first"]
 
-            broker.stop(kill=kill)
-            pending = await do(producer.send("orders", b"second"))
-            starting = threading.Thread(target=serve, args=flags, kwargs={"port": broker.port})
-            starting.start()
-            assert (await do(mq.send("orders", b"third"))).seq > stored
-            seen = set()
-            async for message in each(consumer):
-                message.ack()
-                seen.add(message.body)
-                if seen >= {b"second", b"third"}:
-                    break
-            starting.join()
-            await do(producer.flush(timeout=30))
-            assert pending.exception() is None
+        broker.stop(kill=kill)
+        pending = await do(producer.send("orders", b"second"))
+        starting = threading.Thread(target=serve, args=flags, kwargs={"port": broker.port})
+        starting.start()
+        assert (await do(mq.send("orders", b"third"))).seq > stored
+        seen = set()
+        async for message in each(consumer):
+            message.ack()
+            seen.add(message.body)
+            if seen >= {b"second", b"third"}:
+                break
+        starting.join()
+        await do(producer.flush(timeout=30))
+        assert pending.exception() is None
 
 
 async def test_a_killed_brokers_sends_are_stored_once(connect: Any, serve: Callable[..., Any], tmp_path: Path) -> None:

@@ -157,12 +157,12 @@ def test_a_consumer_is_attached_again_before_anything_else() -> None:
     wire = Wire(connection)
     wire.answer(WELCOME)
     assert connection.state is State.ATTACHING
-    assert wire.asked[-1][1] == Attach("orders", "g", "me", None, [41])
+    assert wire.asked[-1][1:] == (Attach("orders", "g", "me", None, [41]), b"")
     assert len(wire.asked) == 2
     wire.answer(Attached(9, [41], GroupConfig("orders", "g")))
     assert [answer.held for answer in member.answers] == [[41]]
     # The pull names the consumer as the new connection knows it.
-    assert wire.asked[-1][1] == Pull(9, 10, 10)
+    assert wire.asked[-1][1:] == (Pull(9, 10, 10), b"")
     wire.answer(Pulled(0, []))
     assert pull.done
 
@@ -281,5 +281,3 @@ def test_closing_fails_all() -> None:
     connection.fail_all(Closed())
     assert isinstance(call.error, Closed)
     assert woken == [True]
-
-

@@ -38,7 +38,7 @@ async def test_each_message_has_its_own_receipt(connect: Any, url: str, topic: s
 
 
 async def test_a_callback_is_called_once_it_is_done(connect: Any, url: str, topic: str) -> None:
-    done = []
+    done: list[object] = []
     async with entered(connect(url)) as mq, entered(mq.producer()) as producer:
         pending = await do(producer.send(topic, b"a"))
         pending.add_done_callback(done.append)
@@ -94,19 +94,22 @@ async def test_a_closed_producer_says_so(connect: Any, url: str, topic: str) -> 
 
 async def test_a_full_queue_is_waited_for(connect: Any, topic: str) -> None:
     url = f"memory:{topic}?capacity_messages=1000"
-    async with entered(connect(url)) as mq, entered(mq.producer(max_batch_messages=100)) as producer:
-        async with entered(mq.consumer(topic, group="g")) as consumer:
-            sent = [await do(producer.send(topic, b"%d" % number)) for number in range(2000)]
-            with pytest.raises(Timeout):
-                await do(producer.flush(timeout=0.3))
-            seen: list[bytes] = []
-            while len(seen) < 2000:
-                batch = await do(consumer.pull(wait=5))
-                seen += batch.bodies()
-                await do(batch.ack())
-            assert seen == [b"%d" % number for number in range(2000)]
-            await do(producer.flush(timeout=10))
-            assert [one.result().seq for one in sent] == list(range(2000))
+    async with (
+        entered(connect(url)) as mq,
+        entered(mq.producer(max_batch_messages=100)) as producer,
+        entered(mq.consumer(topic, group="g")) as consumer,
+    ):
+        sent = [await do(producer.send(topic, b"%d" % number)) for number in range(2000)]
+        with pytest.raises(Timeout):
+            await do(producer.flush(timeout=0.3))
+        seen: list[bytes] = []
+        while len(seen) < 2000:
+            batch = await do(consumer.pull(wait=5))
+            seen += batch.bodies()
+            await do(batch.ack())
+        assert seen == [b"%d" % number for number in range(2000)]
+        await do(producer.flush(timeout=10))
+        assert [one.result().seq for one in sent] == list(range(2000))
 
 
 async def test_a_full_buffer_refuses_without_block(connect: Any, topic: str) -> None:
@@ -114,12 +117,12 @@ async def test_a_full_buffer_refuses_without_block(connect: Any, topic: str) -> 
     async with entered(connect(url)) as mq:
         await do(mq.send_many(topic, [b"x"] * 20))
         producer = mq.producer(block=False, max_buffer_messages=10, delivery_timeout=0.3)
+        for _ in range(10):
+            await do(producer.send(topic, b"y"))
+        with pytest.raises(QueueFull, match="buffer is full"):
+            await do(producer.send(topic, b"y"))
         with pytest.raises(QueueFull, match="capacity"):
-            async with entered(producer):
-                for _ in range(10):
-                    await do(producer.send(topic, b"y"))
-                with pytest.raises(QueueFull, match="buffer is full"):
-                    await do(producer.send(topic, b"y"))
+            await do(producer.close())
 
 
 def test_threads_may_share_a_producer(topic: str) -> None:

@@ -12,9 +12,11 @@ import pytest
 
 from tests.client.either import do, each, entered
 from tests.client.peer import Peer, Visitor, pulled
+from towline.client.subscription import LostLease
 from towline.errors import Conflict, LeaseLost, ProtocolError, QueueFull, Refused, Timeout, TooLarge, Unavailable
 from towline.frame import Frame
 from towline.protocol.messages import (
+    Act,
     Beat,
     CreateTopic,
     DeleteTopic,
@@ -22,6 +24,7 @@ from towline.protocol.messages import (
     Done,
     Pull,
     Pulled,
+    Request,
     Send,
     Sent,
     Settle,
@@ -128,10 +131,9 @@ async def test_a_refused_client_does_not_try_again(connect: Any) -> None:
         visitor.fail("refused", "wrong secret")
         visitor.until_gone()
 
-    with Peer(script) as peer:
-        with pytest.raises(Refused, match="wrong secret") as caught:
-            async with entered(connect(peer.url, token="me", secret="s3cret")):
-                pass
+    with Peer(script) as peer, pytest.raises(Refused, match="wrong secret") as caught:
+        async with entered(connect(peer.url, token="me", secret="s3cret")):
+            pass
     assert "s3cret" not in repr(caught.value)
 
 
@@ -154,10 +156,9 @@ async def test_no_answer_is_a_timeout_that_says_what_is_in_doubt(connect: Any) -
         with pytest.raises(EOFError):
             visitor.next()
 
-    with Peer(script) as peer:
-        with pytest.raises(Timeout, match="may have been carried out"):
-            async with entered(connect(peer.url, timeout=0.3)) as mq:
-                await do(mq.send("orders", b"x"))
+    with Peer(script) as peer, pytest.raises(Timeout, match="may have been carried out"):
+        async with entered(connect(peer.url, timeout=0.3)) as mq:
+            await do(mq.send("orders", b"x"))
 
 
 async def test_what_the_broker_answers_is_not_tried_again(connect: Any) -> None:
@@ -242,7 +243,7 @@ async def test_a_consumer_comes_back_with_what_it_holds(connect: Any) -> None:
 
 
 async def test_what_is_not_held_any_more_is_dropped(connect: Any) -> None:
-    lost = []
+    lost: list[LostLease] = []
 
     def script(peer: Peer, visitor: Visitor) -> None:
         visitor.expect(Pull)
@@ -289,17 +290,22 @@ async def test_an_unanswered_ack_is_told_again(connect: Any) -> None:
         visitor.greet()
         visitor.attach(held=[41])
         assert visitor.expect(Settle).acts == first.acts
-        assert [(act.what, act.spans, act.reason) for act in first.acts] == [(1, [(1, 1, 1)], "bad"), (0, [(1, 0, 1)], "")]
+        assert [(act.what, act.spans, act.reason) for act in first.acts] == [
+            (1, [(1, 1, 1)], "bad"),
+            (0, [(1, 0, 1)], ""),
+        ]
         visitor.answer(Settled())
         leaves(visitor)
 
     with Peer(consuming(script)) as peer:
-        async with entered(connect(peer.url)) as mq:
-            async with entered(mq.consumer("orders", group="g", ack_interval=60)) as consumer:
-                a, b, _ = await do(consumer.pull())
-                a.ack()
-                b.nack("bad")
-                await do(consumer.flush())
+        async with (
+            entered(connect(peer.url)) as mq,
+            entered(mq.consumer("orders", group="g", ack_interval=60)) as consumer,
+        ):
+            a, b, _ = await do(consumer.pull())
+            a.ack()
+            b.nack("bad")
+            await do(consumer.flush())
 
 
 async def test_a_refused_ack_raises_and_the_batch_is_lost(connect: Any) -> None:
@@ -320,7 +326,7 @@ async def test_a_refused_ack_raises_and_the_batch_is_lost(connect: Any) -> None:
 
 async def test_a_busy_consumer_beats(connect: Any) -> None:
     """The handler is busy, and nothing is asked: only the heartbeat speaks."""
-    beats = []
+    beats: list[Request] = []
 
     def script(_: Peer, visitor: Visitor) -> None:
         visitor.expect(Pull)
@@ -386,7 +392,7 @@ async def test_prefetched_messages_nobody_saw_are_given_back(connect: Any) -> No
         visitor.answer(*pulled(41, [b"a"]))
         visitor.expect(Pull)
         visitor.answer(*pulled(42, [b"b"], first=1))
-        acts = []
+        acts: list[Act] = []
         while not isinstance(request := visitor.next(), Detach):
             acts += getattr(request, "acts", [])
             visitor.answer(Settled() if isinstance(request, Settle) else Pulled(0, []))
@@ -395,13 +401,15 @@ async def test_prefetched_messages_nobody_saw_are_given_back(connect: Any) -> No
         visitor.answer(Done())
 
     with Peer(consuming(script)) as peer:
-        async with entered(connect(peer.url)) as mq:
-            async with entered(mq.consumer("orders", group="g", ack_interval=60)) as consumer:
-                async for message in each(consumer):
-                    message.ack()
-                    while consumer.in_flight != 1:
-                        await asyncio.sleep(0.01)
-                    break
+        async with (
+            entered(connect(peer.url)) as mq,
+            entered(mq.consumer("orders", group="g", ack_interval=60)) as consumer,
+        ):
+            async for message in each(consumer):
+                message.ack()
+                while consumer.in_flight != 1:
+                    await asyncio.sleep(0.01)
+                break
 
 
 # Producers

@@ -71,7 +71,9 @@ async def test_what_cannot_be_sent_is_refused_with_the_reason(connect: Any, url:
 
 
 async def test_many_messages_go_in_order_whatever_their_sizes(connect: Any, url: str, topic: str) -> None:
-    bodies = [b"%d:" % number + b"x" * (number % 7 * 40_000 if number < 100 else number % 50) for number in range(25_000)]
+    bodies = [
+        b"%d:" % number + b"x" * (number % 7 * 40_000 if number < 100 else number % 50) for number in range(25_000)
+    ]
     keys = [f"k{number}" if number % 3 else None for number in range(25_000)]
     async with entered(connect(url)) as mq:
         receipts = await do(mq.send_many(topic, bodies, keys=keys, headers={"all": "same"}, compress=True))

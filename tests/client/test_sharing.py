@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -168,11 +170,19 @@ async def test_an_asyncio_client_that_was_not_entered_says_so() -> None:
         await opening._thing.send("orders", b"x")
 
 
-def test_a_loop_that_was_left_open_does_not_keep_its_broker(topic: str) -> None:
-    async def leave_open() -> None:
-        mq = await towline.aio.connect(f"memory:{topic}")
-        await mq.send("orders", b"x")
+LEFT_OPEN = """
+import asyncio, towline
 
-    asyncio.run(leave_open())
-    with towline.connect(f"memory:{topic}") as mq:
-        assert mq.topics() == []
+async def leave_open():
+    mq = await towline.aio.connect("memory:shared")
+    await mq.send("orders", b"x")
+
+asyncio.run(leave_open())
+with towline.connect("memory:shared") as mq:
+    assert mq.topics() == []
+"""
+
+
+def test_a_loop_that_was_left_open_does_not_keep_its_broker() -> None:
+    root = Path(__file__).resolve().parent.parent.parent
+    subprocess.run([sys.executable, "-c", LEFT_OPEN], check=True, cwd=root, timeout=60)

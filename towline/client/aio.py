@@ -141,19 +141,18 @@ class Client:
 
         It is stored once, though the connection may break in between: the broker knows a message that it has seen.
         """
-        return await self._link.run(
-            flows.send(
-                self._sender,
-                topic,
-                as_body(body),
-                key=key,
-                priority=priority,
-                headers=headers,
-                durability=as_durability(durability),
-                compress=compress,
-                max_request_bytes=self._max_request_bytes,
-            )
+        call = flows.send(
+            self._sender,
+            topic,
+            as_body(body),
+            key=key,
+            priority=priority,
+            headers=headers,
+            durability=-1 if durability is None else as_durability(durability),
+            compress=compress,
+            max_request_bytes=self._max_request_bytes,
         )
+        return flows.receipt(topic, priority, await self._link.ask(call))
 
     async def send_many(
         self,
@@ -224,7 +223,7 @@ class Client:
         group: str | None = None,
         *,
         name: str | None = None,
-        max_messages: int = 1000,
+        max_messages: int = 5000,
         max_bytes: int = 4 << 20,
         prefetch: int = 1,
         idle_timeout: float | None = None,

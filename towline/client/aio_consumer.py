@@ -15,7 +15,7 @@ from towline.client.beat import Pulse
 from towline.client.lease import Lease
 from towline.client.message import Message
 from towline.client.subscription import Subscription
-from towline.errors import Closed, TowlineError, Unavailable
+from towline.errors import Closed, TowlineError
 from towline.model import GroupConfig
 
 __all__ = ["Batch", "Consumer"]
@@ -166,7 +166,7 @@ class Consumer:
         self._link.timeout_s = min(self._link.timeout_s, _CLOSE_S)
         try:
             await self._link.run(self._subscription.close())
-        except (Unavailable, Closed) as error:
+        except TowlineError as error:
             log.warning("%r could not take its leave: %s", self, error)
         finally:
             await self._link.close()
@@ -178,7 +178,7 @@ class Consumer:
 
     def _tell(self) -> None:
         self._subscription.report()
-        if self._sleeps_until > time.monotonic() + self._pulse.watch_s:
+        if self._sleeps_until > self._pulse.stir():
             self._nudged.set()
 
     async def _sleep(self) -> None:

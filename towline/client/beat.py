@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final, Protocol
 
 from towline.client.connection import Call, Connection
@@ -12,6 +13,7 @@ __all__ = ["Pulse"]
 
 _WATCH_S: Final = 0.1
 """A broker keeps what a consumer holds for half a second after the connection broke."""
+_BUSY_S: Final = 2.0
 
 
 class _Link(Protocol):
@@ -29,7 +31,9 @@ class Pulse:
         self._link = link
         self._subscription = subscription
         self._beat: Call | None = None
+        """The oldest that is not answered yet."""
         self._beaten_at = 0.0
+        self._busy_until = 0.0
 
     @property
     def beat_s(self) -> float:
@@ -38,8 +42,15 @@ class Pulse:
 
     @property
     def tick_s(self) -> float:
-        """Often while there is something to look after; else just often enough to beat."""
-        return min(self.watch_s if self._subscription.holds else self.beat_s / 2, self.beat_s / 2)
+        """Often while there is something to look after, or was a moment ago; else just often enough to beat."""
+        busy = self._subscription.holds or time.monotonic() < self._busy_until
+        return min(self.watch_s, self.beat_s / 2) if busy else self.beat_s / 2
+
+    def stir(self) -> float:
+        """Messages came: until when looking after them may wait."""
+        now = time.monotonic()
+        self._busy_until = now + _BUSY_S
+        return now + self.watch_s
 
     @property
     def watch_s(self) -> float:
@@ -52,13 +63,16 @@ class Pulse:
         if not link.connection.ready:
             self._beat = None
             return None
-        if beat is not None and not beat.done:
-            if now - max(self._beaten_at, link.last_received) > 2 * self.beat_s:
-                # Alive brokers answer. This one, or what is between us, is gone without a word.
-                self._beat = None
-                link.give_up(TimeoutError("the broker does not answer the heartbeat"))
+        if beat is not None and beat.done:
+            self._beat = beat = None
+        if beat is not None and now - max(self._beaten_at, link.last_received) > 2 * self.beat_s:
+            # Alive brokers answer. This one, or what is between us, is gone without a word.
+            self._beat = None
+            link.give_up(TimeoutError("the broker does not answer the heartbeat"))
             return None
         if now - link.last_sent < self.beat_s / 2:
             return None
-        self._beat, self._beaten_at = Call(Beat()), now
-        return self._beat
+        call = Call(Beat())
+        if beat is None:
+            self._beat, self._beaten_at = call, now
+        return call

@@ -15,7 +15,7 @@ from towline.client.lease import Lease
 from towline.client.link import Link
 from towline.client.message import Message
 from towline.client.subscription import Subscription
-from towline.errors import Closed, TowlineError, Unavailable
+from towline.errors import Closed, TowlineError
 from towline.model import GroupConfig
 
 __all__ = ["Batch", "Consumer"]
@@ -160,7 +160,7 @@ class Consumer:
         self._link.timeout_s = min(self._link.timeout_s, _CLOSE_S)
         try:
             self._link.run(self._subscription.close())
-        except (Unavailable, Closed) as error:
+        except TowlineError as error:
             log.warning("%r could not take its leave: %s", self, error)
         finally:
             self._link.close()
@@ -172,7 +172,7 @@ class Consumer:
 
     def _tell(self) -> None:
         self._subscription.report()
-        self._heartbeat.nudge(self._pulse.watch_s)
+        self._heartbeat.nudge(self._pulse.stir())
 
     # In the heartbeat's thread
 

@@ -53,6 +53,7 @@ __all__ = [
     "locate",
     "ping",
     "put_group",
+    "receipt",
     "resend",
     "send",
     "send_many",
@@ -89,7 +90,8 @@ def send(
     durability: int,
     compress: bool,
     max_request_bytes: int,
-) -> Flow[Receipt]:
+) -> Call:
+    """The call that sends one message: a flow of one step, which is spared the generator."""
     lane = as_lane(priority)
     frame = sender.frame(
         [body],
@@ -99,7 +101,11 @@ def send(
     )
     if len(frame) + _HEAD_ROOM > max_request_bytes:
         raise _too_large(len(body), max_request_bytes)
-    answer = yield Call(Send([FrameHead(check_topic(name), lane, len(frame))], durability), [frame])
+    return Call(Send([FrameHead(check_topic(name), lane, len(frame))], durability), (frame,))
+
+
+def receipt(name: str, priority: Priority, answer: Answer) -> Receipt:
+    """What came of `send`."""
     if type(answer) is not Sent:
         raise ProtocolError(f"a send was answered by {type(answer).__name__}")
     return Receipt(name, priority, answer.firsts[0], answer.appended_at_us)

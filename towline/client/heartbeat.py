@@ -20,9 +20,10 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def nudge(self, within_s: float) -> None:
-        """There is something to look after within this time, if it sleeps for longer than that."""
-        if self._sleeps_until > time.monotonic() + within_s:
+    def nudge(self, by: float) -> None:
+        """There is something to look after by this time."""
+        if self._sleeps_until > by:
+            self._sleeps_until = 0.0
             self._nudged.set()
 
     def stop(self) -> None:

@@ -29,6 +29,8 @@ Dial = Callable[[Route, float], socket.socket]
 _SETTLED_S: Final = 1.0
 """A connection that lived shorter than this does not count as a success, lest we come back without a pause."""
 
+_MAX_READS: Final = 100
+
 _generation = 0
 
 
@@ -181,14 +183,20 @@ class Link:
     # Pumping: only by the thread that holds the pump
 
     def pump(self, timeout_s: float, also: int = -1) -> None:
-        """One step of progress, if no other thread is at it: read, or try to connect. Comes back early when the
+        """Some progress, if no other thread is at it: read all there is, or try to connect. Comes back early when the
         descriptor `also` is readable."""
         if not self._pump.acquire(False):
             return
         try:
             transport = self._transport
-            if transport is None or self._stash or transport.readable(timeout_s, also):
-                self._pump_once(timeout_s if transport is None else 0.0, CONNECT_S)
+            if transport is None:
+                self._pump_once(timeout_s, CONNECT_S)
+            for _ in range(_MAX_READS):
+                transport = self._transport
+                if transport is None or not (self._stash or transport.readable(timeout_s, also)):
+                    break
+                self._pump_once(0.0, CONNECT_S)
+                timeout_s = 0.0
         finally:
             self._pump.release()
             if self._waiters:

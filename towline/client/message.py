@@ -100,17 +100,11 @@ class Section:
 
     # Settling: only marked here, and told to the broker by the consumer
 
-    def ack(self, index: int) -> None:
-        lease = self.lease
-        if lease is None:
+    def check_acked(self, index: int) -> None:
+        """A second ack changes nothing; one after a nack is wrong."""
+        if self.lease is None:
             raise _looked_at()
-        state = self.flags[index]
-        if state == OPEN:
-            # In this order: whoever collects the acks, in any thread, clears `dirty` first and looks at the flags then.
-            self.flags[index] = ACKED
-            if not lease.dirty:
-                lease.touch()
-        elif state == NACKED:
+        if self.flags[index] == NACKED:
             raise Conflict("the message was nacked already: it cannot be acked any more")
 
     def nack(self, index: int, what: int, reason: str, delay_s: float | None) -> None:
@@ -221,7 +215,15 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     def ack(self) -> None:
         """Done with it."""
-        self._section.ack(self._index)
+        section, index = self._section, self._index
+        lease = section.lease
+        if lease is None or section.flags[index] != OPEN:
+            section.check_acked(index)
+            return
+        # In this order: whoever collects the acks, in any thread, clears `dirty` first and looks at the flags then.
+        section.flags[index] = ACKED
+        if not lease.dirty:
+            lease.touch()
 
     def nack(self, reason: str = "", delay: float | None = None) -> None:
         """It failed: deliver it again after `delay` seconds, or when the group's retry policy says."""

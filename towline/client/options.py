@@ -97,6 +97,7 @@ class ConsumerOptions(NamedTuple):
             group,
             name,
             config,
+            unique=self.name is None,
             timeout_s=timeout_s,
             limits=self.limits.checked(),
             prefetch=self.prefetch,

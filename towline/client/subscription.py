@@ -81,6 +81,7 @@ class Subscription:
         consumer: str,
         config: GroupConfig,
         *,
+        unique: bool,
         timeout_s: float,
         limits: Limits,
         prefetch: int,
@@ -99,6 +100,7 @@ class Subscription:
         self.lost_messages = 0
         self.ack_interval_s = ack_interval_s
         self.on_lost = on_lost
+        self._unique = unique
         self._timeout_s = timeout_s
         self._clock = clock
         self._prefetch = prefetch
@@ -110,6 +112,8 @@ class Subscription:
         self._pulling: deque[Call] = deque()
         self._reports: deque[LostLease] = deque()
         self._error: TowlineError | None = None
+        self._fenced = False
+        self._leaving = False
         self._size = min(limits.max_messages, _FIRST_SIZE)
         self._handed_out_at = 0.0
 
@@ -149,14 +153,15 @@ class Subscription:
         answer = yield Call(self.attach())
         if not isinstance(answer, Attached):
             raise ProtocolError(f"an attach was answered by {type(answer).__name__}")
+        self._fenced = False
         self.attached(answer)
 
     def close(self) -> Flow[None]:
         """Tell what is to be told, give back what nobody has seen, and leave."""
+        self._leaving = True
         for call in self._pulling:
             self._give_back(call)
-        self._pulling.clear()
-        if self._error is not None:
+        if self._error is not None or self._fenced:
             return
         yield from self.flush()
         yield Call(Detach(self.id), (), self)
@@ -177,7 +182,7 @@ class Subscription:
                 if self._clock() >= deadline + self._timeout_s:
                     raise Timeout(f"no answer to a pull within {self._timeout_s:g} seconds")
                 return None
-            self._pulling.popleft()
+            self._pulled(call)
             if not ours:
                 self._give_back(call)
                 continue
@@ -197,7 +202,7 @@ class Subscription:
                 # No act waits longer than the interval, though nothing comes that could carry it.
                 if not (yield Wait(call, self.ack_interval_s if self.has_acts else _POLL_S)):
                     yield from self.start_settles()
-            self._pulling.popleft()
+            self._pulled(call)
             lease = self._opened(call)
             if lease is not None:
                 if len(self._pulling) < self._prefetch and (not self._pulling or self._pulling[-1].done):
@@ -218,6 +223,8 @@ class Subscription:
         """Ask for messages; what is to be told rides along."""
         if self._error is not None:
             raise self._error
+        if self._fenced:
+            yield from self.start()
         *others, acts = self._take_portions() or [[]]
         for portion in others:
             yield Start(self._settle(portion))
@@ -240,10 +247,17 @@ class Subscription:
             self._size = max(self._size // 2, 1, self.limits.min_messages)
         self._handed_out_at = 0.0
 
+    def _pulled(self, call: Call) -> None:
+        if self._leaving:
+            raise Closed("the consumer was closed")
+        self._pulling.remove(call)
+
     def _on_pulled(self, call: Call) -> None:
         acts = call.request.acts  # type: ignore[attr-defined]
         if call.error is not None:
             self._answered(acts, _all_refused(acts, call.error))
+            if isinstance(call.error, LeaseLost) and not self._leaving:
+                self._fence(call.error)
             return
         answer = call.answer
         if not isinstance(answer, Pulled):
@@ -262,6 +276,8 @@ class Subscription:
             self._nacks.append(Act(GIVE_BACK, lease.pull))
 
     def _opened(self, call: Call) -> Lease | None:
+        if isinstance(call.error, LeaseLost) and self._unique:
+            return None
         if call.error is not None:
             raise call.error
         lease = self._leases.get(call.answer.pull)
@@ -291,8 +307,12 @@ class Subscription:
     def flush(self) -> Flow[None]:
         """Tell everything that is to be told, and wait until it is durable."""
         yield from self.start_settles()
-        for call in list(self._settling):  # noqa: UP028 - a list takes no answers
-            yield call
+        for call in list(self._settling):
+            try:
+                yield call
+            except LeaseLost:
+                # Noted when it was answered, and reported.
+                pass
 
     def report(self) -> None:
         """Tell the user what was lost. Drivers call this where the user's code may do anything: under no lock."""
@@ -355,12 +375,21 @@ class Subscription:
             count = sum(count for _, _, count in act.spans) or (len(lease) if lease is not None else 0)
             self._note_lost(act.pull, count, text)
 
+    def _fence(self, error: TowlineError) -> None:
+        """The broker has given us up: it did not hear of us for too long, or another came under our name. The next pull
+        attaches us again; but the user is told first, unless our name is nobody else's."""
+        self._fenced = True
+        for lease in list(self._leases.values()):
+            self._lose(lease, str(error))
+
     def _lose(self, lease: Lease, reason: str) -> None:
         lease.lost = True
         self._leases.pop(lease.pull, None)
         self._note_lost(lease.pull, lease.open_count, reason)
 
     def _note_lost(self, pull: int, count: int, reason: str) -> None:
+        if not count:
+            return
         self.lost_messages += count
         self._reports.append(LostLease(self.topic, self.group, pull, count, reason))
 

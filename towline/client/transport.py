@@ -22,6 +22,7 @@ _TICK_S: Final = 1.0
 """A read that may take longer than this needs no poll beforehand: the kernel ends it after this long."""
 _SMALL: Final = 64 << 10
 _LARGE: Final = 1 << 20
+_RECORD: Final = 16 << 10
 _JOIN: Final = 32 << 10
 _MAX_BUFFERS: Final = 512
 _STALLED_S: Final = 30.0
@@ -86,6 +87,7 @@ class PlainTransport:
         sock = self._sock
         size = sum(map(len, buffers))
         if size <= _JOIN:
+            # One system call and no vector of buffers: this is how single sends go.
             data = b"".join(buffers)
             try:
                 sent = sock.send(data, socket.MSG_DONTWAIT)
@@ -133,13 +135,28 @@ class TlsTransport:
         while True:
             try:
                 with self._lock:
-                    return self._sock.recv(_LARGE)
+                    return self._read_some()
             except ssl.SSLWantReadError:
                 events = select.POLLIN
             except ssl.SSLWantWriteError:
                 events = select.POLLOUT
             if not wait_for(self._sock.fileno(), events, deadline - time.monotonic()):
                 return None
+
+    def _read_some(self) -> bytes:
+        """OpenSSL gives at most 16 KiB at a time; take what there is."""
+        data = self._sock.recv(_LARGE)
+        if len(data) < _RECORD:
+            return data
+        chunks, size = [data], len(data)
+        try:
+            while data and size < _LARGE:
+                data = self._sock.recv(_LARGE)
+                chunks.append(data)
+                size += len(data)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        return b"".join(chunks)
 
     def readable(self, timeout_s: float, also: int = -1) -> bool:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import msgspec
@@ -25,6 +26,8 @@ def main() -> None:
         "consume": consuming.batches,
         "handle": consuming.handle,
     }
+    # Ctrl-C reaches all processes of a terminal; whoever started us decides what to do about it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
     try:
         tally = roles[job.role](Foreman(job))

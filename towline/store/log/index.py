@@ -38,7 +38,18 @@ from crc32c import crc32c
 from towline.store.log.disk import DiskIo
 from towline.store.log.segment import Segment
 
-__all__ = ["ENTRY", "ROW", "Directory", "IndexCache", "Known", "Run", "load_directory", "map_entries", "write_index"]
+__all__ = [
+    "ENTRY",
+    "ROW",
+    "Directory",
+    "IndexCache",
+    "Known",
+    "Run",
+    "load_directory",
+    "map_entries",
+    "pack_entry",
+    "write_index",
+]
 
 MAGIC: Final = b"TWX1"
 HEADER: Final = struct.Struct("<4sIQQqqIIQIIQ")
@@ -49,6 +60,7 @@ _TAIL: Final = struct.Struct("<QQqqIIQIIQ")
 
 ENTRY: Final = 4
 ROW: Final = 5
+pack_entry = struct.Struct("<4Q").pack
 _STREAM: Final = 4
 _U32: Final = 0xFFFFFFFF
 

@@ -236,12 +236,10 @@ def _verify_segment(report: Report, folder: Path, number: int, file: tuple[int, 
     path = log_path(folder, number)
     segment = Segment(number, path, *file)
     scan = read_segment(segment, REAL, file[1])
-    if is_last and scan.content_end > scan.good_end:
-        # It may be a broker's write caught in the middle: then more of it is there at the second look.
-        again = Segment(number, path, file[0], os.fstat(file[0]).st_size)
-        second = read_segment(again, REAL, again.capacity)
-        if second.good_end > scan.good_end:
-            segment, scan = again, second
+    if is_last and (scan.damages or scan.doubtful):
+        # It may be a broker's write caught in the middle: then it is whole at the second look.
+        segment = Segment(number, path, file[0], os.fstat(file[0]).st_size)
+        scan = read_segment(segment, REAL, segment.capacity)
     runs = segment.runs.values()
     report.frames += sum(len(run) // ENTRY for run in runs)
     report.messages += sum(sum(size & _U32 for size in run[2::ENTRY]) for run in runs)
@@ -289,14 +287,31 @@ def _records_at(scanner: Scanner, positions: list[int]) -> Iterator[Record]:
 
 
 def _growing(folder: Path, fd: int, number: int) -> Iterator[Record]:
-    """The records of a segment that a broker may be writing to. It is read to its very end before the next segment is,
-    so that nothing is passed over that was written in between."""
-    position = 0
+    """The records of a segment that a broker may be writing to.
+
+    It is read to its very end before the next segment is, so that nothing is passed over that was written in between.
+    What looks damaged is looked at again before it is passed over: it may have been written during the first look.
+    """
+    position, doubted = 0, -1
     while True:
         was_left = _has_content(folder, number + 1)
-        for record in _whole_units(Scanner(REAL, fd, number, os.fstat(fd).st_size), position):
-            position = record.position + record.length
-            yield record
+        expected, held, in_doubt = position, list[Record](), False
+        for unit in _units(Scanner(REAL, fd, number, os.fstat(fd).st_size), position):
+            broken = len(unit) != unit[0].unit_size or not all(record.intact for record in unit)
+            in_doubt = (broken or unit[0].position != expected) and doubted < expected
+            if in_doubt:
+                doubted = expected
+                break
+            yield from held
+            expected = unit[-1].position + unit[-1].length
+            # A broken unit with nothing behind it may still be on its way: it stays for the next look.
+            held, position = (unit, unit[0].position) if broken else ([], expected)
+            if not broken:
+                yield from unit
+        if in_doubt:
+            continue
+        if was_left:
+            yield from held
         if was_left or not _has_content(folder, number + 1):
             return
 
@@ -309,18 +324,18 @@ def _has_content(folder: Path, number: int) -> bool:
         return False
 
 
-def _whole_units(scanner: Scanner, position: int) -> Iterator[Record]:
-    """The records of a segment, but not a unit at its end that is not whole."""
+def _units(scanner: Scanner, position: int) -> Iterator[list[Record]]:
+    """The records of a segment by units; one at its end of which records are missing is left out."""
     unit: list[Record] = []
     for found in scanner.records(position):
         if isinstance(found, Damage):
             continue
         if unit and found.unit_index == 0:
-            yield from unit
+            yield unit
             unit = []
         unit.append(found)
         if found.unit_index + 1 == found.unit_size:
-            yield from unit
+            yield unit
             unit = []
 
 

@@ -84,7 +84,7 @@ def seed(segment: int, position: int) -> int:
 def seal_stamp(segment: int, position: int, tail: bytes, name: bytes) -> bytes:
     """The stamp and the name behind it, padded: all of a record before its frame."""
     covered = tail + name
-    return b"".join((_HEAD.pack(MAGIC, crc32c(covered, seed(segment, position))), covered, _ZEROS[len(name) & 7]))
+    return _HEAD.pack(MAGIC, crc32c(covered, seed(segment, position))) + covered + _ZEROS[len(name) & 7]
 
 
 def frame_intact(frame: memoryview) -> bool:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from towline.store.log.catalogue import Catalogue, HotRun, Stream
 from towline.store.log.disk import DiskIo
-from towline.store.log.index import ENTRY, Directory, Known, Run, load_directory, write_index
+from towline.store.log.index import ENTRY, Directory, Known, Run, load_directory, pack_entry, write_index
 from towline.store.log.record import FRAME, VOID, Record
 from towline.store.log.scan import Damage, Scanner
 from towline.store.log.sealer import absorb
@@ -77,7 +77,7 @@ def read_segment(segment: Segment, io: DiskIo, size: int) -> Scan:
                 unit = []
             continue
         records += 1
-        synced = max(synced, found.synced)
+        synced = found.synced or synced
         _enter(segment, found, lowest)
         if found.unit_size == 1 and found.intact and not unit:
             good_end = found.position + found.length
@@ -120,7 +120,8 @@ def _enter(segment: Segment, record: Record, lowest: dict[str, int]) -> None:
     while run and base < run[-4] + (run[-2] & _U32):
         # Numbering went on after an earlier recovery that did not see the older record: the later one is the valid one.
         del run[-ENTRY:]
-    run.extend((base, record.position << 32 | record.length, len(record.frame) << 32 | record.count, at_us))
+    place, size = record.position << 32 | record.length, len(record.frame) << 32 | record.count
+    run.frombytes(pack_entry(base, place, size, at_us))
     if at_us > segment.last_at_us:
         segment.first_at_us = segment.first_at_us or at_us
         segment.last_at_us = at_us

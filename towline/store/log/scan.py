@@ -22,6 +22,8 @@ _log = logging.getLogger("towline.store")
 
 _WINDOW = 4 << 20
 _BLOCK = 4096
+_STAMP_SIZE = STAMP.size
+_unpack_stamp = STAMP.unpack_from
 _KINDS = frozenset({FRAME, TRIM})
 _ZEROS = bytes(_WINDOW)
 """A window of unwritten bytes: comparing is ten times faster than searching."""
@@ -42,6 +44,7 @@ class Scanner:
         self._io = io
         self._fd = fd
         self._number = number
+        self._seed = seed(number, 0)
         self.size = size
         self._start = 0
         self._data = b""
@@ -68,10 +71,9 @@ class Scanner:
     def record_at(self, position: int) -> Record | None:
         """The record that begins here, if one does; its frame verified or marked as not intact."""
         at = position - self._start
-        if at < 0 or at + STAMP.size > len(self._data):
-            at = self._at(position, STAMP.size)
-            if at < 0:
-                return None
+        if (at < 0 or at + _STAMP_SIZE > len(self._data)) and (at := self._at(position, _STAMP_SIZE)) < 0:
+            return None
+        data, view = self._data, self._view
         (
             magic,
             checksum,
@@ -87,26 +89,27 @@ class Scanner:
             count,
             synced,
             source,
-        ) = STAMP.unpack_from(self._data, at)
+        ) = _unpack_stamp(data, at)
         if magic != MAGIC:
             return None
-        head_length = STAMP.size + name_length
+        head_length = _STAMP_SIZE + name_length
         frame_at = head_length + (-name_length & 7)
         if length != frame_at + ((frame_length + 7) & ~7) or kind not in _KINDS:
             return None
-        if at + length > len(self._data) and (at := self._at(position, head_length)) < 0:
+        if at + length <= len(data):
+            if crc32c(view[at + 8 : at + head_length], (self._seed + position) & 0xFFFFFFFF) != checksum:
+                return None
+        elif (at := self._load(position, head_length, length, checksum)) < 0:
             return None
-        if crc32c(self._view[at + 8 : at + head_length], seed(self._number, position)) != checksum:
-            return None
-        # Only now the length can be trusted, and so much be read.
-        if at + length > len(self._data) and (at := self._at(position, length)) < 0:
-            return None
-        frame = self._view[at + frame_at : at + frame_at + frame_length]
+        else:
+            data, view = self._data, self._view
+        raw = data[at + _STAMP_SIZE : at + head_length]
+        frame = view[at + frame_at : at + frame_at + frame_length]
         return Record(
             position,
             length,
             kind,
-            self._name(self._data[at + STAMP.size : at + head_length]),
+            self._names.get(raw) or self._name(raw),
             base,
             count,
             at_us,
@@ -117,6 +120,13 @@ class Scanner:
             frame,
             kind == TRIM or frame_intact(frame),
         )
+
+    def _load(self, position: int, head_length: int, length: int, checksum: int) -> int:
+        """Bring the whole record into the window, whose length is trusted only if the stamp's checksum matches."""
+        at = self._at(position, head_length)
+        if at < 0 or crc32c(self._view[at + 8 : at + head_length], (self._seed + position) & 0xFFFFFFFF) != checksum:
+            return -1
+        return self._at(position, length)
 
     def content_end(self, position: int) -> int:
         """Where the last byte behind `position` that is not zero ends; `position` if all are zero."""
@@ -195,7 +205,5 @@ class Scanner:
         return b"".join(blocks)
 
     def _name(self, raw: bytes) -> str:
-        name = self._names.get(raw)
-        if name is None:
-            name = self._names[raw] = raw.decode("utf-8", "replace")
+        name = self._names[raw] = raw.decode("utf-8", "replace")
         return name

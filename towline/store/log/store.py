@@ -15,7 +15,7 @@ from towline.store.log.catalogue import Stream, first_at
 from towline.store.log.disk import REAL, DiskIo
 from towline.store.log.documents import Documents
 from towline.store.log.folder import prepare_folder, sweep
-from towline.store.log.index import ENTRY
+from towline.store.log.index import ENTRY, pack_entry
 from towline.store.log.lock import FolderLock
 from towline.store.log.reading import StreamReader
 from towline.store.log.recovery import Recovered, recover
@@ -154,24 +154,33 @@ class LogStore:
     # --- append -------------------------------------------------------------------------------------------------------
 
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
-        if self._writer.failure is not None:
-            raise self._writer.failure
+        writer = self._writer
+        if writer.failure is not None:
+            raise writer.failure
         self._check_open()
         done: asyncio.Future[None] = self._loop.create_future()
         if not unit:
-            self._writer.submit(Unit(self._tail.active, self._tail.position, 0, durability, done))
+            writer.submit(Unit(self._tail.active, self._tail.position, 0, durability, done))
             return Appended((), self._last_at_us, done)
         length, control, items = self._weigh(unit)
-        self._check_length(len(unit), length, control)
+        limit = self._settings.queue_bytes
+        if length > limit or len(unit) > _UNIT_FRAMES_MAX:
+            raise TooLarge(
+                f"a unit of {len(unit)} frames and {length} bytes: {_UNIT_FRAMES_MAX} and {limit} are the limits"
+            )
+        if writer.queued_bytes + length > (limit + limit // 4 if control else limit):
+            raise QueueFull(f"{writer.queued_bytes} bytes wait to be written to {self._folder}; {limit} may")
         segment, position = self._tail.take(length, control)
-        for stream, _ in items:
-            self._streams.setdefault(stream.name, stream)
-        waiting = Unit(segment, position, length, durability, done)
+        # From here on nothing can fail: the unit has its place and gets its numbers.
         at_us = self._last_at_us = max(self._clock.now_us(), self._last_at_us)
+        waiting = Unit(segment, position, length, durability, done)
         firsts = waiting.add_frames(items, at_us, self._synced_in(segment))
+        for stream, _ in items:
+            if stream.name not in self._streams:
+                self._streams[stream.name] = stream
         if durability is Durability.RECEIVED:
             done.set_result(None)
-        self._writer.submit(waiting)
+        writer.submit(waiting)
         return Appended(firsts, at_us, done)
 
     def _weigh(self, unit: Sequence[Append]) -> tuple[int, bool, list[tuple[Stream, Append]]]:
@@ -180,20 +189,16 @@ class LogStore:
         items: list[tuple[Stream, Append]] = []
         new: dict[str, Stream] = {}
         for item in unit:
-            stream = self._streams.get(item.stream) or new.get(item.stream)
+            name, frame, _, _, is_control = item
+            stream = self._streams.get(name)
             if stream is None:
-                stream = new[item.stream] = Stream(item.stream)
+                stream = new.get(name)
+                if stream is None:
+                    stream = new[name] = Stream(name)
             items.append((stream, item))
-            length += stream.record_length(len(item.frame))
-            control = control and item.control
+            length += stream.record_length(len(frame))
+            control = control and is_control
         return length, control, items
-
-    def _check_length(self, frames: int, length: int, control: bool) -> None:
-        limit, queued = self._settings.queue_bytes, self._writer.queued_bytes
-        if frames > _UNIT_FRAMES_MAX or length > limit:
-            raise TooLarge(f"a unit of {frames} frames and {length} bytes: {_UNIT_FRAMES_MAX} and {limit} is the limit")
-        if queued + length > (limit + limit // 4 if control else limit):
-            raise QueueFull(f"{queued} bytes wait to be written to {self._folder}; {limit} may")
 
     def _synced_in(self, segment: Segment) -> int:
         number, position = self._writer.synced
@@ -207,7 +212,7 @@ class LogStore:
                 self._sealer.seal(self._publishing)
                 self._publishing = segment
             for stream, base, place, size, at_us in unit.entries:
-                stream.hot_entries(segment).extend((base, place, size, at_us))
+                stream.hot_entries(segment).frombytes(pack_entry(base, place, size, at_us))
                 stream.end = base + (size & 0xFFFFFFFF)
                 stream.size_bytes += size >> 32
                 segment.last_at_us = at_us

