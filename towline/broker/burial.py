@@ -52,7 +52,7 @@ async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
         dying = dispatcher.group.dying
         parts = _some(dying)
         reasons = list(islice(dying.values(), len(parts)))
-        parcel = await collect(dispatcher.store, dispatcher.streams, parts, BATCH_BYTES)
+        parcel = await collect(dispatcher.store, dispatcher.lanes, parts, BATCH_BYTES)
         if dispatcher.closed:
             return
         for span, why in parcel.lost:
@@ -165,7 +165,7 @@ async def resend(dispatcher: Dispatcher, request: wire.Resend, durability: Durab
     appended = dispatcher.record(events, durability, unit)
     assert appended is not None, "there is something to send again"
     for lane, first, one in zip(lanes, appended.firsts, unit, strict=False):
-        lane.submitted(first + one.count, appended.done)
+        lane.submitted(first, one, appended.at_us, appended.done)
     await appended.done
     for lane in lanes:
         lane.advance()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from towline.broker.lane import Lane
 from towline.delivery import Part
 from towline.errors import BadFrame
 from towline.frame import Frame, slice_frame
@@ -27,21 +28,25 @@ class Parcel(NamedTuple):
     left: list[Span]
 
 
-async def collect(store: Store, streams: Sequence[str], parts: Sequence[Part], max_bytes: int) -> Parcel:
+async def collect(store: Store, lanes: Sequence[Lane], parts: Sequence[Part], max_bytes: int) -> Parcel:
     """Read `parts` in order until `max_bytes` are exceeded; one message at least is always read."""
     parcel = Parcel([], [], [], [])
     budget = max_bytes
     for part in parts:
-        at = part.first
+        lane, at = lanes[part.lane], part.first
         while at < part.end and (budget > 0 or not parcel.parts):
-            read = await store.read(streams[part.lane], at, part.end - at, max(budget, 1))
-            begin = min([chunk.first for chunk in read.chunks] + [lost.first for lost in read.lost], default=part.end)
+            recent = lane.recent(at, part.end - at)
+            if recent is not None:
+                items: list[Chunk | Lost] = [recent]
+            else:
+                read = await store.read(lane.stream, at, part.end - at, max(budget, 1))
+                items = sorted([*read.chunks, *read.lost], key=attrgetter("first")) if read.lost else list(read.chunks)
+            begin = items[0].first if items else part.end
             if begin > at:
                 gone = min(begin, part.end)
                 parcel.lost.append((Span(part.lane, at, gone - at), "the store does not have it any more"))
                 at = gone
                 continue
-            items: list[Chunk | Lost] = sorted([*read.chunks, *read.lost], key=attrgetter("first"))
             for item in items:
                 if isinstance(item, Lost):
                     parcel.lost.append((Span(part.lane, item.first, item.count), item.reason))
@@ -57,6 +62,8 @@ async def collect(store: Store, streams: Sequence[str], parts: Sequence[Part], m
 
 def _fitting(chunk: Chunk, budget: int) -> int:
     """How many messages of a chunk fit into the budget, judged by their mean size; one at least."""
+    if len(chunk.frame) <= budget:
+        return chunk.count
     total: int = Frame(chunk.frame).count
     if chunk.count * len(chunk.frame) <= budget * total:
         return chunk.count

@@ -110,7 +110,7 @@ class Dispatcher:
             await done
         if pulled is None:
             return wire.Pulled(0, [], refused), []
-        parcel = await collect(self.store, self.streams, pulled.parts, request.max_bytes)
+        parcel = await collect(self.store, self.lanes, pulled.parts, request.max_bytes)
         self._settle_parcel(member, pulled.pull, parcel)
         if not parcel.parts:
             return wire.Pulled(0, [], refused), []
@@ -118,11 +118,19 @@ class Dispatcher:
         return wire.Pulled(pulled.pull, parcel.parts, refused), parcel.buffers
 
     def observe(self) -> None:
+        """Look at all lanes: what was appended, and what was dropped. To be called by whoever drops anything."""
         for lane, source in enumerate(self.lanes):
             self.group.observe(lane, *source.look())
 
+    def notice(self) -> None:
+        """Look at the lanes that have grown."""
+        ends = self.group.ends
+        for lane, source in enumerate(self.lanes):
+            if source.end != ends[lane]:
+                self.group.observe(lane, *source.look())
+
     def _try(self, member: Member, request: wire.Pull, *, final: bool = False) -> Pulled | None:
-        self.observe()
+        self.notice()
         command = Pull(
             member.consumer,
             self._next_pull(),
@@ -169,7 +177,7 @@ class Dispatcher:
 
     def serve(self) -> None:
         """Something may have become deliverable: serve those who wait, first come, first served."""
-        self.observe()
+        self.notice()
         for waiter in list(self._waiters):
             if not self.group.deliverable(self.clock.now_us()):
                 break

@@ -1,30 +1,39 @@
-"""A lane as the broker sees it: a stream, and how far it may be delivered."""
+"""A lane as the broker sees it: a stream, how far it may be delivered, and what came last."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Final
 
-from towline.store import Store
+from towline.store import Append, Chunk, Store
 
 __all__ = ["Lane"]
+
+RECENT_FRAMES: Final = 4
+RECENT_BYTES: Final = 2 << 10
+"""The last small frames of a lane are kept at hand: a consumer that waits for them gets them without a read."""
 
 
 class Lane:
     """Messages become visible in order, each once it is as durable as its sender asked: nothing is delivered that a
     crash could undo."""
 
-    __slots__ = ("_pending", "_store", "end", "stream")
+    __slots__ = ("_pending", "_recent", "_store", "end", "stream")
 
     def __init__(self, store: Store, stream: str) -> None:
         self._store = store
         self._pending: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._recent: deque[Chunk] = deque(maxlen=RECENT_FRAMES)
         self.stream = stream
         self.end = store.bounds(stream).end
 
-    def submitted(self, end: int, done: asyncio.Future[None]) -> None:
-        """Messages up to `end` are on their way into the store."""
-        self._pending.append((end, done))
+    def submitted(self, first: int, append: Append, at_us: int, done: asyncio.Future[None]) -> None:
+        """A frame is on its way into the store."""
+        _, frame, count, source, _ = append
+        self._pending.append((first + count, done))
+        if len(frame) <= RECENT_BYTES:
+            self._recent.append(Chunk(first, count, 0, bytes(frame), at_us, source))
 
     def advance(self) -> None:
         """Make visible what is durable by now."""
@@ -38,3 +47,15 @@ class Lane:
         """The first and the end of what may be delivered, and the mean size of a message."""
         first, end, size_bytes = self._store.bounds(self.stream)
         return first, self.end, size_bytes // (end - first) if end > first else 1
+
+    def recent(self, first: int, count: int) -> Chunk | None:
+        """Messages from `first` on, at most `count`, of a frame that is at hand."""
+        for chunk in self._recent:
+            start = first - chunk.first
+            if 0 <= start < chunk.count:
+                room = chunk.count - start
+                if not start and room <= count:
+                    return chunk
+                taken = min(count, room)
+                return Chunk(first, taken, start, chunk.frame, chunk.appended_at_us, chunk.source)
+        return None

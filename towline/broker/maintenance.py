@@ -74,10 +74,17 @@ async def retain(
                     await store.trim(lane.stream, at)
     longest_s = 0.0 if 0.0 in ages.values() or not retention_s else max([*ages.values(), retention_s])
     trimmed = await store.retain(round(longest_s * SECOND_US), retention_bytes, pins)
+    _tell_groups(topics.values())
     if trimmed.bytes_freed:
         log.info("retention freed %d bytes", trimmed.bytes_freed)
     if trimmed.held_back and retention_bytes:
         log.warning("retention could not free more: %s", trimmed.held_back)
+
+
+def _tell_groups(topics: Iterable[Topic]) -> None:
+    for topic in topics:
+        for dispatcher in topic.groups.values():
+            dispatcher.observe()
 
 
 def _age_s(topic: Topic, retention_s: float) -> float:
@@ -97,3 +104,4 @@ async def reclaim(store: Store, topics: Iterable[Topic]) -> None:
                 await store.trim(lane.stream, at)
         for dispatcher in topic.groups.values():
             await store.trim(dispatcher.stream, dispatcher.position)
+        _tell_groups([topic])

@@ -48,39 +48,31 @@ class Sender:
         self, outgoing: Sequence[Outgoing], durability: Durability | None, source: bytes, token: bytes
     ) -> asyncio.Future[Sent]:
         frames = [self._check(data, token) for _, _, data in outgoing]
-        known = self._known(frames)
+        known = self._known(frames) if frames[0].producer_id else None
         if known is not None:
             return known
-        topics = [self._find_topic(topic) for topic, _, _ in outgoing]
-        lanes = [topic.lanes[lane] for topic, (_, lane, _) in zip(topics, outgoing, strict=True)]
-        unit = [Append(lane.stream, frame.data, frame.count, source) for lane, frame in zip(lanes, frames, strict=True)]
+        lanes: list[Lane] = []
+        topics: list[Topic] = []
+        unit: list[Append] = []
+        for (name, number, _), frame in zip(outgoing, frames, strict=True):
+            topic = self._find_topic(name)
+            lane = topic.lanes[number]
+            topics.append(topic)
+            lanes.append(lane)
+            unit.append(Append(lane.stream, frame.data, frame.count, source))
         wanted = self._durability if durability is None else durability
-        appended = self._store.append(unit, max(wanted, Durability.OS))
-        sent = Sent(list(appended.firsts), appended.at_us)
-        self._submit(lanes, frames, sent, appended.done)
-        answer: asyncio.Future[Sent] = appended.done.get_loop().create_future()
+        firsts, at_us, done = self._store.append(unit, wanted or Durability.OS)
+        sending = _Sending(self, frames, lanes, topics, Sent(list(firsts), at_us), loop=done.get_loop())
         if wanted is Durability.RECEIVED:
-            answer.set_result(sent)
+            sending.answer.set_result(sending.sent)
+        elif frames[0].producer_id:
+            self._under_way[frames[0].producer_id, frames[0].producer_seq] = sending.answer
+        self._submit(lanes, unit, frames, sending.sent, done)
+        if done.done():
+            sending.finish(done)
         else:
-            self._track(frames, answer)
-        waking = set(topics)
-
-        def finish(done: asyncio.Future[None]) -> None:
-            for lane in lanes:
-                lane.advance()
-            error = done.exception()
-            if error is not None:
-                self._forget(frames)
-            if not answer.done():
-                answer.set_exception(error) if error is not None else answer.set_result(sent)
-            for topic in waking:
-                topic.wake()
-
-        if appended.done.done():
-            finish(appended.done)
-        else:
-            appended.done.add_done_callback(finish)
-        return answer
+            done.add_done_callback(sending.finish)
+        return sending.answer
 
     def _check(self, data: bytes | memoryview, token: bytes) -> Frame:
         if len(data) > self._max_frame_bytes:
@@ -101,8 +93,6 @@ class Sender:
         """The answer to a unit that is here already or under way: its frames are numbered one after another, so the
         first one tells."""
         first = frames[0]
-        if not first.producer_id:
-            return None
         under_way = self._under_way.get((first.producer_id, first.producer_seq))
         if under_way is not None:
             return _again(under_way)
@@ -116,25 +106,63 @@ class Sender:
         answer.set_result(Sent([one.first for one in found], found[0].at_us, duplicate=True))
         return answer
 
-    def _submit(self, lanes: Sequence[Lane], frames: Sequence[Frame], sent: Sent, done: asyncio.Future[None]) -> None:
-        for lane, frame, first in zip(lanes, frames, sent.firsts, strict=True):
-            lane.submitted(first + frame.count, done)
+    def _submit(
+        self,
+        lanes: Sequence[Lane],
+        unit: Sequence[Append],
+        frames: Sequence[Frame],
+        sent: Sent,
+        done: asyncio.Future[None],
+    ) -> None:
+        for lane, append, frame, first in zip(lanes, unit, frames, sent.firsts, strict=True):
+            lane.submitted(first, append, sent.appended_at_us, done)
             if frame.producer_id:
                 self._producers.remember(frame.producer_id, frame.producer_seq, first, sent.appended_at_us)
             self.messages += frame.count
             self.bytes += frame.length
 
-    def _track(self, frames: Sequence[Frame], answer: asyncio.Future[Sent]) -> None:
+    def settle(self, frames: Sequence[Frame], *, stored: bool) -> None:
+        """The frames are stored, or never will be."""
         first = frames[0]
-        if first.producer_id:
-            name = (first.producer_id, first.producer_seq)
-            self._under_way[name] = answer
-            answer.add_done_callback(lambda _: self._under_way.pop(name, None))
-
-    def _forget(self, frames: Sequence[Frame]) -> None:
-        for frame in frames:
-            if frame.producer_id:
+        if not first.producer_id:
+            return
+        self._under_way.pop((first.producer_id, first.producer_seq), None)
+        if not stored:
+            for frame in frames:
                 self._producers.forget(frame.producer_id, frame.producer_seq)
+
+
+class _Sending:
+    """A unit on its way into the store."""
+
+    __slots__ = ("_frames", "_lanes", "_sender", "_topics", "answer", "sent")
+
+    def __init__(
+        self,
+        sender: Sender,
+        frames: Sequence[Frame],
+        lanes: Sequence[Lane],
+        topics: Sequence[Topic],
+        sent: Sent,
+        *,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._sender = sender
+        self._frames = frames
+        self._lanes = lanes
+        self._topics = topics
+        self.sent = sent
+        self.answer: asyncio.Future[Sent] = loop.create_future()
+
+    def finish(self, done: asyncio.Future[None]) -> None:
+        for lane in self._lanes:
+            lane.advance()
+        error = done.exception()
+        self._sender.settle(self._frames, stored=error is None)
+        if not self.answer.done():
+            self.answer.set_exception(error) if error is not None else self.answer.set_result(self.sent)
+        for topic in self._topics:
+            topic.wake()
 
 
 def _again(under_way: asyncio.Future[Sent]) -> asyncio.Future[Sent]:

@@ -124,8 +124,10 @@ class Frame:
     def verify_columns(self) -> Frame:
         """Check that every value of every text column can be cut out, so that nobody stumbles over the frame later. A
         few calls that run over whole columns; a compressed frame is unpacked for it."""
-        for column in (self._texts or self._lay_out()).values():
-            self.offsets(column)
+        texts = self._texts or self._lay_out()
+        if self.count > 1:  # the two offsets of a single message were looked at on the way
+            for column in texts.values():
+                self.offsets(column)
         return self
 
     @property
