@@ -21,8 +21,6 @@ from towline.protocol.messages import (
     Part,
     Pulled,
     Request,
-    Stat,
-    Stated,
     Welcome,
 )
 
@@ -49,10 +47,10 @@ class Visitor:
         return hello
 
     def meet(self, **welcome: Any) -> None:
-        """A client's first connection asks for figures, to see that it works."""
+        """A client's first connection beats once, to see that it works."""
         self.greet(**welcome)
-        self.expect(Stat)
-        self.answer(Stated({}))
+        assert isinstance(self.next(), Beat)
+        self.answer(Done())
 
     def attach(self, held: Sequence[int] = ()) -> Attach:
         attach = self.expect(Attach)

@@ -264,7 +264,7 @@ async def test_what_is_not_held_any_more_is_dropped(connect: Any) -> None:
 
     with Peer(consuming(script)) as peer:
         async with entered(connect(peer.url)) as mq:
-            opening = mq.consumer("orders", group="g", on_lost=lost.append, ack_interval=0.01)
+            opening = mq.consumer("orders", group="g", max_messages=3, on_lost=lost.append, ack_interval=0.01)
             async with entered(opening) as consumer:
                 seen = []
                 async for message in each(consumer):
@@ -403,13 +403,36 @@ async def test_prefetched_messages_nobody_saw_are_given_back(connect: Any) -> No
     with Peer(consuming(script)) as peer:
         async with (
             entered(connect(peer.url)) as mq,
-            entered(mq.consumer("orders", group="g", ack_interval=60)) as consumer,
+            entered(mq.consumer("orders", group="g", max_messages=1, ack_interval=60)) as consumer,
         ):
             async for message in each(consumer):
                 message.ack()
                 while consumer.in_flight != 1:
                     await asyncio.sleep(0.01)
                 break
+
+
+async def test_the_last_messages_are_handed_out_before_more_is_asked_for(connect: Any) -> None:
+    """A batch that is not full was the last of a backlog: the next pull waits for the handler, and carries the ack."""
+
+    def script(_: Peer, visitor: Visitor) -> None:
+        visitor.expect(Pull)
+        visitor.answer(*pulled(41, [b"a"]))
+        second = visitor.expect(Pull)
+        assert [(act.what, act.pull, act.spans) for act in second.acts] == [(0, 41, [])]
+        visitor.answer(Pulled(0, []))
+        leaves(visitor)
+
+    with Peer(consuming(script)) as peer:
+        async with (
+            entered(connect(peer.url)) as mq,
+            entered(mq.consumer("orders", group="g", idle_timeout=0.0)) as consumer,
+        ):
+            seen = []
+            async for message in each(consumer):
+                with message:
+                    seen.append(message.body)
+            assert seen == [b"a"]
 
 
 # Producers

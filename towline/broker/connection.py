@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import cast
 
+from towline.broker.attention import Attention
 from towline.broker.peer import Patience, Peer, RareLog
 from towline.errors import TowlineError, Unavailable
 from towline.protocol.envelope import PREFACE, Decoder, Envelope, Scratch, encode_envelope
@@ -80,6 +81,7 @@ class Line:
         self.strangers = RareLog(log)
         self.connections: set[Connection] = set()
         self.loop = asyncio.get_running_loop()
+        self.attention = Attention(self.loop)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -155,6 +157,7 @@ class Connection(asyncio.BufferedProtocol):
             self.end(error)
             return
         if envelopes:
+            self._line.attention.heard()
             self._take(envelopes)
 
     def feed(self, data: bytes) -> None:

@@ -358,5 +358,7 @@ class Client:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def _adopt(self, child: C) -> C:
+        """Closed together with the client, unless it is closed before."""
+        self._children = [other for other in self._children if not other.closed]
         self._children.append(child)
         return child

@@ -65,7 +65,7 @@ class Consumer:
         self._link = link
         self._subscription = subscription
         self._pulse = Pulse(link, subscription)
-        self._lease: Lease | None = None
+        self._lease = Lease.none()
         self._left: Iterator[Message] = iter(())
         self._closed = False
         self._nudged = asyncio.Event()
@@ -88,6 +88,10 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     @property
     def topic(self) -> str:
@@ -138,16 +142,16 @@ class Consumer:
         while True:
             lease, left = self._lease, self._left
             for message in left:
-                if lease is not None and lease.lost:
+                if lease.lost:
                     # Others have them now.
                     break
                 yield message
             self._check()
-            lease = self._lease = await self._link.run(self._subscription.next())
+            following = await self._link.run(self._subscription.next())
             self._tell()
-            if lease is None:
+            if following is None:
                 return
-            self._left = iter(lease.messages())
+            self._lease, self._left = following, iter(following.messages())
 
     async def flush(self) -> None:
         """Tell the broker of all acks and nacks, and wait until they are durable."""
@@ -160,9 +164,12 @@ class Consumer:
         if self._closed:
             return
         self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        if self._task is None:
+            # It was never entered.
+            await self._link.close()
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
         self._link.timeout_s = min(self._link.timeout_s, _CLOSE_S)
         try:
             await self._link.run(self._subscription.close())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from towline.client.backoff import Backoff
 from towline.client.connection import Buffer, Call, Connection
@@ -18,8 +18,6 @@ __all__ = ["AioDial", "AioLink"]
 
 T = TypeVar("T")
 AioDial = Callable[[Route, Callable[[], asyncio.Protocol]], Awaitable[None]]
-
-_SETTLED_S: Final = 1.0
 
 
 class AioLink:
@@ -76,8 +74,13 @@ class AioLink:
             await self.start(call)
         if not call.done:
             begun = time.monotonic()
-            if not await self.wait(call, self.timeout_s + call.patience_s):
-                self.connection.abandon(call)
+            try:
+                answered = await self.wait(call, self.timeout_s + call.patience_s)
+            except BaseException:
+                self._forget(call)
+                raise
+            if not answered:
+                self._forget(call)
                 error = no_answer(self.route.name, self._cause, self.connection.ready, self.timeout_s)
                 if self.last_received < begun:
                     self.give_up(error)
@@ -85,6 +88,11 @@ class AioLink:
         if call.error is not None:
             raise call.error
         return call.answer
+
+    def _forget(self, call: Call) -> None:
+        """Nobody waits for it any more; except where its answer is noted by itself, whoever waits."""
+        if call.on_done is None:
+            self.connection.abandon(call)
 
     async def start(self, call: Call) -> None:
         while self._room is not None and not self._closed:
@@ -174,7 +182,7 @@ class AioLink:
         self._cause = error
         if self.connection.ready:
             self._down_since = now
-            if now - self._opened_at >= _SETTLED_S:
+            if self.connection.answered:
                 self._backoff.reset()
         # A broker that stops, or that never got ready, is not the one to try again first.
         stay = self.connection.ready and not isinstance(error, Unavailable)

@@ -98,6 +98,10 @@ class Producer:
     ) -> None:
         await self.close()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     async def send(
         self,
         topic: str,

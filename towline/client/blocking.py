@@ -323,5 +323,7 @@ class Client:
         return connect_socket(route, timeout_s, self._options.ssl_context, dial)
 
     def _adopt(self, child: C) -> C:
+        """Closed together with the client, unless it is closed before."""
+        self._children = [other for other in self._children if not other.closed]
         self._children.append(child)
         return child

@@ -138,6 +138,8 @@ class Connection:
         self.state = State.DOWN
         self.welcome: Welcome | None = None
         self.member: Member | None = None
+        self.answered = 0
+        """Calls that were answered on this socket."""
         self._decoder = Decoder(_GREETING_LIMIT)
         self._calls: dict[int, Call] = {}
         self._greeting: dict[int, Callable[[Envelope], list[Buffer]]] = {}
@@ -191,6 +193,7 @@ class Connection:
         """A new socket is connected: what to write to it first."""
         assert self.state is State.DOWN, self.state
         self.state = State.GREETING
+        self.answered = 0
         self._decoder = Decoder(_GREETING_LIMIT)
         number = self._take_number()
         self._greeting = {number: self._on_welcome}
@@ -206,7 +209,8 @@ class Connection:
     def fail_all(self, error: TowlineError) -> None:
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            call.fail(error)
+            # One for each: an exception that is raised in several places grows with every one of them.
+            call.fail(from_code(error.code, str(error)))
 
     # Answers
 
@@ -225,6 +229,7 @@ class Connection:
                     self._on_last_word(envelope)
                 continue
             answer = decode_answer(envelope)
+            self.answered += 1
             if isinstance(answer, Failed):
                 if answer.code == _UNAVAILABLE:
                     # A broker that is going away. The call stays with us, for the next broker.

@@ -65,7 +65,7 @@ class Consumer:
     def __init__(self, link: Link, subscription: Subscription) -> None:
         self._link = link
         self._subscription = subscription
-        self._lease: Lease | None = None
+        self._lease = Lease.none()
         self._left: Iterator[Message] = iter(())
         self._closed = False
         self._pulse = Pulse(link, subscription)
@@ -84,6 +84,10 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     @property
     def topic(self) -> str:
@@ -134,16 +138,16 @@ class Consumer:
         while True:
             lease, left = self._lease, self._left
             for message in left:
-                if lease is not None and lease.lost:
+                if lease.lost:
                     # Others have them now.
                     break
                 yield message
             self._check()
-            lease = self._lease = self._link.run(self._subscription.next())
+            following = self._link.run(self._subscription.next())
             self._tell()
-            if lease is None:
+            if following is None:
                 return
-            self._left = iter(lease.messages())
+            self._lease, self._left = following, iter(following.messages())
 
     def flush(self) -> None:
         """Tell the broker of all acks and nacks, and wait until they are durable."""

@@ -15,6 +15,7 @@ from towline.model import GroupConfig, Priority, Receipt, TopicConfig, check_gro
 from towline.protocol import split_attachments
 from towline.protocol.messages import (
     Answer,
+    Beat,
     Browse,
     Browsed,
     CreateTopic,
@@ -206,7 +207,7 @@ def _too_large(body_bytes: int, limit: int) -> TooLarge:
 
 def ping() -> Flow[None]:
     """Meet the broker."""
-    yield from _ask(Stat(), Stated)
+    yield from _ask(Beat(), Done)
 
 
 def create_topic(name: str, retention_s: float | None) -> Flow[None]:

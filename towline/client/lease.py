@@ -48,6 +48,11 @@ class Lease:
         self._nacks = nacks
         self._dirty_leases = dirty_leases
 
+    @classmethod
+    def none(cls) -> Lease:
+        """One that holds nothing."""
+        return cls(0, [], deque(), deque())
+
     def __repr__(self) -> str:
         return f"<Lease {self.pull} of {len(self)} messages{', lost' if self.lost else ''}>"
 

@@ -26,9 +26,6 @@ __all__ = ["Dial", "Link", "no_answer"]
 T = TypeVar("T")
 Dial = Callable[[Route, float], socket.socket]
 
-_SETTLED_S: Final = 1.0
-"""A connection that lived shorter than this does not count as a success, lest we come back without a pause."""
-
 _MAX_READS: Final = 100
 
 _generation = 0
@@ -99,17 +96,28 @@ class Link:
             self.start(call)
         if not call.done:
             begun = time.monotonic()
-            if not self.wait(call, begun + self.timeout_s + call.patience_s):
+            try:
+                answered = self.wait(call, begun + self.timeout_s + call.patience_s)
+            except BaseException:
+                with self.lock:
+                    self._forget(call)
+                raise
+            if not answered:
                 self._abandon(call, begun)
         if call.error is not None:
             raise call.error
         return call.answer
 
+    def _forget(self, call: Call) -> None:
+        """Nobody waits for it any more; except where its answer is noted by itself, whoever waits."""
+        if call.on_done is None:
+            self.connection.abandon(call)
+
     def _abandon(self, call: Call, begun: float) -> None:
         with self.lock:
             if call.done:
                 return
-            self.connection.abandon(call)
+            self._forget(call)
             error = no_answer(self.route.name, self._cause, self.connection.ready, self.timeout_s)
             if self.last_received < begun:
                 self._break(error)
@@ -314,7 +322,7 @@ class Link:
         self._cause = error
         if self.connection.ready:
             self._down_since = now
-            if now - self._opened_at >= _SETTLED_S:
+            if self.connection.answered:
                 self._backoff.reset()
         # A broker that stops, or that never got ready, is not the one to try again first.
         stay = self.connection.ready and not isinstance(error, Unavailable)
@@ -347,5 +355,5 @@ class Link:
 def no_answer(name: str, cause: Exception | None, ready: bool, timeout_s: float) -> Unavailable:
     if ready:
         return Timeout(f"{name}: no answer within {timeout_s:g} seconds; it may have been carried out all the same")
-    reason = f"{type(cause).__name__}: {cause}" if isinstance(cause, OSError) and not str(cause) else str(cause)
+    reason = "it does not answer" if cause is None else str(cause) or type(cause).__name__
     return Unavailable(f"{name} cannot be reached within {timeout_s:g} seconds: {reason}")

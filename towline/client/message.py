@@ -211,6 +211,7 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     @property
     def settled(self) -> bool:
+        """It was acked or nacked here."""
         return self._section.flags[self._index] != OPEN
 
     def ack(self) -> None:
@@ -247,8 +248,9 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
             return
         if error is None:
             self.ack()
-        else:
+        elif isinstance(error, Exception):
             self.nack(f"{type(error).__name__}: {error}")
+        # An interrupt or a cancellation is no fault of the message: it stays open, and goes back with the consumer.
 
 
 class DeadLetter:

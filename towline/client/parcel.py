@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from towline.errors import Timeout, TowlineError
+from towline.errors import Timeout, TowlineError, from_code
 from towline.model import LANES, Receipt
 
 __all__ = ["Parcel", "Pending", "call_back"]
@@ -87,7 +87,8 @@ class Parcel:
     def receipt(self, index: int) -> Receipt:
         if self.error is not None:
             self.looked_at = True
-            raise self.error
+            # A new one each time: an exception that is raised again and again grows with every time.
+            raise from_code(self.error.code, str(self.error))
         return Receipt(self.topic, LANES[self.lane], self.first + index, self.appended_at_us)
 
 

@@ -144,6 +144,10 @@ class Producer:
     ) -> None:
         self.close()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def send(
         self,
         topic: str,

@@ -191,7 +191,8 @@ class Subscription:
                 return lease
 
     def next(self) -> Flow[Lease | None]:
-        """The next batch of an iteration; None after the idle timeout. The one after it is on its way already."""
+        """The next batch of an iteration; None after the idle timeout. The one after it is on its way already, if there
+        is more to be had."""
         self._adapt()
         idle_from = self._clock()
         while True:
@@ -205,7 +206,11 @@ class Subscription:
             self._pulled(call)
             lease = self._opened(call)
             if lease is not None:
-                if len(self._pulling) < self._prefetch and (not self._pulling or self._pulling[-1].done):
+                if (
+                    len(self._pulling) < self._prefetch
+                    and _is_full(call)
+                    and all(other.done for other in self._pulling)
+                ):
                     yield from self._start_prefetch(None)
                 self._handed_out_at = self._clock()
                 return lease
@@ -395,6 +400,16 @@ class Subscription:
 
     def _older(self, act: Act) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.pull < act.pull]
+
+
+def _is_full(call: Call) -> bool:
+    """More is waiting, most likely. Where it is not, the message at hand is better off without a request before it, and
+    the next pull can carry its ack."""
+    request, answer = call.request, call.answer
+    assert isinstance(request, Pull)
+    assert isinstance(answer, Pulled)
+    count, size = sum(part.count for part in answer.parts), sum(part.length for part in answer.parts)
+    return 2 * count >= request.max_messages or 2 * size >= request.max_bytes
 
 
 def _drain(queue: deque[T]) -> Iterator[T]:

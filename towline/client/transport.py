@@ -5,6 +5,7 @@ One thread reads at a time, and one writes at a time; reading and writing may ha
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import ssl
@@ -25,6 +26,10 @@ _LARGE: Final = 1 << 20
 _RECORD: Final = 16 << 10
 _JOIN: Final = 32 << 10
 _MAX_BUFFERS: Final = 512
+_QUICK_S: Final = 0.0003
+"""An answer that took less than this is expected to do so again: the next one is first looked for without sleeping. A
+thread that sleeps has to be woken, and on an idle processor that takes longer than the broker's whole work."""
+_SPIN: Final = (os.cpu_count() or 1) > 1
 _STALLED_S: Final = 30.0
 """A peer that takes nothing for this long is given up."""
 
@@ -67,18 +72,35 @@ class PlainTransport:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))
         self._sock = sock
         self._size = _SMALL
+        self._quick = False
 
     def read(self, timeout_s: float) -> bytes | None:
         sock = self._sock
         # One system call where the wait may be long, which is the rule; two where it must end sooner.
         if timeout_s < _TICK_S and not wait_for(sock.fileno(), select.POLLIN, timeout_s):
             return None
-        try:
-            data = sock.recv(self._size)
-        except BlockingIOError:
-            return None
+        begun = time.perf_counter()
+        data = self._spin(begun + _QUICK_S) if self._quick else None
+        if data is None:
+            try:
+                data = sock.recv(self._size)
+            except BlockingIOError:
+                self._quick = False
+                return None
+        self._quick = _SPIN and time.perf_counter() - begun < _QUICK_S
         self._size = _LARGE if len(data) >= _SMALL else _SMALL
         return data
+
+    def _spin(self, deadline: float) -> bytes | None:
+        """Look again and again, but let others run in between."""
+        recv, size = self._sock.recv, self._size
+        while True:
+            try:
+                return recv(size, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if time.perf_counter() > deadline:
+                    return None
+                os.sched_yield()
 
     def readable(self, timeout_s: float, also: int = -1) -> bool:
         return bool(wait_for(self._sock.fileno(), select.POLLIN, timeout_s, also))
