@@ -1,8 +1,14 @@
-"""Property tests here do no I/O, but may share their machine with tests that do: none fails for being slow."""
+"""What all tests share: one option, and patience with slow machines."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
+# Tests may share their machine with others: none fails for being slow.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=50, help="how often the broker is killed under load (default 50)")

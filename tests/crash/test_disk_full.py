@@ -31,6 +31,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def _fill(client: towline.Client) -> tuple[int, DiskFull]:
+    """Send until the disk is full; how many were taken, and what the next was told."""
+    for sent in range(0, 500_000, 50):
+        try:
+            client.send_many("orders", [bytes(1000)] * 50)
+        except DiskFull as error:
+            return sent, error
+    raise AssertionError("the disk never gets full")
+
+
 def test_a_full_disk_refuses_producers_while_pulls_and_acks_go_on_and_recovers_by_itself(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(6 << 20))
@@ -40,12 +50,8 @@ def test_a_full_disk_refuses_producers_while_pulls_and_acks_go_on_and_recovers_b
         towline.connect(broker.url) as client,
         client.consumer("orders", group="billing") as consumer,
     ):
-        sent = 0
-        with pytest.raises(DiskFull, match="disk") as refused:
-            for _ in range(10_000):
-                client.send_many("orders", [bytes(1000)] * 50)
-                sent += 50
-        assert str(small_disk) in str(refused.value), "the error names the folder"
+        sent, refused = _fill(client)
+        assert str(small_disk) in str(refused), "the error names the folder"
         assert sent >= 1000
 
         consumed = 0

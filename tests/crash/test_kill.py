@@ -21,7 +21,7 @@ def test_a_broker_killed_again_and_again_loses_doubles_and_reorders_nothing(
 ) -> None:
     kills = max(request.config.getoption("--kills") // 2, 1)
     seed = random.randrange(1 << 32)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    print(f"seed {seed}")
     chance = random.Random(seed)
     settings = {"durability": durability, "segment_bytes": 1 << 20, "maintenance_s": 0.2, "heartbeat_s": 5.0}
     with BrokerProcess(f"file:{tmp_path / 'data'}", **settings) as broker:

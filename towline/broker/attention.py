@@ -1,8 +1,8 @@
 """Staying awake for a moment while a client asks and waits, asks and waits.
 
-A process that sleeps has to be woken, and on an idle processor that takes longer than answering a small request. So when
-requests follow one another quickly, the loop goes round a few times more before it sleeps. A client that does not ask
-again at once costs nothing.
+A process that sleeps has to be woken, and on an idle processor that takes longer than answering a small request. So
+when requests follow one another quickly, the loop goes round a few times more before it sleeps. A client that does not
+ask again at once costs nothing.
 """
 
 from __future__ import annotations
