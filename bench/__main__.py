@@ -35,7 +35,7 @@ SCENARIOS: dict[str, Scenario] = {
 }
 QUICK = {"seconds": 1.0, "repeats": 1, "backlog": 1_000_000}
 BUSY = 0.5
-FULL = {"seconds": 3.0, "repeats": 3, "backlog": 10_000_000}
+FULL = {"seconds": 2.0, "repeats": 3, "backlog": 10_000_000}
 
 app = App(name="python -m bench", help_format="markdown", result_action="return_value")
 

@@ -69,8 +69,8 @@ def backlog(stage: Stage) -> Iterator[Figure]:
 def _pull(stage: Stage, broker: BrokerProcess, topic: str, repeat: int) -> float:
     group = f"group-{repeat}"
     count = min(FEW, stage.backlog)
-    job = Job(role="consume", url=broker.url, topics=(topic,), count=count, batch=PULL, group=group)
-    return stage.measure(job)[0].rate
+    job = Job(role="consume", topics=(topic,), count=count, batch=PULL, group=group)
+    return stage.run(broker, job)[0].rate
 
 
 def topics(stage: Stage) -> Iterator[Figure]:
@@ -80,21 +80,18 @@ def topics(stage: Stage) -> Iterator[Figure]:
     pairs = []
     with stage.broker(durability="os") as broker:
         # Every topic exists before the clock runs.
-        stage.measure(
-            Job(role="frames", url=broker.url, topics=(*many, "one"), count=TOPICS + 1, batch=1, durability="os")
-        )
+        stage.run(broker, Job(role="frames", topics=(*many, "one"), count=TOPICS + 1, batch=1, durability="os"))
         for repeat in range(max(3, stage.repeats)):
             rates = {}
             for names in (many, ("one",)) if repeat % 2 else (("one",), many):
                 job = Job(
                     role="frames",
-                    url=broker.url,
                     topics=names,
                     seconds=stage.seconds / 2,
                     batch=batch,
                     durability="os",
                 )
-                rates[len(names)] = stage.measure(job)[0].rate
+                rates[len(names)] = stage.run(broker, job)[0].rate
             pairs.append((rates[1], rates[TOPICS]))
     shares = [with_many / with_one for with_one, with_many in pairs]
     yield Figure(

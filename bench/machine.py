@@ -1,4 +1,4 @@
-"""The machine's own limits, measured without any Towline: disk, loopback, and a raw echo."""
+"""The machine's own limits, measured without any Towline: disk, loopback, both together, and a raw echo."""
 
 from __future__ import annotations
 
@@ -7,78 +7,84 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench.figures import Figure, middle, spread
-from bench.peers import MESSAGE
+from bench.peers import BLOCK, MESSAGE
 from bench.stage import Stage
 
-__all__ = ["ECHO", "LOOPBACK", "WRITE", "WRITE_SYNC", "echo", "machine"]
+__all__ = ["ECHO", "RECEIVE", "REPLAY", "SYNC", "echo", "machine", "receive_limit", "replay_limit", "sync_limit"]
 
-WRITE = "disk write"
-WRITE_SYNC = "disk write + fdatasync"
+WRITE = "write"
+SYNC = "write + fdatasync"
 LOOPBACK = "loopback"
-ECHO = "raw echo"
+RECEIVE = "receive + write"
+REPLAY = "read + send"
+ECHO = "echo"
 
-BLOCK = 128 << 10
-"""About what a frame of 1,000 messages of 100 bytes takes."""
+FILE = 128 << 20
+"""Raw files are made, written and removed before the system thinks of writing them back: what a virtual disk allows is
+soon used up, and would then be missing in the figures that follow."""
 
 
 def machine(stage: Stage) -> Iterator[Figure]:
     """Raw sequential writes with the same sync pattern, raw sockets, raw round trips."""
-    with stage.space() as folder:
-        writes = [_write(folder, BLOCK, stage.seconds / 2, sync=False) for _ in range(stage.repeats)]
-        yield _limit(stage, WRITE, writes, "MB/s", "128 KiB writes into preallocated files, os only")
-        for kilobytes in (64, 128, 256):
-            synced = [_write(folder, kilobytes << 10, stage.seconds / 4, sync=True) for _ in range(stage.repeats)]
-            name = WRITE_SYNC if kilobytes << 10 == BLOCK else f"{WRITE_SYNC}, {kilobytes} KiB"
-            yield _limit(stage, name, synced, "MB/s", f"{kilobytes} KiB writes, each followed by fdatasync")
-    streams = [_loopback(stage.seconds / 2) for _ in range(stage.repeats)]
-    yield _limit(stage, LOOPBACK, streams, "MB/s", "blocking sockets, 128 KiB blocks, two processes")
-    trips = [echo(stage.seconds / 2) for _ in range(stage.repeats)]
-    yield _limit(stage, ECHO, trips, "round trips/s", f"blocking client, uvloop server, {MESSAGE} bytes")
+    seconds = stage.seconds / 2
+    yield _limit(stage, WRITE, partial(write_limit, stage, seconds), "into preallocated files, os only")
+    for kilobytes in (64, 128, 256):
+        name = SYNC if kilobytes << 10 == BLOCK else f"{SYNC}, {kilobytes} KiB"
+        yield _limit(stage, name, partial(sync_limit, stage, seconds / 2, kilobytes << 10), "each write synced")
+    yield _limit(stage, LOOPBACK, partial(_send, "sink", seconds=seconds), "blocking sockets, two processes")
+    yield _limit(stage, RECEIVE, partial(receive_limit, stage, seconds), "what comes by loopback goes to a file")
+    yield _limit(stage, REPLAY, partial(replay_limit, stage, seconds), "a file from the page cache goes by loopback")
+    note = f"blocking client, uvloop server, {MESSAGE} bytes"
+    yield _limit(stage, ECHO, partial(echo, seconds), note, "round trips/s")
 
 
-def _limit(stage: Stage, name: str, values: list[float], unit: str, note: str) -> Figure:
-    stage.limits[name] = middle(values)
-    return Figure(
-        scenario="machine",
-        name=name,
-        value=middle(values),
-        unit=unit,
-        note=note + spread(values),
-    )
-
-
-def _write(folder: Path, block_bytes: int, seconds: float, *, sync: bool) -> float:
-    """MB/s of sequential writes into preallocated files of 128 MiB, as the log store makes them."""
-    file_bytes = 128 << 20
-    block = os.urandom(block_bytes)
-    written, spent_s, number = 0, 0.0, 0
-    while spent_s < seconds:
-        path = folder / f"raw-{number}"
-        number += 1
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-        os.posix_fallocate(descriptor, 0, file_bytes)
-        begin = time.perf_counter()
-        for _ in range(file_bytes // block_bytes):
-            written += os.write(descriptor, block)
-            if sync:
-                os.fdatasync(descriptor)
-                if spent_s + time.perf_counter() - begin >= seconds:
-                    break
-        spent_s += time.perf_counter() - begin
-        os.close(descriptor)
-    for path in folder.glob("raw-*"):
-        path.unlink()
-    return written / spent_s / 1e6
+def _limit(stage: Stage, name: str, measure: Callable[[], float], note: str, unit: str = "MB/s") -> Figure:
+    values = [measure() for _ in range(stage.repeats)]
+    return Figure(scenario="machine", name=name, value=middle(values), unit=unit, note=note + spread(values))
 
 
 @contextmanager
-def _peer(role: str) -> Iterator[socket.socket]:
-    command = [sys.executable, "-m", "bench.peers", role]
+def _file(stage: Stage) -> Iterator[Path]:
+    with stage.space() as folder:
+        path = folder / "raw"
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, FILE)
+        yield path
+
+
+def write_limit(stage: Stage, seconds: float, block_bytes: int = BLOCK, *, sync: bool = False) -> float:
+    """MB/s of sequential writes into preallocated files, as the log store makes them."""
+    block = os.urandom(block_bytes)
+    written, spent_s = 0, 0.0
+    while spent_s < seconds:
+        with _file(stage) as path:
+            descriptor = os.open(path, os.O_WRONLY)
+            begin = time.perf_counter()
+            for _ in range(FILE // block_bytes):
+                written += os.write(descriptor, block)
+                if sync:
+                    os.fdatasync(descriptor)
+                    if spent_s + time.perf_counter() - begin >= seconds:
+                        break
+            spent_s += time.perf_counter() - begin
+            os.close(descriptor)
+    return written / spent_s / 1e6
+
+
+def sync_limit(stage: Stage, seconds: float, block_bytes: int = BLOCK) -> float:
+    """The same, with each write on the disk before the next."""
+    return write_limit(stage, seconds, block_bytes, sync=True)
+
+
+@contextmanager
+def _peer(*role: str | Path) -> Iterator[socket.socket]:
+    command = [sys.executable, "-m", "bench.peers", *map(str, role)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
@@ -87,17 +93,36 @@ def _peer(role: str) -> Iterator[socket.socket]:
             yield connection
 
 
-def _loopback(seconds: float) -> float:
+def _send(*role: str | Path, seconds: float, most: int = sys.maxsize) -> float:
     block = os.urandom(BLOCK)
     sent = 0
-    with _peer("sink") as connection:
+    with _peer(*role) as connection:
         begin = time.perf_counter()
-        while time.perf_counter() - begin < seconds:
+        while sent < most and time.perf_counter() - begin < seconds:
             connection.sendall(block)
             sent += BLOCK
         connection.shutdown(socket.SHUT_WR)
         connection.recv(1)
         return sent / (time.perf_counter() - begin) / 1e6
+
+
+def receive_limit(stage: Stage, seconds: float) -> float:
+    """MB/s of a process that writes what it receives: what a broker does, without all that makes it one."""
+    with _file(stage) as path:
+        return _send("store", path, seconds=seconds, most=FILE)
+
+
+def replay_limit(stage: Stage, seconds: float) -> float:
+    """MB/s of a process that sends what it reads from a file."""
+    block = bytearray(BLOCK)
+    with _file(stage) as path:
+        path.write_bytes(os.urandom(FILE // 4))
+        received = 0
+        with _peer("replay", path) as connection:
+            begin = time.perf_counter()
+            while time.perf_counter() - begin < seconds:
+                received += connection.recv_into(block)
+            return received / (time.perf_counter() - begin) / 1e6
 
 
 def echo(seconds: float) -> float:

@@ -1,16 +1,26 @@
-"""The other ends of the raw sockets that the machine is measured with: `python -m bench.peers echo|sink`."""
+"""The other ends of the raw sockets that the machine is measured with: `python -m bench.peers ROLE [FILE]`.
+
+echo     sends back what comes
+sink     takes what comes, and says when it has all
+store    the same, but writes it to a file
+replay   sends the file, as long as somebody listens
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from typing import cast
 
-__all__ = ["MESSAGE", "main"]
+__all__ = ["BLOCK", "MESSAGE", "main"]
 
 MESSAGE = 250
 """Bytes of an echoed message: about what a single confirmed send takes on the wire."""
+
+BLOCK = 128 << 10
+"""About what a frame of 1,000 messages of 100 bytes takes."""
 
 
 class _Echo(asyncio.Protocol):
@@ -29,25 +39,45 @@ async def _echo() -> None:
     server.close()
 
 
-def _sink() -> None:
+def _accept() -> socket.socket:
     with socket.create_server(("127.0.0.1", 0)) as server:
         print(server.getsockname()[1], flush=True)
-        connection, _ = server.accept()
-        block = bytearray(128 << 10)
-        with connection:
-            while connection.recv_into(block):
-                pass
-            # Only now has everything arrived.
-            connection.sendall(b".")
+        return server.accept()[0]
+
+
+def _sink(file: int | None) -> None:
+    block = memoryview(bytearray(BLOCK))
+    with _accept() as connection:
+        while count := connection.recv_into(block, BLOCK, socket.MSG_WAITALL):
+            if file is not None:
+                os.write(file, block[:count])
+        # Only now has everything arrived.
+        connection.sendall(b".")
+
+
+def _replay(file: int) -> None:
+    with _accept() as connection:
+        position, size = 0, os.fstat(file).st_size
+        try:
+            while True:
+                connection.sendall(os.pread(file, BLOCK, position))
+                position = (position + BLOCK) % size
+        except OSError:
+            pass  # Nobody listens any more.
 
 
 def main() -> None:
-    if sys.argv[1] == "sink":
-        _sink()
-        return
-    import uvloop
+    match sys.argv[1:]:
+        case ["echo"]:
+            import uvloop
 
-    uvloop.run(_echo())
+            uvloop.run(_echo())
+        case ["sink"]:
+            _sink(None)
+        case ["store", path]:
+            _sink(os.open(path, os.O_WRONLY))
+        case ["replay", path]:
+            _replay(os.open(path, os.O_RDONLY))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from towline.load.broker import BrokerProcess
 from towline.load.crew import run
@@ -27,8 +29,6 @@ class Stage:
     repeats: int
     backlog: int
     """How many messages wait in the scenarios about large backlogs."""
-    limits: dict[str, float] = field(default_factory=dict)
-    """The machine's own, by name, as far as they were measured."""
 
     @contextmanager
     def space(self) -> Iterator[Path]:
@@ -44,21 +44,28 @@ class Stage:
         with self.space() as path, BrokerProcess(f"file:{path / 'data'}", log_level="warning", **settings) as broker:
             yield broker
 
+    def run(self, broker: BrokerProcess, *jobs: Job) -> list[Tally]:
+        """Let these jobs loose on a broker, all at once."""
+        return run([msgspec.structs.replace(job, url=broker.url) for job in jobs])
+
     def fill(self, broker: BrokerProcess, topic: str, count: int, size: int = 100) -> Tally:
         """Send messages that are to wait there."""
-        batch = max(1, min(1_000, (1 << 20) // max(1, size)))
-        job = Job(role="frames", url=broker.url, topics=(topic,), count=count, size=size, batch=batch, durability="os")
-        return run([job])[0]
+        batch = max(1, min(1_000, (256 << 10) // max(1, size)))
+        return self.run(
+            broker, Job(role="frames", topics=(topic,), count=count, size=size, batch=batch, durability="os")
+        )[0]
 
-    def measure(self, *jobs: Job) -> list[Tally]:
-        return run(jobs)
-
-    def repeat(self, broker: BrokerProcess, *jobs: Job) -> tuple[list[Tally], str]:
-        """The same jobs again and again; the tallies of the last of them, and what a message cost the broker."""
-        begin_s = broker.cpu_s
-        tallies = [run(jobs)[-1] for _ in range(self.repeats)]
-        cost_us = (broker.cpu_s - begin_s) * 1e6 / max(1, sum(tally.messages for tally in tallies))
-        return tallies, f"broker {cost_us:.3g} µs/msg of CPU"
+    def repeat(self, *jobs: Job, **settings: Any) -> tuple[list[list[Tally]], str]:
+        """The same jobs again and again, each time on a new broker in a new folder, so that no run has to wait for what
+        the one before it left to be written. Gives the tallies, and what a message cost the broker."""
+        runs, cpu_s = [], 0.0
+        for _ in range(self.repeats):
+            with self.broker(**settings) as broker:
+                begin_s = broker.cpu_s
+                runs.append(self.run(broker, *jobs))
+                cpu_s += broker.cpu_s - begin_s
+        cost_us = cpu_s * 1e6 / max(1, sum(tallies[-1].messages for tallies in runs))
+        return runs, f"broker {cost_us:.3g} µs/msg of CPU"
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

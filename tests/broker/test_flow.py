@@ -242,6 +242,15 @@ def test_a_pull_that_is_not_settled_in_time_is_taken_away(world: World) -> None:
     world.run(scenario)
 
 
+def test_a_pull_is_taken_away_in_time_though_nobody_waits(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", b"slow")
+        await bench.pull(await bench.attach(timeout_s=0.05))
+        await _until(lambda: bench.broker.group_state("orders", "billing").retrying == 1)
+
+    world.run(scenario)
+
+
 def test_a_consumer_leaving_in_order_gives_back_at_once_without_an_attempt(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.send("orders", b"a")

@@ -324,6 +324,53 @@ async def test_a_refused_ack_raises_and_the_batch_is_lost(connect: Any) -> None:
             assert batch.lost
 
 
+async def test_a_consumer_that_was_given_up_attaches_again(connect: Any) -> None:
+    """The broker did not hear of it for too long. Its name is its own, so nobody can have taken its place."""
+    lost: list[LostLease] = []
+
+    def script(_: Peer, visitor: Visitor) -> None:
+        visitor.expect(Pull)
+        visitor.answer(*pulled(41, [b"a"]))
+        visitor.expect(Pull)
+        visitor.fail("lease-lost", "not heard of for too long")
+        assert visitor.attach().holding == []
+        visitor.expect(Pull)
+        visitor.answer(*pulled(42, [b"a"]))
+        leaves(visitor)
+
+    with Peer(consuming(script)) as peer:
+        async with (
+            entered(connect(peer.url)) as mq,
+            entered(mq.consumer("orders", group="g", on_lost=lost.append)) as consumer,
+        ):
+            first = await do(consumer.pull())
+            second = await do(consumer.pull(wait=10))
+            assert first.lost
+            assert not second.lost
+            assert [(one.pull, one.count) for one in lost] == [(41, 1)]
+
+
+async def test_a_consumer_with_a_name_tells_the_user_first(connect: Any) -> None:
+    """Another one may have come under the same name: the two would take the messages from each other for ever."""
+
+    def script(_: Peer, visitor: Visitor) -> None:
+        visitor.expect(Pull)
+        visitor.fail("lease-lost", "replaced by another of the same name")
+        visitor.attach()
+        visitor.expect(Pull)
+        visitor.answer(*pulled(42, [b"a"]))
+        leaves(visitor)
+
+    with Peer(consuming(script)) as peer:
+        async with (
+            entered(connect(peer.url)) as mq,
+            entered(mq.consumer("orders", group="g", name="me")) as consumer,
+        ):
+            with pytest.raises(LeaseLost, match="same name"):
+                await do(consumer.pull())
+            assert (await do(consumer.pull(wait=10))).bodies() == [b"a"]
+
+
 async def test_a_busy_consumer_beats(connect: Any) -> None:
     """The handler is busy, and nothing is asked: only the heartbeat speaks."""
     beats: list[Request] = []

@@ -8,12 +8,20 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
 import towline
 from towline.errors import BadRequest, Closed, NotFound, StoreLocked
+
+
+def fork() -> int:
+    """Newer Pythons warn of a fork while there are threads. That is just what is tried here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def test_threads_may_share_a_client(shared_broker: object, topic: str) -> None:
@@ -57,7 +65,7 @@ def test_a_child_process_is_told_to_connect_again(topic: str) -> None:
     with towline.connect("memory:") as mq:
         mq.send(topic, b"before")
         read_end, write_end = os.pipe()
-        child = os.fork()
+        child = fork()
         if child == 0:
             # Nothing of pytest may run here.
             try:
@@ -101,7 +109,7 @@ def test_a_folder_is_shared_and_kept(tmp_path: Path, topic: str) -> None:
 def test_a_folder_that_another_process_has_is_refused(tmp_path: Path) -> None:
     url = f"file:{tmp_path / 'data'}"
     with towline.connect(url):
-        child = os.fork()
+        child = fork()
         if child == 0:
             code = 1
             try:

@@ -52,7 +52,7 @@ WRITE_HIGH_BYTES = 1 << 20
 """A client that leaves so much unread is not asked for more."""
 REFUSED_MAX = 100
 """So many connections beyond the limit are told why they are closed; those beyond are just closed."""
-LINGER_S = 2.0
+LINGER_S = 0.5
 JOIN_BYTES = 4 << 10
 """Smaller buffers are joined before they are written, larger ones are written as they are: here both cost the same."""
 GATHER_BYTES = 64 << 10

@@ -106,6 +106,8 @@ class Dispatcher:
         pulled = self._try(member, request)
         if pulled is None and request.wait_ms and not self.closed:
             pulled = await self._wait(member, request)
+        elif pulled is not None and pulled.deadline_us:
+            self.arm()
         if done is not None:
             await done
         if pulled is None:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
@@ -115,8 +116,10 @@ class Client:
         """Close it, with its consumers and producers (which flush what they have)."""
         children, self._children = self._children, []
         try:
-            for child in children:
-                await child.close()
+            async with AsyncExitStack() as stack:
+                # All of them, though one may raise what it could not send.
+                for child in children:
+                    stack.push_async_callback(child.close)
         finally:
             if self._started is not None:
                 await self._started.close()

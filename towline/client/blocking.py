@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -92,8 +93,10 @@ class Client:
         """Close it, with its consumers and producers (which flush what they have)."""
         children, self._children = self._children, []
         try:
-            for child in children:
-                child.close()
+            with ExitStack() as stack:
+                # All of them, though one may raise what it could not send.
+                for child in children:
+                    stack.callback(child.close)
         finally:
             if hasattr(self, "_link"):
                 self._link.close()

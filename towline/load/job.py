@@ -24,8 +24,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     role: Role
-    url: str
     topics: tuple[str, ...]
+    url: str = ""
     token: str = ""
     secret: str = ""
     ca_file: str | None = None
