@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
@@ -22,6 +23,10 @@ from towline.settings import BrokerSettings
 __all__ = ["run", "split_address"]
 
 log = logging.getLogger("towline.serve")
+
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+KEEP_BYTES = 32 << 20
 
 
 def run(settings: BrokerSettings) -> int:
@@ -45,6 +50,7 @@ async def _serve(settings: BrokerSettings) -> None:
     try:
         server = await Server.start(broker, host, port, context)
         _settle_garbage_collector()
+        _keep_memory()
         shown = f"[{host}]" if ":" in host else host
         sys.stdout.write(f"listening on {shown}:{server.port}\n")
         sys.stdout.flush()
@@ -93,6 +99,17 @@ def _settle_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def _keep_memory() -> None:
+    """Let the C library keep the memory of large frames for the next ones. Given back and taken anew, each of its pages
+    costs a fault, which is more than all that the broker does with the bytes on it."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):  # another C library than glibc
+        return
+    mallopt(M_MMAP_THRESHOLD, KEEP_BYTES // 2)
+    mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
 
 
 def _allow_files(wanted: int) -> None:

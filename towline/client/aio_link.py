@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from towline.client.backoff import Backoff
 from towline.client.connection import Buffer, Call, Connection
@@ -227,10 +227,9 @@ class _Wire(asyncio.Protocol):
         self._ended = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not of asyncio's class
         if self._link is None:
-            transport.abort()
+            self._transport.abort()
         else:
             self._link.made(self)
 

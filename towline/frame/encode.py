@@ -6,6 +6,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Final
 
 import msgspec
 from crc32c import crc32c
@@ -34,6 +35,8 @@ from towline.frame.zstd import compress_columns
 
 __all__ = ["encode", "encode_events"]
 
+_LARGE: Final = 64 << 10
+"""From here on it is cheaper to add up the checksum part by part than to copy all parts once more."""
 _PACK = msgspec.msgpack.Encoder().encode
 _UNPACK = msgspec.msgpack.Decoder(dict[str, str]).decode
 
@@ -170,8 +173,14 @@ def _assemble(
     length = HEADER.size + len(token) + stored_length
     if length > FRAME_MAX:
         raise _too_large()
-    covered = b"".join((COVERED.pack(flags, token_length, count, columns_length, *numbers, 0), token, *parts))
-    return PREFIX.pack(MAGIC, length, crc32c(covered)) + covered
+    head = COVERED.pack(flags, token_length, count, columns_length, *numbers, 0)
+    if length < _LARGE:
+        covered = b"".join((head, token, *parts))
+        return PREFIX.pack(MAGIC, length, crc32c(covered)) + covered
+    checksum = crc32c(token, crc32c(head))
+    for part in parts:
+        checksum = crc32c(part, checksum)
+    return b"".join((PREFIX.pack(MAGIC, length, checksum), head, token, *parts))
 
 
 def _too_large() -> TooLarge:
