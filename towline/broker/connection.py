@@ -157,7 +157,7 @@ class Connection(asyncio.BufferedProtocol):
             self.end(error)
             return
         if envelopes:
-            self._line.attention.heard()
+            self._line.attention.heard(self)
             self._take(envelopes)
 
     def feed(self, data: bytes) -> None:

@@ -73,6 +73,7 @@ class PlainTransport:
         self._sock = sock
         self._size = _SMALL
         self._quick = False
+        self._read_at = 0.0
 
     def read(self, timeout_s: float) -> bytes | None:
         sock = self._sock
@@ -80,14 +81,16 @@ class PlainTransport:
         if timeout_s < _TICK_S and not wait_for(sock.fileno(), select.POLLIN, timeout_s):
             return None
         begun = time.perf_counter()
-        data = self._spin(begun + _QUICK_S) if self._quick else None
+        # Only for one that asks again as soon as it is answered; anyone else leaves the processor to others.
+        data = self._spin(begun + _QUICK_S) if self._quick and begun - self._read_at < _QUICK_S else None
         if data is None:
             try:
                 data = sock.recv(self._size)
             except BlockingIOError:
                 self._quick = False
                 return None
-        self._quick = _SPIN and time.perf_counter() - begun < _QUICK_S
+        self._read_at = time.perf_counter()
+        self._quick = _SPIN and self._read_at - begun < _QUICK_S
         self._size = _LARGE if len(data) >= _SMALL else _SMALL
         return data
 
