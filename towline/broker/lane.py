@@ -22,6 +22,16 @@ class Lane:
         self.stream = stream
         self.end = store.bounds(stream).end
 
+    @property
+    def next(self) -> int:
+        """The number that the next message gets."""
+        return self._pending[-1][0] if self._pending else self.end
+
+    @property
+    def last(self) -> asyncio.Future[None] | None:
+        """When all that is on its way now can be seen; None if nothing is."""
+        return self._pending[-1][1] if self._pending else None
+
     def submitted(self, end: int, done: asyncio.Future[None]) -> None:
         """Messages up to `end` are on their way into the store."""
         self._pending.append((end, done))

@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from towline.broker.lane import Lane
 from towline.broker.topic import Topic
-from towline.delivery import Producers
+from towline.clock import Clock
+from towline.delivery import Dedup, Producers
+from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge
 from towline.frame import EVENTS, Frame
 from towline.frame.layout import DEDUP, DELIVER_AT, EXPIRES_AT, SHARD_KEY, TIMEOUT
 from towline.model import Durability
 from towline.protocol.messages import Sent
-from towline.store import Append, Store
+from towline.store import Append, Appended, Store
 
-__all__ = ["Outgoing", "Sender"]
+__all__ = ["Mark", "Outgoing", "Sender"]
 
 Outgoing = tuple[str, int, bytes | memoryview]
 """Topic, lane number, frame."""
 
-NOT_YET: Final = DEDUP | DELIVER_AT | EXPIRES_AT | SHARD_KEY | TIMEOUT
+
+class Mark(Protocol):
+    """What is appended in one unit with frames, to say that they are there."""
+
+    def append(self, firsts: Sequence[int], repeats: Sequence[Repeat]) -> Append:
+        """The record, given where each frame goes and which messages are repeats."""
+
+    def appended(self, sent: Sent) -> None:
+        """It has its place now; called before anything else can happen."""
+
+
+NOT_YET: Final = DELIVER_AT | EXPIRES_AT | SHARD_KEY | TIMEOUT
 
 
 class Sender:
@@ -31,13 +44,18 @@ class Sender:
         self,
         store: Store,
         producers: Producers,
+        dedup: Dedup,
         find_topic: Callable[[str], Topic],
+        *,
         durability: Durability,
         max_frame_bytes: int,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._producers = producers
-        self._find_topic = find_topic
+        self._dedup = dedup
+        self._clock = clock
+        self.find_topic = find_topic
         self._durability = durability
         self._max_frame_bytes = max_frame_bytes
         self._under_way: dict[tuple[int, int], asyncio.Future[Sent]] = {}
@@ -47,42 +65,81 @@ class Sender:
     def send(
         self, outgoing: Sequence[Outgoing], durability: Durability | None, source: bytes, token: bytes
     ) -> asyncio.Future[Sent]:
-        frames = [self._check(data, token) for _, _, data in outgoing]
-        known = self._known(frames)
-        if known is not None:
-            return known
-        topics = [self._find_topic(topic) for topic, _, _ in outgoing]
-        lanes = [topic.lanes[lane] for topic, (_, lane, _) in zip(topics, outgoing, strict=True)]
-        unit = [Append(lane.stream, frame.data, frame.count, source) for lane, frame in zip(lanes, frames, strict=True)]
+        frames = [self.check(data, token) for _, _, data in outgoing]
+        return self._known(outgoing, frames) or self.append(outgoing, frames, durability, source)
+
+    def append(
+        self,
+        outgoing: Sequence[Outgoing],
+        frames: Sequence[Frame],
+        durability: Durability | None,
+        source: bytes,
+        mark: Mark | None = None,
+    ) -> asyncio.Future[Sent]:
+        """Append checked frames as one unit. Messages that came already, by their dedup ids, are left out."""
         wanted = self._durability if durability is None else durability
+        topics = [self.find_topic(topic) for topic, _, _ in outgoing]
+        lanes = [topic.lanes[lane] for topic, (_, lane, _) in zip(topics, outgoing, strict=True)]
+        flags = 0
+        for frame in frames:
+            flags |= frame.flags
+        placed = self._place(outgoing, lanes, frames) if flags & DEDUP or mark is not None else None
+        unit = [
+            Append(lane.stream, frame.data, frame.count, source)
+            for lane, frame in zip(lanes, frames if placed is None else placed.frames, strict=True)
+            if frame is not None
+        ]
+        if mark is not None and placed is not None:
+            unit.append(mark.append(placed.firsts, placed.settle(0)[1]))
         appended = self._store.append(unit, max(wanted, Durability.OS))
-        sent = Sent(list(appended.firsts), appended.at_us)
-        self._submit(lanes, frames, sent, appended.done)
-        answer: asyncio.Future[Sent] = appended.done.get_loop().create_future()
+        done = appended.done
+        sent = Sent(list(appended.firsts), appended.at_us) if placed is None else placed.sent(appended)
+        visible = done if len(lanes) == 1 else _together(lanes, done)
+        self._submit(lanes, frames, placed, sent, visible)
+        if mark is not None:
+            mark.appended(sent)
+        if sent.repeats:
+            # The message that came first may still be on its way to the disk.
+            done = self._store.append([], max(wanted, Durability.OS)).done
+        answer: asyncio.Future[Sent] = done.get_loop().create_future()
         if wanted is Durability.RECEIVED:
             answer.set_result(sent)
         else:
             self._track(frames, answer)
         waking = set(topics)
 
-        def finish(done: asyncio.Future[None]) -> None:
-            for lane in lanes:
-                lane.advance()
-            error = done.exception()
-            if error is not None:
-                self._forget(frames)
-            if not answer.done():
+        def finish(future: asyncio.Future[None]) -> None:
+            error = future.exception()
+            if future is visible:
+                for lane in lanes:
+                    lane.advance()
+                if error is not None:
+                    self._forget(frames, placed)
+            if future is done and not answer.done():
                 answer.set_exception(error) if error is not None else answer.set_result(sent)
-            for topic in waking:
-                topic.wake()
+            if future is visible:
+                for topic in waking:
+                    topic.wake()
 
-        if appended.done.done():
-            finish(appended.done)
-        else:
-            appended.done.add_done_callback(finish)
+        for future in (visible,) if visible is done else (visible, done):
+            if future.done():
+                finish(future)
+            else:
+                future.add_done_callback(finish)
         return answer
 
-    def _check(self, data: bytes | memoryview, token: bytes) -> Frame:
+    def _place(self, outgoing: Sequence[Outgoing], lanes: Sequence[Lane], frames: Sequence[Frame]) -> _Placed:
+        """Take out what came already, and foretell where the rest goes: only the broker appends to lanes."""
+        unit = [(topic, frame) for (topic, _, _), frame in zip(outgoing, frames, strict=True)]
+        screened = self._dedup.screen(unit, self._clock.now_us())
+        next_of = {lane.stream: lane.next for lane in lanes}
+        firsts = []
+        for lane, frame in zip(lanes, screened.frames, strict=True):
+            firsts.append(next_of[lane.stream])
+            next_of[lane.stream] += frame.count if frame is not None else 0
+        return _Placed(screened, firsts, [lane for _, lane, _ in outgoing])
+
+    def check(self, data: bytes | memoryview, token: bytes) -> Frame:
         if len(data) > self._max_frame_bytes:
             raise TooLarge(
                 f"a frame of {len(data)} bytes is over the broker's limit of {self._max_frame_bytes}: "
@@ -97,9 +154,8 @@ class Sender:
             raise Refused("the frame carries another token than its connection")
         return frame
 
-    def _known(self, frames: Sequence[Frame]) -> asyncio.Future[Sent] | None:
-        """The answer to a unit that is here already or under way: its frames are numbered one after another, so the
-        first one tells."""
+    def _known(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame]) -> asyncio.Future[Sent] | None:
+        """The answer to a unit that is here already or under way: it is stored whole, so one frame tells."""
         first = frames[0]
         if not first.producer_id:
             return None
@@ -107,22 +163,44 @@ class Sender:
         if under_way is not None:
             return _again(under_way)
         remembered = [self._producers.find(frame.producer_id, frame.producer_seq) for frame in frames]
-        if remembered[0] is None:
+        if not any(remembered):
             return None
-        found = [one for one in remembered if one is not None]
-        if len(found) != len(frames):
-            raise BadRequest(f"producer {first.producer_id:x} sends frame {first.producer_seq} again with other frames")
+        firsts: list[int] = []
+        repeats: list[Repeat] = []
+        at_us = next(one.at_us for one in remembered if one is not None)
+        for n, ((topic, lane, _), frame, one) in enumerate(zip(outgoing, frames, remembered, strict=True)):
+            told: list[Repeat] | None = [] if one is not None else None
+            if frame.flags & DEDUP:
+                at = None if one is None else Seen(lane, one.first, one.at_us)
+                told = self._dedup.recall(n, topic, frame, at, self._clock.now_us())
+            if told is None:
+                raise BadRequest(
+                    f"producer {first.producer_id:x} sends frame {first.producer_seq} again with other frames"
+                )
+            repeats += told
+            firsts.append(one.first if one is not None else told[0].seq)
         answer: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
-        answer.set_result(Sent([one.first for one in found], found[0].at_us, duplicate=True))
+        answer.set_result(Sent(firsts, at_us, duplicate=True, repeats=list(repeats)))
         return answer
 
-    def _submit(self, lanes: Sequence[Lane], frames: Sequence[Frame], sent: Sent, done: asyncio.Future[None]) -> None:
-        for lane, frame, first in zip(lanes, frames, sent.firsts, strict=True):
-            lane.submitted(first + frame.count, done)
+    def _submit(
+        self,
+        lanes: Sequence[Lane],
+        frames: Sequence[Frame],
+        placed: _Placed | None,
+        sent: Sent,
+        visible: asyncio.Future[None],
+    ) -> None:
+        if placed is not None:
+            self._dedup.remember(placed.new, sent.appended_at_us)
+        kept_of = frames if placed is None else placed.frames
+        for lane, frame, kept, first in zip(lanes, frames, kept_of, sent.firsts, strict=True):
             if frame.producer_id:
                 self._producers.remember(frame.producer_id, frame.producer_seq, first, sent.appended_at_us)
-            self.messages += frame.count
-            self.bytes += frame.length
+            if kept is not None:
+                lane.submitted(first + kept.count, visible)
+                self.messages += kept.count
+                self.bytes += kept.length
 
     def _track(self, frames: Sequence[Frame], answer: asyncio.Future[Sent]) -> None:
         first = frames[0]
@@ -131,10 +209,56 @@ class Sender:
             self._under_way[name] = answer
             answer.add_done_callback(lambda _: self._under_way.pop(name, None))
 
-    def _forget(self, frames: Sequence[Frame]) -> None:
+    def _forget(self, frames: Sequence[Frame], placed: _Placed | None) -> None:
+        if placed is not None:
+            self._dedup.forget(placed.new)
         for frame in frames:
             if frame.producer_id:
                 self._producers.forget(frame.producer_id, frame.producer_seq)
+
+
+class _Placed:
+    """A unit of which messages may have come already: what of it is stored, and where."""
+
+    __slots__ = ("_lanes", "_screened", "firsts", "frames", "new")
+
+    def __init__(self, screened: Screened, firsts: Sequence[int], lanes: Sequence[int]) -> None:
+        self._screened = screened
+        self._lanes = lanes
+        self.frames = screened.frames
+        self.firsts = firsts
+        self.new: dict[tuple[str, bytes], Seen] = {}
+        """Once it is appended: the ids that were new, and where their messages are."""
+
+    def settle(self, at_us: int) -> tuple[dict[tuple[str, bytes], Seen], list[Repeat]]:
+        return self._screened.placed(self.firsts, self._lanes, at_us)
+
+    def sent(self, appended: Appended) -> Sent:
+        foretold = [first for first, frame in zip(self.firsts, self.frames, strict=True) if frame is not None]
+        assert foretold == list(appended.firsts[: len(foretold)]), "only the broker appends to lanes"
+        self.new, repeats = self.settle(appended.at_us)
+        return Sent(list(self.firsts), appended.at_us, False, list(repeats))
+
+
+def _together(lanes: Sequence[Lane], done: asyncio.Future[None]) -> asyncio.Future[None]:
+    """Done when all of a unit may be seen: on one of its lanes something may go before it that takes longer."""
+    waiting = {lane.last for lane in lanes if lane.last is not None and not lane.last.done()}
+    if not waiting:
+        return done
+    visible: asyncio.Future[None] = done.get_loop().create_future()
+    left = len(waiting) + 1
+
+    def count(_: asyncio.Future[None]) -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            return
+        error = done.exception()
+        visible.set_exception(error) if error is not None else visible.set_result(None)
+
+    for future in [*waiting, done]:
+        future.add_done_callback(count)
+    return visible
 
 
 def _again(under_way: asyncio.Future[Sent]) -> asyncio.Future[Sent]:
@@ -149,7 +273,7 @@ def _again(under_way: asyncio.Future[Sent]) -> asyncio.Future[Sent]:
             answer.set_exception(error)
         else:
             sent = first.result()
-            answer.set_result(Sent(sent.firsts, sent.appended_at_us, duplicate=True))
+            answer.set_result(Sent(sent.firsts, sent.appended_at_us, True, sent.repeats))
 
     under_way.add_done_callback(finish)
     return answer
