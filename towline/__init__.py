@@ -25,6 +25,7 @@ from towline.client.parcel import Pending
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
 from towline.client.subscription import LostLease
+from towline.client.transaction import Checker, PreparedTransaction, Transaction
 from towline.errors import (
     BadFrame,
     BadName,
@@ -47,6 +48,7 @@ from towline.errors import (
 )
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
 from towline.protocol.messages import GroupState, LaneState, MemberState, TopicState
+from towline.protocol.transactions import Check, TransactionState
 
 if TYPE_CHECKING:
     from towline import aio
@@ -56,6 +58,8 @@ __all__ = [
     "BadName",
     "BadRequest",
     "Batch",
+    "Check",
+    "Checker",
     "Client",
     "Closed",
     "Conflict",
@@ -73,6 +77,7 @@ __all__ = [
     "NotFound",
     "Page",
     "Pending",
+    "PreparedTransaction",
     "Priority",
     "Producer",
     "ProtocolError",
@@ -89,6 +94,8 @@ __all__ = [
     "TopicConfig",
     "TopicState",
     "TowlineError",
+    "Transaction",
+    "TransactionState",
     "Unavailable",
     "aio",
     "connect",

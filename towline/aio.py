@@ -8,6 +8,26 @@ async with towline.aio.connect("memory:") as mq:
                 await handle(message.body)
 """
 
-from towline.client.aio import Batch, Client, Consumer, Pending, Producer, connect
+from towline.client.aio import (
+    Batch,
+    Checker,
+    Client,
+    Consumer,
+    Pending,
+    PreparedTransaction,
+    Producer,
+    Transaction,
+    connect,
+)
 
-__all__ = ["Batch", "Client", "Consumer", "Pending", "Producer", "connect"]
+__all__ = [
+    "Batch",
+    "Checker",
+    "Client",
+    "Consumer",
+    "Pending",
+    "PreparedTransaction",
+    "Producer",
+    "Transaction",
+    "connect",
+]

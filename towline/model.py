@@ -24,6 +24,7 @@ __all__ = [
     "TopicConfig",
     "check_consumer",
     "check_group",
+    "check_producer_group",
     "check_topic",
     "dead_stream",
     "lane_stream",
@@ -162,6 +163,15 @@ def check_consumer(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise BadName(
             f"consumer {name[:80]!r}: use 1 to 50 letters, digits, dots, underscores and hyphens, "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+def check_producer_group(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise BadName(
+            f"producer group {name[:80]!r}: use 1 to 50 letters, digits, dots, underscores and hyphens, "
             "beginning with a letter or digit"
         )
     return name

@@ -80,6 +80,24 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     idle_s: Annotated[
         float, _help("A half-sent request, or an answer nobody reads, closes the connection after this long.", gt=0)
     ] = 60.0
+    dedup_window_s: Annotated[
+        float, _help("A message with a dedup id that came this long ago or less is not stored again.", ge=0, le=86400)
+    ] = 600.0
+    dedup_max_ids: Annotated[
+        int, _help("Dedup ids remembered; if more come within the window, the oldest are forgotten.", ge=1)
+    ] = 100_000
+    tx_check_after_s: Annotated[
+        float,
+        _help(
+            "A prepared transaction is asked after when nothing was heard of it for this long; again after twice the "
+            "time, and so on.",
+            ge=0.05,
+            le=86400,
+        ),
+    ] = 60.0
+    tx_max_checks: Annotated[
+        int, _help("A prepared transaction asked after this often in vain is parked: resolve it by hand.", ge=1, le=100)
+    ] = 15
     drain_s: Annotated[float, _help("How long a stopping broker waits for running requests.", ge=0, le=600)] = 10.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("What is logged to stderr.")] = "info"
 

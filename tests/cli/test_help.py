@@ -12,10 +12,11 @@ from towline.cli import app
 from towline.cli.serve import settings
 
 COMMANDS = [
-    *("send", "consume", "serve", "version", "topic", "group", "dead", "log", "bench"),
+    *("send", "consume", "serve", "version", "topic", "group", "dead", "tx", "log", "bench"),
     *(f"topic {verb}" for verb in ("create", "ls", "info", "rm")),
     *(f"group {verb}" for verb in ("create", "ls", "info", "lag", "rm")),
     *(f"dead {verb}" for verb in ("ls", "resend")),
+    *(f"tx {verb}" for verb in ("ls", "resolve")),
     *(f"log {verb}" for verb in ("verify", "dump", "stat")),
     *(f"bench {verb}" for verb in ("produce", "consume", "pubsub", "latency")),
 ]
@@ -83,6 +84,7 @@ def test_help_loads_nothing_it_does_not_need() -> None:
         ("dead", "resend", "t", "g"),
         ("dead", "resend", "t", "g", "1", "--all"),
         ("dead", "resend", "t", "g", "1", "--limit", "5"),
+        ("tx", "resolve", "t1", "maybe"),
         ("bench", "latency", "--rate", "0"),
         ("serve", "--max-connections", "many"),
         ("serve", "--max-connections", "0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol import messages as m
+from towline.protocol import transactions as tx
 
 TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0)
 GROUP = GroupConfig("orders", "billing", "latest", RetryPolicy(3, (1.0, 2.5)), 30.0, 500, True, 1_700_000_000_000_001)
@@ -13,6 +14,11 @@ LANE = m.LaneState("high", 5, 25, 4096)
 TOPIC_STATE = m.TopicState(TOPIC, [LANE], ["billing"])
 GROUP_STATE = m.GroupState(
     GROUP, [("high", 5, 25)], 20, 3, 2, 1_700_000_000_000_003, 1, 4, [m.MemberState("c1", "127.0.0.1:5", 3, True, 0.5)]
+)
+CHECK = tx.Check("9f31a7", "order-4423", "shop", 1_700_000_000_000_006, 2, 5, ["orders", "stock"])
+TRANSACTION = tx.TransactionState(
+    *("9f31a7", "parked", "shop", "order-4423", "appid-340101", 1_700_000_000_000_006, 5, 4096, ["orders", "stock"]),
+    *(15, 1_700_000_000_000_008, 1_700_000_000_000_009, "by hand"),
 )
 
 REQUESTS: list[m.Request] = [
@@ -35,11 +41,16 @@ REQUESTS: list[m.Request] = [
     m.Resend("orders", "billing", [3, 4], 100),
     m.Locate("orders", 1, 1_700_000_000_000_004),
     m.Stat(),
+    tx.Prepare("9f31a7", "shop", "order-4423", [m.FrameHead("orders", 0, 100), m.FrameHead("stock", 2, 70)], 30.0, 2),
+    tx.Decide("9f31a7", True, 1),
+    tx.AwaitChecks("shop", 20_000),
+    tx.ListTransactions("9f31a7", True, 10),
+    tx.Resolve("9f31a7", False, "by hand"),
 ]
 
 ANSWERS: list[m.Answer] = [
     m.Welcome(1, "towline", 3, 16_842_752, 30.0),
-    m.Sent([1000, 1 << 40], 1_700_000_000_000_005, True),
+    m.Sent([1000, 1 << 40], 1_700_000_000_000_005, True, [(1, 3, 2, 17, 1_700_000_000_000_004)]),
     m.Attached(1, [7, 8], GROUP),
     m.Pulled((1 << 40) + 5, [PART], [(0, "lease-lost", "too late")]),
     m.Settled([(1, "lease-lost", "too late")]),
@@ -51,6 +62,10 @@ ANSWERS: list[m.Answer] = [
     m.Resent(2, 5),
     m.Located(12_345),
     m.Stated({"sent": 5, "name": "towline", "up_s": 1.5}),
+    tx.Prepared(1_700_000_000_000_006, True),
+    tx.Decided([1000, 1 << 40], 1_700_000_000_000_007, True, [(1, 3, 2, 17, 1_700_000_000_000_004)]),
+    tx.Checks([CHECK]),
+    tx.Transactions([TRANSACTION], 3),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

@@ -22,6 +22,7 @@ from towline.broker.server import Server
 from towline.errors import Refused, StoreFailed, TowlineError
 from towline.frame import encode
 from towline.protocol import messages as m
+from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
 from towline.settings import BrokerSettings
 from towline.store.memory import MemoryStore
@@ -143,6 +144,7 @@ def test_a_bug_is_logged_and_told_of_and_the_connection_goes_on(
 
 def test_every_request_has_its_permission_and_its_way() -> None:
     own = {m.Hello.kind, m.Send.kind, m.Attach.kind, m.Pull.kind, m.Settle.kind, m.Detach.kind}
+    own |= {tx.Prepare.kind, tx.Decide.kind, tx.AwaitChecks.kind}
     assert set(PERMISSIONS) == set(m.REQUESTS)
     assert sorted([*NOW, *LATER, *own]) == sorted(m.REQUESTS)
 
@@ -157,7 +159,7 @@ def test_every_request_that_touches_something_asks_for_permission(
         return False
 
     monkeypatch.setattr(Principal, "may", may)
-    free = {m.Hello, m.Beat, m.Pull, m.Settle, m.Detach}
+    free = {m.Hello, m.Beat, m.Pull, m.Settle, m.Detach, tx.Decide, tx.AwaitChecks}
 
     async def scenario(server: Server, broker: Broker) -> None:
         def use() -> None:

@@ -22,8 +22,9 @@ from towline.broker.member import Member
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
 from towline.broker.sending import Outgoing, Sender
 from towline.broker.topic import Topic
-from towline.clock import SYSTEM, Clock
-from towline.delivery import Group, Start
+from towline.broker.transactions import Escrow
+from towline.clock import SECOND_US, SYSTEM, Clock
+from towline.delivery import Dedup, Group, Start
 from towline.errors import BadRequest, Conflict, NotFound, QueueFull, TooLarge, TowlineError, Unavailable
 from towline.model import (
     LANES,
@@ -94,12 +95,24 @@ class Broker:
                 continue
             group = await recover_group(self.store, config, self._snapshots.groups.get((topic, name)))
             self._install(self._topics[topic], group)
-        lanes = [lane.stream for topic in self._topics.values() for lane in topic.lanes]
-        producers = await recover_producers(self.store, lanes)
-        self._producers = producers
+        lanes = {
+            lane.stream: (name, number)
+            for name, topic in self._topics.items()
+            for number, lane in enumerate(topic.lanes)
+        }
+        self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
+        self._producers = await recover_producers(self.store, lanes, self._dedup, self.clock.now_us())
         self._sender = Sender(
-            self.store, producers, self._topic_for_send, self._durability, self.settings.max_frame_bytes
+            self.store,
+            self._producers,
+            self._dedup,
+            self._topic_for_send,
+            durability=self._durability,
+            max_frame_bytes=self.settings.max_frame_bytes,
+            clock=self.clock,
         )
+        self.transactions = Escrow(self.store, self.clock, self._sender, self.settings, self._reclaim)
+        await self.transactions.recover()
         await self._catalog.save()
 
     def _find_uncatalogued(self) -> None:
@@ -148,6 +161,7 @@ class Broker:
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""
         self.closing = True
+        self.transactions.release_waiters()
         for dispatcher in self._dispatchers():
             dispatcher.release_waiters()
 
@@ -155,6 +169,7 @@ class Broker:
         """Stop, and leave everything durable. Consumers keep their leases: they come back to the next broker on this
         store, or lose them there when they do not."""
         self.closing = True
+        self.transactions.release_waiters()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -198,8 +213,11 @@ class Broker:
     async def _send_after_reclaim(
         self, frames: Sequence[Outgoing], durability: Durability | None, source: bytes, token: bytes
     ) -> wire.Sent:
-        await reclaim(self.store, list(self._topics.values()))
+        await self._reclaim()
         return await self._sender.send(frames, durability, source, token)
+
+    async def _reclaim(self) -> None:
+        await reclaim(self.store, list(self._topics.values()))
 
     def _topic_for_send(self, name: str) -> Topic:
         topic = self._topics.get(name)
@@ -416,6 +434,8 @@ class Broker:
             "bytes_in": self._sender.bytes,
             "messages_out": sum(one.counts["pulled"] for one in dispatchers),
             "in_flight": sum(one.group.leased() for one in dispatchers),
+            "dedup_ids": len(self._dedup),
+            "prepared": len(self.transactions),
             "retrying": sum(one.group.retries.messages for one in dispatchers),
         }
 
@@ -426,19 +446,21 @@ class Broker:
         await self._save_snapshots()
         await self._catalog.save()
         if self.settings.store.startswith("memory:"):
-            await reclaim(self.store, list(self._topics.values()))
+            await self._reclaim()
+        await self.transactions.tidy()
         await retain(
             self.store,
             self.clock,
             dict(self._topics),
-            self._snapshots.pins(),
+            self._snapshots.pins() | self.transactions.pins(),
             retention_s=self.settings.retention_s,
             retention_bytes=self.settings.retention_bytes,
         )
 
     async def _save_snapshots(self) -> None:
         ends = {lane.stream: lane.end for topic in self._topics.values() for lane in topic.lanes if lane.end}
-        await self._snapshots.save(list(self._dispatchers()), self._producers, ends)
+        await self._snapshots.save(list(self._dispatchers()), self._producers, self._dedup, ends)
+        await self.transactions.save()
 
     async def _save_catalog(self) -> None:
         try:

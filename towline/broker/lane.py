@@ -28,6 +28,16 @@ class Lane:
         self.stream = stream
         self.end = store.bounds(stream).end
 
+    @property
+    def next(self) -> int:
+        """The number that the next message gets."""
+        return self._pending[-1][0] if self._pending else self.end
+
+    @property
+    def last(self) -> asyncio.Future[None] | None:
+        """When all that is on its way now can be seen; None if nothing is."""
+        return self._pending[-1][1] if self._pending else None
+
     def submitted(self, first: int, append: Append, at_us: int, done: asyncio.Future[None]) -> None:
         """A frame is on its way into the store."""
         _, frame, count, source, _ = append

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Final
 
 import msgspec
 
 from towline.broker.dispatcher import Dispatcher
-from towline.delivery import Group, GroupSnapshot, Producers, decode_event, mend, restore, snapshot
+from towline.delivery import Dedup, Group, GroupSnapshot, Producers, decode_event, mend, restore, snapshot
+from towline.delivery.dedup import Seen
 from towline.delivery.producers import ProducersSnapshot
 from towline.frame import Frame
 from towline.model import Durability, GroupConfig, pull_stream
-from towline.store import Store
+from towline.store import Chunk, Store
 
 __all__ = ["Snapshots", "recover_group", "recover_producers"]
 
@@ -31,10 +32,11 @@ class _Offsets(msgspec.Struct):
 
 
 class _ProducersDocument(msgspec.Struct, array_like=True):
-    """What is remembered of producers, and the end of each lane at that time."""
+    """What is remembered of producers and of dedup ids, and the end of each lane at that time."""
 
     ends: dict[str, int]
     remembered: ProducersSnapshot
+    seen: list[tuple[tuple[str, bytes], Seen]] = []
 
 
 class Snapshots:
@@ -61,12 +63,14 @@ class Snapshots:
         self.groups = {(one.topic, one.group): one for one in offsets.groups}
         self._written = {name: one.position for name, one in self.groups.items()}
 
-    async def save(self, dispatchers: Iterable[Dispatcher], producers: Producers, ends: dict[str, int]) -> None:
+    async def save(
+        self, dispatchers: Iterable[Dispatcher], producers: Producers, dedup: Dedup, ends: dict[str, int]
+    ) -> None:
         kept = [one for one in dispatchers if not one.group.config.ephemeral and not one.closed]
         positions = {(one.group.config.topic, one.group.config.name): one.position for one in kept}
         changed = positions != self._written
         offsets = _Offsets(self._version + 1, [snapshot(one.group, one.position) for one in kept]) if changed else None
-        remembered = msgspec.msgpack.encode(_ProducersDocument(ends, producers.snapshot()))
+        remembered = msgspec.msgpack.encode(_ProducersDocument(ends, producers.snapshot(), dedup.snapshot()))
         if offsets is None and remembered == self._remembered:
             return
         await self._store.append([], Durability.FSYNC).done
@@ -123,8 +127,9 @@ def _replay(group: Group, record: bytes, stream: str, *, whole: bool) -> bool:
     return whole
 
 
-async def recover_producers(store: Store, lanes: Iterable[str]) -> Producers:
-    """What producers sent: from the snapshot, then from the headers of the frames that came after it."""
+async def recover_producers(store: Store, lanes: Mapping[str, tuple[str, int]], dedup: Dedup, now_us: int) -> Producers:
+    """What producers sent, and the dedup ids of it: from the snapshot, then from the frames that came after it. `lanes`
+    are the topic and number of each lane, by stream."""
     producers, ends = Producers(), dict[str, int]()
     document = await store.load(PRODUCERS)
     if document is not None:
@@ -132,20 +137,26 @@ async def recover_producers(store: Store, lanes: Iterable[str]) -> Producers:
             decoded = msgspec.msgpack.decode(document, type=_ProducersDocument)
             ends = decoded.ends
             producers.restore(decoded.remembered)
+            dedup.restore(decoded.seen)
         except msgspec.MsgspecError as error:
             log.error("%s cannot be read (%s): frames sent before are not recognised if sent again", PRODUCERS, error)
             ends = {stream: store.bounds(stream).end for stream in lanes}
-    for stream in lanes:
-        await _remember_frames(store, stream, ends.get(stream, 0), producers)
+    for stream, (topic, lane) in lanes.items():
+        async for chunk in _frames_since(store, stream, ends.get(stream, 0)):
+            frame = Frame(chunk.frame)
+            if frame.producer_id:
+                producers.remember(frame.producer_id, frame.producer_seq, chunk.first, chunk.appended_at_us)
+            dedup.replay(topic, frame, Seen(lane, chunk.first, chunk.appended_at_us), now_us)
+    dedup.replayed(now_us)
     return producers
 
 
-async def _remember_frames(store: Store, stream: str, at: int, producers: Producers) -> None:
+async def _frames_since(store: Store, stream: str, at: int) -> AsyncIterator[Chunk]:
+    """The frames of a lane from record `at` on, without one that began before it."""
     end = store.bounds(stream).end
     while at < end:
         read = await store.read(stream, at, READ_COUNT, READ_BYTES)
         for chunk in read.chunks:
-            frame = Frame(chunk.frame)
-            if frame.producer_id and not chunk.start:
-                producers.remember(frame.producer_id, frame.producer_seq, chunk.first, chunk.appended_at_us)
+            if not chunk.start:
+                yield chunk
         at = max(read.next, at + 1)

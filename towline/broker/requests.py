@@ -1,6 +1,7 @@
 """Which request needs which permission, and which method of the broker carries it out.
 
-Requests that belong to a consumer on a connection (attach, pull, settle, detach) and `Send` are the session's own.
+Requests that belong to a consumer on a connection (attach, pull, settle, detach) and `Send` are the session's own,
+and so are those of prepared transactions that depend on who asks.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from towline.protocol.messages import (
     TopicInfo,
     Topics,
 )
+from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
 
 __all__ = ["LATER", "NOW", "PERMISSIONS", "Buffers"]
 
@@ -50,7 +52,8 @@ def _everything(request: Any) -> Sequence[str]:
 
 
 def _nothing(request: Any) -> Sequence[str]:
-    """What a consumer does on its subscription was permitted when it attached."""
+    """What a consumer does on its subscription was permitted when it attached; what becomes of a transaction, when it
+    was prepared, and only to its own token."""
     return ()
 
 
@@ -74,6 +77,11 @@ PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
     Resend.kind: ("administer", _topic),
     Locate.kind: ("look", _topic),
     Stat.kind: ("look", _everything),
+    Prepare.kind: ("send", lambda request: [frame.topic for frame in request.frames]),
+    Decide.kind: ("send", _nothing),
+    AwaitChecks.kind: ("send", _nothing),
+    ListTransactions.kind: ("look", _everything),
+    Resolve.kind: ("administer", _everything),
 }
 """The action that a request is, and the resources it touches. A request without an entry is never carried out."""
 
@@ -85,6 +93,7 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     ListGroups.kind: lambda broker, request: Groups(broker.group_states(request.topic)),
     GroupInfo.kind: lambda broker, request: broker.group_state(request.topic, request.group),
     Stat.kind: lambda broker, request: Stated(broker.figures()),
+    ListTransactions.kind: lambda broker, request: broker.transactions.states(request),
 }
 """Answered at once, without waiting for anything."""
 
@@ -110,5 +119,6 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Browse.kind: lambda broker, request: _with_frames(broker.browse(request)),
     Resend.kind: lambda broker, request: _plain(broker.resend(request)),
     Locate.kind: lambda broker, request: _plain(broker.locate(request)),
+    Resolve.kind: lambda broker, request: _done(broker.transactions.resolve(request)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""

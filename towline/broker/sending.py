@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from towline.broker.lane import Lane
 from towline.broker.topic import Topic
-from towline.delivery import Producers
+from towline.clock import Clock
+from towline.delivery import Dedup, Producers
+from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge
 from towline.frame import EVENTS, Frame
 from towline.frame.layout import DEDUP, DELIVER_AT, EXPIRES_AT, SHARD_KEY, TIMEOUT
 from towline.model import Durability
 from towline.protocol.messages import Sent
-from towline.store import Append, Store
+from towline.store import Append, Appended, Store
 
-__all__ = ["Outgoing", "Sender"]
+__all__ = ["Mark", "Outgoing", "Sender"]
 
 Outgoing = tuple[str, int, bytes | memoryview]
 """Topic, lane number, frame."""
 
-NOT_YET: Final = DEDUP | DELIVER_AT | EXPIRES_AT | SHARD_KEY | TIMEOUT
+
+class Mark(Protocol):
+    """What is appended in one unit with frames, to say that they are there."""
+
+    def append(self, firsts: Sequence[int], repeats: Sequence[Repeat]) -> Append:
+        """The record, given where each frame goes and which messages are repeats."""
+
+    def appended(self, sent: Sent) -> None:
+        """It has its place now; called before anything else can happen."""
+
+
+NOT_YET: Final = DELIVER_AT | EXPIRES_AT | SHARD_KEY | TIMEOUT
 
 
 class Sender:
@@ -31,13 +44,18 @@ class Sender:
         self,
         store: Store,
         producers: Producers,
+        dedup: Dedup,
         find_topic: Callable[[str], Topic],
+        *,
         durability: Durability,
         max_frame_bytes: int,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._producers = producers
-        self._find_topic = find_topic
+        self._dedup = dedup
+        self._clock = clock
+        self.find_topic = find_topic
         self._durability = durability
         self._max_frame_bytes = max_frame_bytes
         self._under_way: dict[tuple[int, int], asyncio.Future[Sent]] = {}
@@ -47,34 +65,72 @@ class Sender:
     def send(
         self, outgoing: Sequence[Outgoing], durability: Durability | None, source: bytes, token: bytes
     ) -> asyncio.Future[Sent]:
-        frames = [self._check(data, token) for _, _, data in outgoing]
-        known = self._known(frames) if frames[0].producer_id else None
-        if known is not None:
-            return known
-        lanes: list[Lane] = []
-        topics: list[Topic] = []
-        unit: list[Append] = []
-        for (name, number, _), frame in zip(outgoing, frames, strict=True):
-            topic = self._find_topic(name)
-            lane = topic.lanes[number]
-            topics.append(topic)
-            lanes.append(lane)
-            unit.append(Append(lane.stream, frame.data, frame.count, source))
+        frames = [self.check(data, token) for _, _, data in outgoing]
+        known = self._known(outgoing, frames) if frames[0].producer_id else None
+        return self.append(outgoing, frames, durability, source) if known is None else known
+
+    def append(
+        self,
+        outgoing: Sequence[Outgoing],
+        frames: Sequence[Frame],
+        durability: Durability | None,
+        source: bytes,
+        mark: Mark | None = None,
+    ) -> asyncio.Future[Sent]:
+        """Append checked frames as one unit. Messages that came already, by their dedup ids, are left out."""
         wanted = self._durability if durability is None else durability
-        firsts, at_us, done = self._store.append(unit, wanted or Durability.OS)
-        sending = _Sending(self, frames, lanes, topics, Sent(list(firsts), at_us), loop=done.get_loop())
+        topics: list[Topic] = []
+        lanes: list[Lane] = []
+        flags = 0
+        for (name, number, _), frame in zip(outgoing, frames, strict=True):
+            topic = self.find_topic(name)
+            topics.append(topic)
+            lanes.append(topic.lanes[number])
+            flags |= frame.flags
+        placed = self._place(outgoing, lanes, frames) if flags & DEDUP or mark is not None else None
+        kept = [
+            None if frame is None else Append(lane.stream, frame.data, frame.count, source)
+            for lane, frame in zip(lanes, frames if placed is None else placed.frames, strict=True)
+        ]
+        unit = [append for append in kept if append is not None]
+        if mark is not None and placed is not None:
+            unit.append(mark.append(placed.firsts, placed.settle(0)[1]))
+        appended = self._store.append(unit, wanted or Durability.OS)
+        done = appended.done
+        sent = Sent(list(appended.firsts), appended.at_us) if placed is None else placed.sent(appended)
+        visible = done if len(lanes) == 1 else _together(lanes, done)
+        self._submit(lanes, kept, frames, sent, visible)
+        if placed is not None:
+            self._dedup.remember(placed.new, sent.appended_at_us)
+        if mark is not None:
+            mark.appended(sent)
+        if sent.repeats:
+            # The message that came first may still be on its way to the disk.
+            done = self._store.append([], wanted or Durability.OS).done
+        sending = _Sending(self, frames, placed, lanes, topics, sent=sent, loop=done.get_loop())
         if wanted is Durability.RECEIVED:
-            sending.answer.set_result(sending.sent)
+            sending.answer.set_result(sent)
         elif frames[0].producer_id:
             self._under_way[frames[0].producer_id, frames[0].producer_seq] = sending.answer
-        self._submit(lanes, unit, frames, sending.sent, done)
-        if done.done():
-            sending.finish(done)
+        if visible is done:
+            _when(done, sending.finish)
         else:
-            done.add_done_callback(sending.finish)
+            _when(visible, sending.seen)
+            _when(done, sending.stored)
         return sending.answer
 
-    def _check(self, data: bytes | memoryview, token: bytes) -> Frame:
+    def _place(self, outgoing: Sequence[Outgoing], lanes: Sequence[Lane], frames: Sequence[Frame]) -> _Placed:
+        """Take out what came already, and foretell where the rest goes: only the broker appends to lanes."""
+        unit = [(topic, frame) for (topic, _, _), frame in zip(outgoing, frames, strict=True)]
+        screened = self._dedup.screen(unit, self._clock.now_us())
+        next_of = {lane.stream: lane.next for lane in lanes}
+        firsts = []
+        for lane, frame in zip(lanes, screened.frames, strict=True):
+            firsts.append(next_of[lane.stream])
+            next_of[lane.stream] += frame.count if frame is not None else 0
+        return _Placed(screened, firsts, [lane for _, lane, _ in outgoing])
+
+    def check(self, data: bytes | memoryview, token: bytes) -> Frame:
         if len(data) > self._max_frame_bytes:
             raise TooLarge(
                 f"a frame of {len(data)} bytes is over the broker's limit of {self._max_frame_bytes}: "
@@ -89,80 +145,158 @@ class Sender:
             raise Refused("the frame carries another token than its connection")
         return frame
 
-    def _known(self, frames: Sequence[Frame]) -> asyncio.Future[Sent] | None:
-        """The answer to a unit that is here already or under way: its frames are numbered one after another, so the
-        first one tells."""
+    def _known(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame]) -> asyncio.Future[Sent] | None:
+        """The answer to a unit that is here already or under way: it is stored whole, so one frame tells."""
         first = frames[0]
         under_way = self._under_way.get((first.producer_id, first.producer_seq))
         if under_way is not None:
             return _again(under_way)
         remembered = [self._producers.find(frame.producer_id, frame.producer_seq) for frame in frames]
-        if remembered[0] is None:
+        if not any(remembered):
             return None
-        found = [one for one in remembered if one is not None]
-        if len(found) != len(frames):
-            raise BadRequest(f"producer {first.producer_id:x} sends frame {first.producer_seq} again with other frames")
+        firsts: list[int] = []
+        repeats: list[Repeat] = []
+        at_us = next(one.at_us for one in remembered if one is not None)
+        for n, ((topic, lane, _), frame, one) in enumerate(zip(outgoing, frames, remembered, strict=True)):
+            told: list[Repeat] | None = [] if one is not None else None
+            if frame.flags & DEDUP:
+                at = None if one is None else Seen(lane, one.first, one.at_us)
+                told = self._dedup.recall(n, topic, frame, at, self._clock.now_us())
+            if told is None:
+                raise BadRequest(
+                    f"producer {first.producer_id:x} sends frame {first.producer_seq} again with other frames"
+                )
+            repeats += told
+            firsts.append(one.first if one is not None else told[0].seq)
         answer: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
-        answer.set_result(Sent([one.first for one in found], found[0].at_us, duplicate=True))
+        answer.set_result(Sent(firsts, at_us, duplicate=True, repeats=list(repeats)))
         return answer
 
     def _submit(
         self,
         lanes: Sequence[Lane],
-        unit: Sequence[Append],
+        kept: Sequence[Append | None],
         frames: Sequence[Frame],
         sent: Sent,
-        done: asyncio.Future[None],
+        visible: asyncio.Future[None],
     ) -> None:
-        for lane, append, frame, first in zip(lanes, unit, frames, sent.firsts, strict=True):
-            lane.submitted(first, append, sent.appended_at_us, done)
+        for lane, append, frame, first in zip(lanes, kept, frames, sent.firsts, strict=True):
             if frame.producer_id:
                 self._producers.remember(frame.producer_id, frame.producer_seq, first, sent.appended_at_us)
-            self.messages += frame.count
-            self.bytes += frame.length
+            if append is not None:
+                lane.submitted(first, append, sent.appended_at_us, visible)
+                self.messages += append.count
+                self.bytes += len(append.frame)
 
-    def settle(self, frames: Sequence[Frame], *, stored: bool) -> None:
+    def settle(self, frames: Sequence[Frame], placed: _Placed | None, *, stored: bool) -> None:
         """The frames are stored, or never will be."""
         first = frames[0]
-        if not first.producer_id:
+        if first.producer_id:
+            self._under_way.pop((first.producer_id, first.producer_seq), None)
+        if stored:
             return
-        self._under_way.pop((first.producer_id, first.producer_seq), None)
-        if not stored:
-            for frame in frames:
+        if placed is not None:
+            self._dedup.forget(placed.new)
+        for frame in frames:
+            if frame.producer_id:
                 self._producers.forget(frame.producer_id, frame.producer_seq)
+
+
+def _when(future: asyncio.Future[None], callback: Callable[[asyncio.Future[None]], None]) -> None:
+    if future.done():
+        callback(future)
+    else:
+        future.add_done_callback(callback)
 
 
 class _Sending:
     """A unit on its way into the store."""
 
-    __slots__ = ("_frames", "_lanes", "_sender", "_topics", "answer", "sent")
+    __slots__ = ("_frames", "_lanes", "_placed", "_sender", "_topics", "answer", "sent")
 
     def __init__(
         self,
         sender: Sender,
         frames: Sequence[Frame],
+        placed: _Placed | None,
         lanes: Sequence[Lane],
         topics: Sequence[Topic],
-        sent: Sent,
         *,
+        sent: Sent,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._sender = sender
         self._frames = frames
+        self._placed = placed
         self._lanes = lanes
         self._topics = topics
         self.sent = sent
         self.answer: asyncio.Future[Sent] = loop.create_future()
 
     def finish(self, done: asyncio.Future[None]) -> None:
+        """It is stored, and may be seen."""
         for lane in self._lanes:
             lane.advance()
-        error = done.exception()
-        self._sender.settle(self._frames, stored=error is None)
-        if not self.answer.done():
-            self.answer.set_exception(error) if error is not None else self.answer.set_result(self.sent)
+        self.stored(done)
         for topic in self._topics:
             topic.wake()
+
+    def stored(self, done: asyncio.Future[None]) -> None:
+        error = done.exception()
+        self._sender.settle(self._frames, self._placed, stored=error is None)
+        if not self.answer.done():
+            self.answer.set_exception(error) if error is not None else self.answer.set_result(self.sent)
+
+    def seen(self, visible: asyncio.Future[None]) -> None:
+        visible.exception()  # looked at, because nobody else may
+        for lane in self._lanes:
+            lane.advance()
+        for topic in self._topics:
+            topic.wake()
+
+
+class _Placed:
+    """A unit of which messages may have come already: what of it is stored, and where."""
+
+    __slots__ = ("_lanes", "_screened", "firsts", "frames", "new")
+
+    def __init__(self, screened: Screened, firsts: Sequence[int], lanes: Sequence[int]) -> None:
+        self._screened = screened
+        self._lanes = lanes
+        self.frames = screened.frames
+        self.firsts = firsts
+        self.new: dict[tuple[str, bytes], Seen] = {}
+        """Once it is appended: the ids that were new, and where their messages are."""
+
+    def settle(self, at_us: int) -> tuple[dict[tuple[str, bytes], Seen], list[Repeat]]:
+        return self._screened.placed(self.firsts, self._lanes, at_us)
+
+    def sent(self, appended: Appended) -> Sent:
+        foretold = [first for first, frame in zip(self.firsts, self.frames, strict=True) if frame is not None]
+        assert foretold == list(appended.firsts[: len(foretold)]), "only the broker appends to lanes"
+        self.new, repeats = self.settle(appended.at_us)
+        return Sent(list(self.firsts), appended.at_us, False, list(repeats))
+
+
+def _together(lanes: Sequence[Lane], done: asyncio.Future[None]) -> asyncio.Future[None]:
+    """Done when all of a unit may be seen: on one of its lanes something may go before it that takes longer."""
+    waiting = {lane.last for lane in lanes if lane.last is not None and not lane.last.done()}
+    if not waiting:
+        return done
+    visible: asyncio.Future[None] = done.get_loop().create_future()
+    left = len(waiting) + 1
+
+    def count(_: asyncio.Future[None]) -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            return
+        error = done.exception()
+        visible.set_exception(error) if error is not None else visible.set_result(None)
+
+    for future in [*waiting, done]:
+        future.add_done_callback(count)
+    return visible
 
 
 def _again(under_way: asyncio.Future[Sent]) -> asyncio.Future[Sent]:
@@ -177,7 +311,7 @@ def _again(under_way: asyncio.Future[Sent]) -> asyncio.Future[Sent]:
             answer.set_exception(error)
         else:
             sent = first.result()
-            answer.set_result(Sent(sent.firsts, sent.appended_at_us, duplicate=True))
+            answer.set_result(Sent(sent.firsts, sent.appended_at_us, True, sent.repeats))
 
     under_way.add_done_callback(finish)
     return answer

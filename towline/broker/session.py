@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -33,10 +34,10 @@ from towline.protocol.messages import (
     Pull,
     Request,
     Send,
-    Sent,
     Settle,
     Welcome,
 )
+from towline.protocol.transactions import AwaitChecks, Decide, Prepare
 
 __all__ = ["RUNNING_MAX", "SUBSCRIPTIONS_MAX", "Session"]
 
@@ -67,18 +68,22 @@ class Session(Connection):
         self._subscription = 0
         self._pulls: dict[int, asyncio.Task[None]] = {}
         self._reserved_bytes = 0
+        self._awaiting: asyncio.Task[None] | None = None
 
     def is_busy(self) -> bool:
-        return bool(self._sending or self._tasks or self._pulls)
+        return bool(self._sending or self._tasks or self._pulls or self._awaiting)
 
     def beat(self) -> None:
         for member in self._members.values():
             self._broker.beat(member)
 
     def gone(self) -> None:
-        # Only pulls are broken off: nobody is there to take the messages. All else was asked for, and is carried out.
+        # Only pulls are broken off, and waiting to be asked: nobody is there to take the messages, or to answer. All
+        # else was asked for, and is carried out.
         for pull in self._pulls.values():
             pull.cancel()
+        if self._awaiting is not None:
+            self._awaiting.cancel()
         for member in self._members.values():
             self._broker.disconnected(member)
         self._members.clear()
@@ -125,12 +130,17 @@ class Session(Connection):
             if isinstance(request, Send):
                 self._send(number, request, attachments)
                 return
+            if isinstance(request, Prepare):
+                self._prepare(number, request, attachments)
+                return
             if attachments:
                 raise BadRequest(f"nothing goes behind a request of kind {kind}, but {len(attachments)} bytes follow")
             if kind in NOW:
                 self.answer(number, NOW[kind](self._broker, request))
             elif isinstance(request, Pull):
                 self._start_pull(number, request)
+            elif isinstance(request, AwaitChecks):
+                self._await_checks(number, request)
             else:
                 self._start(number, request)
         except Exception as error:
@@ -154,14 +164,22 @@ class Session(Connection):
         if future.done():
             self._answer_send(number, future)
             return
-        size = len(attachments)
+        self._expect(number, len(attachments), future)
+
+    def _prepare(self, number: int, request: Prepare, attachments: memoryview) -> None:
+        frames = split_attachments(attachments, [head.length for head in request.frames])
+        work = self._broker.transactions.prepare(request, frames, source=self.peer.source, token=self._token)
+        self._expect(number, len(attachments), self._loop.create_task(work))
+
+    def _expect(self, number: int, size: int, future: asyncio.Future[Any]) -> None:
+        """Answer when it is done; until then its frames count as pending."""
         self._sending += 1
         self._pending_bytes += size
         if self._pending_bytes > self._settings.max_pending_bytes:
             self.hold(HOLD_PENDING)
         future.add_done_callback(partial(self._sent, number, size))
 
-    def _sent(self, number: int, size: int, future: asyncio.Future[Sent]) -> None:
+    def _sent(self, number: int, size: int, future: asyncio.Future[Any]) -> None:
         self._sending -= 1
         self._answer_send(number, future)
         self._pending_bytes -= size
@@ -169,7 +187,7 @@ class Session(Connection):
             self.release(HOLD_PENDING)
         self.finish()
 
-    def _answer_send(self, number: int, future: asyncio.Future[Sent]) -> None:
+    def _answer_send(self, number: int, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
             self._fail(number, Unavailable("the broker was stopped before this was stored"), Send.kind)
             return
@@ -212,6 +230,8 @@ class Session(Connection):
                 del self._members[request.subscription]
                 await self._broker.detach(member)
                 return Done(), ()
+            case Decide():
+                return await self._broker.transactions.decide(request, token=self._token), ()
             case Hello():
                 raise BadRequest("Hello was said already")
             case Browse() if request.max_bytes > self._settings.max_pending_bytes:
@@ -271,3 +291,21 @@ class Session(Connection):
     def _forget_pull(self, request: Pull) -> None:
         del self._pulls[request.subscription]
         self._reserved_bytes -= request.max_bytes
+
+    # Producers that can be asked
+
+    def _await_checks(self, number: int, request: AwaitChecks) -> None:
+        if self._awaiting is not None:
+            raise Conflict("this connection waits to be asked already: once at a time")
+        self._awaiting = self._loop.create_task(self._run_await(number, request))
+
+    async def _run_await(self, number: int, request: AwaitChecks) -> None:
+        try:
+            checks = await self._broker.transactions.asking.wait(request, token=self._token)
+        except Exception as error:
+            self._awaiting = None
+            self._fail(number, error, request.kind)
+        else:
+            self._awaiting = None
+            self.answer(number, checks)
+        self.finish()

@@ -67,6 +67,16 @@ def send(
             "(received). Without it, the broker decides."
         ),
     ] = None,
+    dedup_id: Annotated[
+        str | None,
+        Parameter(help="Send it once: if a message with this id came to the topic lately, print the id of that one."),
+    ] = None,
+    transaction: Annotated[
+        bool,
+        Parameter(
+            negative=(), show_default=False, help="Store all messages together or not at all: at the end of stdin."
+        ),
+    ] = False,
     output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
@@ -80,11 +90,18 @@ def send(
         tail -f app.log | towline send logs
 
         towline send scans --file page-1.png page-2.png
+
+        towline send orders --transaction < batch.txt
     """
+    if dedup_id is not None and (len(file) > 1 or not (file or whole or body not in (None, "-"))):
+        raise Usage("--dedup-id is for a single message: give it as an argument, with --whole or with one --file")
     options = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
     batches = _batches(body, file, whole=whole)
     with connection.connect() as client:
-        _send(client, topic, batches, options, output)
+        if transaction:
+            _send_together(client, topic, batches, options | {"dedup_id": dedup_id}, output)
+        else:
+            _send(client, topic, batches, options | {"dedup_id": dedup_id}, output)
 
 
 def _headers(texts: Sequence[str]) -> dict[str, str] | None:
@@ -153,6 +170,23 @@ def _send(client: Client, topic: str, batches: Iterator[list[bytes]], options: d
             sys.stdout.buffer.flush()
     if output == "text":
         print(only if sent == 1 else f"sent {sent:,} messages")
+
+
+def _send_together(
+    client: Client, topic: str, batches: Iterator[list[bytes]], options: dict[str, Any], output: Format
+) -> None:
+    options = dict(options)
+    # Whoever types or pipes the lines takes as long as it takes.
+    with client.transaction(timeout=None, durability=options.pop("durability")) as tx:
+        for bodies in batches:
+            for body in bodies:
+                tx.send(topic, body, **options)
+    if output == "json":
+        for each in tx.receipts:
+            print_json(_facts(each), flush=False)
+        sys.stdout.buffer.flush()
+    else:
+        print(tx.receipts[0].id if len(tx) == 1 else f"sent {len(tx):,} messages in one transaction")
 
 
 def _send_batch(client: Client, topic: str, bodies: list[bytes], options: dict[str, Any]) -> Iterable[Receipt]:

@@ -15,12 +15,14 @@ from towline.client import flows
 from towline.client.aio_consumer import Batch, Consumer
 from towline.client.aio_link import AioLink
 from towline.client.aio_producer import Pending, Producer
+from towline.client.aio_transaction import Checker, PreparedTransaction, Transacting, Transaction
 from towline.client.dial import Route
 from towline.client.message import DeadLetter, Message, Page
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
 from towline.client.outgoing import Body, as_body, as_durability, as_time_us
 from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
+from towline.client.undertaking import Senders
 from towline.errors import Closed
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy
 from towline.protocol.messages import GroupState, TopicState
@@ -28,10 +30,20 @@ from towline.protocol.messages import GroupState, TopicState
 if TYPE_CHECKING:
     from towline.client.embedded import Embedded
 
-__all__ = ["Batch", "Client", "Consumer", "Pending", "Producer", "connect"]
+__all__ = [
+    "Batch",
+    "Checker",
+    "Client",
+    "Consumer",
+    "Pending",
+    "PreparedTransaction",
+    "Producer",
+    "Transaction",
+    "connect",
+]
 
 T = TypeVar("T", bound="Client | Consumer")
-C = TypeVar("C", Consumer, Producer)
+C = TypeVar("C", Checker, Consumer, Producer)
 
 
 class _Opening(Generic[T]):
@@ -76,15 +88,16 @@ def connect(
     )
 
 
-class Client:
+class Client(Transacting):
     """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have connections
     of their own: what one waits for never holds up another."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._embedded: Embedded | None = None
-        self._children: list[Consumer | Producer] = []
+        self._children: list[Checker | Consumer | Producer] = []
         self._sender = options.sender()
+        self._senders = Senders(options.token)
         self._started: AioLink | None = None
 
     async def start(self) -> None:
@@ -137,13 +150,15 @@ class Client:
         key: str | None = None,
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
+        dedup_id: str | None = None,
         durability: Durability | str | None = None,
         compress: bool = False,
     ) -> Receipt:
         """Send one message. It is stored, as durably as asked, when this returns.
 
-        It is stored once, though the connection may break in between: the broker knows a message that it has seen.
-        """
+        It is stored once, though the connection may break in between: the broker knows a message that it has seen. With
+        a `dedup_id` it is also stored once though you send it again, maybe from another process: while the broker knows
+        the id (10 minutes, unless set otherwise), you are given the receipt of the first one on that topic."""
         call = flows.send(
             self._sender,
             topic,
@@ -154,6 +169,7 @@ class Client:
             durability=-1 if durability is None else as_durability(durability),
             compress=compress,
             max_request_bytes=self._max_request_bytes,
+            dedup_id=dedup_id,
         )
         return flows.receipt(topic, priority, await self._link.ask(call))
 
@@ -165,6 +181,7 @@ class Client:
         keys: Sequence[str | None] | None = None,
         priority: Priority = "middle",
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
+        dedup_ids: Sequence[str | None] | None = None,
         durability: Durability | str | None = None,
         compress: bool = False,
     ) -> Receipts:
@@ -181,6 +198,7 @@ class Client:
                 durability=as_durability(durability),
                 compress=compress,
                 max_request_bytes=self._max_request_bytes,
+                dedup_ids=dedup_ids,
             )
         )
 

@@ -20,6 +20,8 @@ from towline.client.outgoing import Body, as_body, as_durability, as_time_us
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
+from towline.client.transaction import Checker, Transacting
+from towline.client.undertaking import Senders
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy
 from towline.protocol.messages import GroupState, TopicState
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Client", "connect"]
 
-C = TypeVar("C", Consumer, Producer)
+C = TypeVar("C", Checker, Consumer, Producer)
 
 
 def connect(
@@ -58,14 +60,14 @@ def connect(
     return Client(Options(url, token, secret, timeout, Certificates(ssl_context, ca_file, cert_file, key_file)))
 
 
-class Client:
+class Client(Transacting):
     """A connection to a broker; any number of threads may share it. Consumers and producers made from it have
     connections of their own: what one waits for never holds up another."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._embedded: Embedded | None = None
-        self._children: list[Consumer | Producer] = []
+        self._children: list[Checker | Consumer | Producer] = []
         if options.target.embedded:
             from towline.client.embedded import acquire
 
@@ -73,6 +75,7 @@ class Client:
         try:
             self._link = self._new_link()
             self._sender = options.sender()
+            self._senders = Senders(options.token)
             self._link.run(flows.ping())
         except BaseException:
             self.close()
@@ -114,13 +117,15 @@ class Client:
         key: str | None = None,
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
+        dedup_id: str | None = None,
         durability: Durability | str | None = None,
         compress: bool = False,
     ) -> Receipt:
         """Send one message. It is stored, as durably as asked, when this returns.
 
-        It is stored once, though the connection may break in between: the broker knows a message that it has seen.
-        """
+        It is stored once, though the connection may break in between: the broker knows a message that it has seen. With
+        a `dedup_id` it is also stored once though you send it again, maybe from another process: while the broker knows
+        the id (10 minutes, unless set otherwise), you are given the receipt of the first one on that topic."""
         call = flows.send(
             self._sender,
             topic,
@@ -131,6 +136,7 @@ class Client:
             durability=-1 if durability is None else as_durability(durability),
             compress=compress,
             max_request_bytes=self._max_request_bytes,
+            dedup_id=dedup_id,
         )
         return flows.receipt(topic, priority, self._link.ask(call))
 
@@ -142,6 +148,7 @@ class Client:
         keys: Sequence[str | None] | None = None,
         priority: Priority = "middle",
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
+        dedup_ids: Sequence[str | None] | None = None,
         durability: Durability | str | None = None,
         compress: bool = False,
     ) -> Receipts:
@@ -158,6 +165,7 @@ class Client:
                 durability=as_durability(durability),
                 compress=compress,
                 max_request_bytes=self._max_request_bytes,
+                dedup_ids=dedup_ids,
             )
         )
 

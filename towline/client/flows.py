@@ -6,12 +6,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from towline.client.connection import Call
+from towline.client.draft import places
 from towline.client.message import DeadLetter, Message, Page, Section
-from towline.client.outgoing import FRAME_BYTES, FRAME_MESSAGES, Body, Sender, as_bodies, as_headers, as_key, as_lane
+from towline.client.outgoing import (
+    FRAME_BYTES,
+    FRAME_MESSAGES,
+    Body,
+    Sender,
+    as_bodies,
+    as_dedup_id,
+    as_headers,
+    as_key,
+    as_lane,
+)
 from towline.client.receipts import Receipts, Run
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, Conflict, NotFound, ProtocolError, TooLarge
-from towline.model import GroupConfig, Priority, Receipt, TopicConfig, check_group, check_topic
+from towline.model import LANES, GroupConfig, Priority, Receipt, TopicConfig, check_group, check_topic
 from towline.protocol import split_attachments
 from towline.protocol.messages import (
     Answer,
@@ -42,6 +53,7 @@ from towline.protocol.messages import (
     Topics,
     TopicState,
 )
+from towline.protocol.transactions import ListTransactions, Resolve, Transactions, TransactionState
 
 __all__ = [
     "browse",
@@ -56,11 +68,13 @@ __all__ = [
     "put_group",
     "receipt",
     "resend",
+    "resolve_transaction",
     "send",
     "send_many",
     "stat",
     "topic",
     "topics",
+    "transactions",
 ]
 
 A = TypeVar("A", bound=Answer)
@@ -91,6 +105,7 @@ def send(
     durability: int,
     compress: bool,
     max_request_bytes: int,
+    dedup_id: str | None = None,
 ) -> Call:
     """The call that sends one message: a flow of one step, which is spared the generator."""
     lane = as_lane(priority)
@@ -99,6 +114,7 @@ def send(
         None if key is None else [as_key(key)],
         None if headers is None else [as_headers(headers)],
         compress,
+        None if dedup_id is None else [as_dedup_id(dedup_id)],
     )
     if len(frame) + _HEAD_ROOM > max_request_bytes:
         raise _too_large(len(body), max_request_bytes)
@@ -109,6 +125,9 @@ def receipt(name: str, priority: Priority, answer: Answer) -> Receipt:
     """What came of `send`."""
     if type(answer) is not Sent:
         raise ProtocolError(f"a send was answered by {type(answer).__name__}")
+    if answer.repeats:
+        _, _, lane, seq, at_us = answer.repeats[0]
+        return Receipt(name, LANES[lane], seq, at_us)
     return Receipt(name, priority, answer.firsts[0], answer.appended_at_us)
 
 
@@ -123,40 +142,45 @@ def send_many(
     durability: int,
     compress: bool,
     max_request_bytes: int,
+    dedup_ids: Sequence[str | None] | None = None,
 ) -> Flow[Receipts]:
     """One frame after the other, so that one that fails is followed by none; each is made while the one before it is on
     its way."""
     lane = as_lane(priority)
     bodies = as_bodies(given)
-    columns = _Columns(bodies, keys, headers, max_request_bytes - _HEAD_ROOM)
+    columns = _Columns(bodies, keys, headers, dedup_ids, max_request_bytes - _HEAD_ROOM)
     check_topic(name)
     runs: list[Run] = []
     before: tuple[Call, int] | None = None
     for frame, count in columns.frames(sender, compress):
         call = Call(Send([FrameHead(name, lane, len(frame))], durability), [frame])
         if before is not None:
-            runs.append((yield from _sent(*before)))
+            runs += yield from _sent(lane, *before)
         yield Start(call)
         before = call, count
     if before is not None:
-        runs.append((yield from _sent(*before)))
+        runs += yield from _sent(lane, *before)
     return Receipts(name, priority, runs)
 
 
-def _sent(call: Call, count: int) -> Flow[Run]:
+def _sent(lane: int, call: Call, count: int) -> Flow[list[Run]]:
     answer = yield from _ask(call.request, Sent, call)
-    return Run(answer.firsts[0], count, answer.appended_at_us)
+    if not answer.repeats:
+        return [Run(answer.firsts[0], count, answer.appended_at_us)]
+    found = places(lane, answer.firsts[0], count, answer.appended_at_us, answer.repeats)
+    return [Run(seq, 1, at_us, LANES[at]) for at, seq, at_us in found]
 
 
 class _Columns:
     """Many messages, cut into frames that fit."""
 
-    def __init__(self, bodies: Sequence[bytes], keys: Any, headers: Any, max_frame_bytes: int) -> None:
-        for name, column in (("keys", keys), ("headers", headers)):
+    def __init__(self, bodies: Sequence[bytes], keys: Any, headers: Any, dedup_ids: Any, max_frame_bytes: int) -> None:
+        for name, column in (("keys", keys), ("headers", headers), ("dedup_ids", dedup_ids)):
             if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
         self._bodies = bodies
         self._keys = keys if keys is None else [as_key(key) for key in keys]
+        self._dedup_ids = dedup_ids if dedup_ids is None else [as_dedup_id(one) for one in dedup_ids]
         if isinstance(headers, Mapping):
             self._headers = [as_headers(headers)] * len(bodies) if headers else None
         else:
@@ -186,7 +210,8 @@ class _Columns:
         bodies = self._bodies if whole else self._bodies[begin:end]
         keys = self._keys if whole or self._keys is None else self._keys[begin:end]
         headers = self._headers if whole or self._headers is None else self._headers[begin:end]
-        frame = sender.frame(bodies, keys, headers, compress)
+        dedup_ids = self._dedup_ids if whole or self._dedup_ids is None else self._dedup_ids[begin:end]
+        frame = sender.frame(bodies, keys, headers, compress, dedup_ids)
         if len(frame) <= self._max_frame_bytes:
             yield frame, end - begin
             return
@@ -309,3 +334,16 @@ def locate(name: str, priority: Priority, time_us: int) -> Flow[int]:
 
 def stat() -> Flow[dict[str, Any]]:
     return (yield from _ask(Stat(), Stated)).figures
+
+
+# Prepared transactions, from outside
+
+
+def transactions(transaction: str, parked: bool, limit: int) -> Flow[list[TransactionState]]:
+    return (yield from _ask(ListTransactions(transaction, parked, limit), Transactions)).transactions
+
+
+def resolve_transaction(transaction: str, verdict: str, reason: str) -> Flow[None]:
+    if verdict not in ("commit", "rollback"):
+        raise BadRequest(f"{verdict!r}: a transaction is resolved by 'commit' or 'rollback'")
+    yield from _ask(Resolve(transaction, verdict == "commit", reason), Done)

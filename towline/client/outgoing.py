@@ -22,6 +22,7 @@ __all__ = [
     "Sender",
     "as_bodies",
     "as_body",
+    "as_dedup_id",
     "as_durability",
     "as_headers",
     "as_key",
@@ -34,6 +35,9 @@ FRAME_BYTES: Final = 1 << 20
 """Frames are filled up to about this, unless one message alone is larger."""
 
 Body = bytes | bytearray | memoryview
+
+DEDUP_ID_MAX: Final = 200
+"""Bytes of a dedup id that a broker takes."""
 
 _LANE_NUMBERS: Final = {lane: number for number, lane in enumerate(LANES)}
 
@@ -84,6 +88,20 @@ def as_key(key: str | None) -> str | None:
     return key
 
 
+def as_dedup_id(dedup_id: str | None) -> str | None:
+    if dedup_id is None:
+        return None
+    if type(dedup_id) is not str:
+        raise TypeError(f"a dedup id is a str, not {type(dedup_id).__name__}")
+    try:
+        length = len(dedup_id.encode())
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"a dedup id is not valid text: {error.reason}") from None
+    if not 0 < length <= DEDUP_ID_MAX:
+        raise BadRequest(f"a dedup id has 1 to {DEDUP_ID_MAX} bytes, not {length}: use a hash of a longer one")
+    return dedup_id
+
+
 def as_headers(headers: Mapping[str, str] | None) -> dict[str, str] | None:
     """A copy, so that a later change of the caller's does not change what is sent."""
     if not headers:
@@ -117,14 +135,33 @@ class Sender:
         self._token = packed
         self._clock = clock
 
-    def frame(self, bodies: Sequence[bytes], keys: Any = None, headers: Any = None, compress: bool = False) -> bytes:
+    def frame(
+        self,
+        bodies: Sequence[bytes],
+        keys: Any = None,
+        headers: Any = None,
+        compress: bool = False,
+        dedup_ids: Any = None,
+    ) -> bytes:
         return encode(
             bodies,
             keys=keys,
             headers=headers,
+            dedup_ids=dedup_ids,
             producer_id=self.id,
             producer_seq=next(self._numbers),
             produced_at_us=self._clock.now_us(),
             token=self._token,
             compress=compress,
+        )
+
+    def loose_frame(self, bodies: Sequence[bytes], keys: Any, headers: Any, dedup_ids: Any) -> bytes:
+        """A frame without a number: something else makes sure that it is stored once."""
+        return encode(
+            bodies,
+            keys=keys,
+            headers=headers,
+            dedup_ids=dedup_ids,
+            produced_at_us=self._clock.now_us(),
+            token=self._token,
         )

@@ -20,6 +20,8 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     first: int
     count: int
     appended_at_us: int
+    lane: Priority | None = None
+    """Another lane than that of the others: there the message came first, by its dedup id."""
 
 
 class Receipts(Sequence[Receipt]):
@@ -48,7 +50,7 @@ class Receipts(Sequence[Receipt]):
     def __iter__(self) -> Iterator[Receipt]:
         for run in self.runs:
             for seq in range(run.first, run.first + run.count):
-                yield Receipt(self.topic, self.lane, seq, run.appended_at_us)
+                yield Receipt(self.topic, run.lane or self.lane, seq, run.appended_at_us)
 
     @overload
     def __getitem__(self, index: int) -> Receipt: ...
@@ -63,4 +65,5 @@ class Receipts(Sequence[Receipt]):
             raise IndexError("there are not so many receipts")
         number = bisect_right(self._ends, index)
         run = self.runs[number]
-        return Receipt(self.topic, self.lane, run.first + index - (self._ends[number] - run.count), run.appended_at_us)
+        seq = run.first + index - (self._ends[number] - run.count)
+        return Receipt(self.topic, run.lane or self.lane, seq, run.appended_at_us)

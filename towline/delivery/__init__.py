@@ -6,6 +6,7 @@ message.
 """
 
 from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Nack, Pull, Resend, Skip, Start
+from towline.delivery.dedup import Dedup
 from towline.delivery.events import Event, Part, decode_event, encode_event
 from towline.delivery.group import Group
 from towline.delivery.mend import mend
@@ -18,6 +19,7 @@ __all__ = [
     "Ack",
     "Bury",
     "Command",
+    "Dedup",
     "Event",
     "GiveBack",
     "Group",

@@ -3,6 +3,7 @@
 from towline.frame.decode import Frame, decode_headers
 from towline.frame.encode import encode, encode_events
 from towline.frame.layout import COUNT_MAX, EVENTS, FRAME_MAX, TOKEN_MAX
+from towline.frame.pick import pick
 from towline.frame.slice import slice_frame
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "decode_headers",
     "encode",
     "encode_events",
+    "pick",
     "slice_frame",
 ]

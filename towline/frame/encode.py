@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -13,6 +13,7 @@ from crc32c import crc32c
 
 from towline.errors import BadFrame, TooLarge
 from towline.frame.layout import (
+    BODY,
     COUNT_MAX,
     COVERED,
     DEDUP,
@@ -29,11 +30,13 @@ from towline.frame.layout import (
     TIMEOUT,
     TOKEN_MAX,
     ZSTD,
+    numbers_in,
     pad8,
+    texts_in,
 )
 from towline.frame.zstd import compress_columns
 
-__all__ = ["encode", "encode_events"]
+__all__ = ["encode", "encode_columns", "encode_events"]
 
 _LARGE: Final = 64 << 10
 """From here on it is cheaper to add up the checksum part by part than to copy all parts once more."""
@@ -93,6 +96,30 @@ def encode(
 def encode_events(events: Sequence[bytes], *, produced_at_us: int = 0) -> bytes:
     """A frame of delivery events, as a pull log keeps them."""
     return _assemble(_text_column(events), EVENTS, len(events), (0, 0, produced_at_us, 0, 0))
+
+
+def encode_columns(
+    texts: Mapping[int, Sequence[bytes]],
+    numbers: Mapping[int, Sequence[int]],
+    *,
+    producer_id: int,
+    producer_seq: int,
+    produced_at_us: int,
+    token: bytes,
+    compress: bool,
+) -> bytes:
+    """A frame of columns that were taken from another one: by flag, the body among them, each of the same length. A
+    column in which nothing is left is left out."""
+    count = len(texts[BODY])
+    flags = sum(flag for flag, column in [*texts.items(), *numbers.items()] if any(column))
+    parts: list[bytes] = []
+    for flag in texts_in(flags):
+        parts += _text_column(texts[flag])
+    for flag in numbers_in(flags):
+        parts.append(_number_column(numbers[flag]))
+    expiry = _earliest_and_latest(numbers[EXPIRES_AT]) if flags & EXPIRES_AT else (0, 0)
+    header = (producer_id, producer_seq, produced_at_us, *expiry)
+    return _assemble(parts, flags, count, header, token=token, compress=compress)
 
 
 def _has_values(column: Sequence[object], count: int) -> bool:

@@ -147,6 +147,9 @@ class Sent(Answer, frozen=True, array_like=True):
     firsts: list[int]
     appended_at_us: int
     duplicate: bool = False
+    repeats: list[tuple[int, int, int, int, int]] = []
+    """Messages whose dedup id came before, and which were not stored again: (number of the frame, number of the message
+    in it, lane, sequence number and time of the first one). The others are numbered on from `firsts`."""
 
 
 # Consuming

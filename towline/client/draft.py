@@ -1,0 +1,147 @@
+"""Messages that are to be stored together, gathered until then. Sans I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from towline.client.outgoing import Body, as_bodies, as_body, as_dedup_id, as_headers, as_key, as_lane
+from towline.errors import BadRequest, TooLarge
+from towline.model import LANES, Priority, Receipt, check_topic
+from towline.protocol.messages import FrameHead
+
+__all__ = ["FRAMES_MAX", "MESSAGES_MAX", "Draft", "places"]
+
+MESSAGES_MAX: Final = 100_000
+FRAMES_MAX: Final = 200
+"""Lanes that a transaction may touch: fewer than a broker remembers frames of one producer, so that it knows a
+transaction that is sent again."""
+
+Frames = Callable[[Sequence[bytes], Any, Any, Any], bytes]
+"""Makes a frame of bodies, keys, headers and dedup ids."""
+
+
+class _Lane:
+    """The messages for one lane."""
+
+    __slots__ = ("bodies", "dedup_ids", "headers", "keys")
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.keys: list[str | None] = []
+        self.headers: list[dict[str, str] | None] = []
+        self.dedup_ids: list[str | None] = []
+
+
+class Draft:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._places: list[tuple[_Lane, int]] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        """The number of messages."""
+        return len(self._places)
+
+    def add(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        key: str | None,
+        priority: Priority,
+        headers: Mapping[str, str] | None,
+        dedup_id: str | None,
+    ) -> int:
+        """Add a message; its number within the draft. What is refused leaves the draft as it was."""
+        lane, packed, named = as_lane(priority), as_body(body), as_headers(headers)
+        as_key(key)
+        as_dedup_id(dedup_id)
+        place = (check_topic(topic), lane)
+        # The least that it takes; what was made of it is measured before it is sent.
+        size = len(packed) + len(key or "") + len(dedup_id or "")
+        if named is not None:
+            size += sum(len(name) + len(value) for name, value in named.items())
+        self._check_room(place, 1, size)
+        self._put(self._lanes.setdefault(place, _Lane()), packed, key, named, dedup_id)
+        self._size += size
+        return len(self._places) - 1
+
+    def add_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority) -> range:
+        """Add many messages that have nothing but bodies; their numbers within the draft."""
+        place, packed = (check_topic(topic), as_lane(priority)), as_bodies(bodies)
+        size = sum(map(len, packed))
+        if packed:
+            self._check_room(place, len(packed), size)
+            lane = self._lanes.setdefault(place, _Lane())
+            for body in packed:
+                self._put(lane, body, None, None, None)
+            self._size += size
+        return range(len(self._places) - len(packed), len(self._places))
+
+    def _put(
+        self, lane: _Lane, body: bytes, key: str | None, headers: dict[str, str] | None, dedup_id: str | None
+    ) -> None:
+        self._places.append((lane, len(lane.bodies)))
+        lane.bodies.append(body)
+        lane.keys.append(key)
+        lane.headers.append(headers)
+        lane.dedup_ids.append(dedup_id)
+
+    def _check_room(self, place: tuple[str, int], count: int, size: int) -> None:
+        if len(self._places) + count > MESSAGES_MAX:
+            raise TooLarge(f"a transaction holds at most {MESSAGES_MAX:,} messages: commit it, and begin another")
+        if place not in self._lanes and len(self._lanes) >= FRAMES_MAX:
+            raise TooLarge(f"a transaction touches at most {FRAMES_MAX} lanes (a topic has one for each priority)")
+        if self._size + size > self._max_bytes:
+            raise _too_many_bytes(self._max_bytes)
+
+    def frames(self, make: Frames) -> tuple[list[FrameHead], list[bytes]]:
+        """One frame for each lane, in the order in which the lanes were first sent to."""
+        frames = [
+            make(lane.bodies, lane.keys, lane.headers, lane.dedup_ids if any(lane.dedup_ids) else None)
+            for lane in self._lanes.values()
+        ]
+        if sum(map(len, frames)) > self._max_bytes:
+            raise _too_many_bytes(self._max_bytes)
+        heads = [FrameHead(*place, len(frame)) for place, frame in zip(self._lanes, frames, strict=True)]
+        return heads, frames
+
+    def receipts(
+        self, firsts: Sequence[int], at_us: int, repeats: Sequence[tuple[int, int, int, int, int]]
+    ) -> list[Receipt]:
+        """Where each message is, in the order in which they were sent."""
+        if len(firsts) != len(self._lanes):
+            raise BadRequest(f"{len(firsts)} frames were stored of {len(self._lanes)}")
+        found: dict[_Lane, list[Receipt]] = {}
+        for n, ((topic, lane), messages) in enumerate(self._lanes.items()):
+            mine = [repeat for repeat in repeats if repeat[0] == n]
+            found[messages] = [
+                Receipt(topic, LANES[at], seq, when)
+                for at, seq, when in places(lane, firsts[n], len(messages.bodies), at_us, mine)
+            ]
+        return [found[lane][index] for lane, index in self._places]
+
+
+def places(
+    lane: int, first: int, count: int, at_us: int, repeats: Sequence[tuple[int, int, int, int, int]]
+) -> list[tuple[int, int, int]]:
+    """Lane, sequence number and time of each message of a frame, some of which may have come before."""
+    if not repeats:
+        return [(lane, seq, at_us) for seq in range(first, first + count)]
+    before = {index: (at, seq, when) for _, index, at, seq, when in repeats}
+    found: list[tuple[int, int, int]] = []
+    seq = first
+    for index in range(count):
+        known = before.get(index)
+        found.append(known or (lane, seq, at_us))
+        seq += known is None
+    return found
+
+
+def _too_many_bytes(limit: int) -> TooLarge:
+    return TooLarge(
+        f"a transaction holds at most {limit:,} bytes, because it is stored as one unit: send less in one, or raise "
+        "max_frame_bytes of the broker"
+    )

@@ -1,0 +1,283 @@
+"""Prepared transactions: stored, invisible, and waiting for their sender's word. Pure.
+
+    ──Prepared──► PREPARED ──Committed───► COMMITTED
+                   │    ▲ └──RolledBack──► ROLLED BACK
+                   │    └─ Checked: asked after, nothing heard yet
+                   └────── Parked ──► PARKED, which is decided in the same way, but asked after no more
+
+`Prepared` is the head of the record that holds the frames; the others are marks. Once decided, a transaction is
+remembered for a while, so that whoever decides it again gets the same answer.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from towline.delivery.dedup import Repeat
+from towline.errors import Conflict, NotFound, QueueFull
+
+__all__ = [
+    "FINISHED_MAX",
+    "OPEN_MAX",
+    "Checked",
+    "Committed",
+    "Finished",
+    "Mark",
+    "Open",
+    "Parked",
+    "Prepared",
+    "RolledBack",
+    "Transactions",
+    "TransactionsSnapshot",
+    "decode_mark",
+    "decode_prepared",
+    "encode_mark",
+    "encode_prepared",
+]
+
+OPEN_MAX: Final = 50_000
+"""Transactions that may wait to be decided."""
+FINISHED_MAX: Final = 50_000
+"""Decided transactions that are remembered: more than are decided within the time in which a client asks again."""
+CHECK_MAX_US: Final = 3600 * 1_000_000
+"""The longest pause between two checks, unless the first is longer."""
+
+
+class Prepared(msgspec.Struct, frozen=True, array_like=True):
+    """The head of a record of prepared frames."""
+
+    at_us: int
+    id: str
+    producer_group: str
+    name: str
+    token: bytes
+    source: bytes
+    check_after_us: int
+    frames: list[tuple[str, int, int]]
+    """Topic, lane number and number of messages of each frame."""
+    size_bytes: int
+
+    @property
+    def messages(self) -> int:
+        return sum(count for _, _, count in self.frames)
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted({topic for topic, _, _ in self.frames})
+
+
+class _Mark(msgspec.Struct, frozen=True, array_like=True):
+    at_us: int
+    id: str
+
+
+class Committed(_Mark, frozen=True, array_like=True, tag=1):
+    firsts: list[int]
+    repeats: list[Repeat]
+    """Those whose first one is in this transaction carry the time 0: it is the time of the mark's record."""
+    reason: str = ""
+
+
+class RolledBack(_Mark, frozen=True, array_like=True, tag=2):
+    reason: str = ""
+
+
+class Checked(_Mark, frozen=True, array_like=True, tag=3):
+    """A producer was asked what became of it."""
+
+
+class Parked(_Mark, frozen=True, array_like=True, tag=4):
+    """It was asked after often enough."""
+
+
+Mark = Committed | RolledBack | Checked | Parked
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+_MARK: msgspec.msgpack.Decoder[Mark] = msgspec.msgpack.Decoder(Mark)
+_PREPARED = msgspec.msgpack.Decoder(Prepared)
+
+
+def encode_mark(mark: Mark) -> bytes:
+    return _ENCODE(mark)
+
+
+def decode_mark(record: bytes) -> Mark:
+    return _MARK.decode(record)
+
+
+def encode_prepared(head: Prepared) -> bytes:
+    return _ENCODE(head)
+
+
+def decode_prepared(record: bytes) -> Prepared:
+    return _PREPARED.decode(record)
+
+
+class Open(msgspec.Struct, array_like=True):
+    """A transaction that is not decided yet."""
+
+    head: Prepared
+    first: int
+    """Where its record begins; its head, then its frames."""
+    written_at_us: int
+    checks: int = 0
+    next_check_us: int = 0
+    """When it is asked after next; 0 is never: it is parked."""
+
+    @property
+    def parked(self) -> bool:
+        return not self.next_check_us
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True):
+    committed: bool
+    at_us: int
+    producer_group: str
+    name: str
+    token: bytes
+    firsts: list[int]
+    repeats: list[Repeat]
+    reason: str
+
+
+class TransactionsSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    prepared: int
+    """The records of prepared transactions before this one are in here …"""
+    marks: int
+    """… and so are the marks before this one."""
+    open: list[Open]
+    finished: list[tuple[str, Finished]]
+
+
+class Transactions:
+    def __init__(self, max_checks: int) -> None:
+        self._max_checks = max_checks
+        self.open: OrderedDict[str, Open] = OrderedDict()
+        """By id, the one that was prepared first coming first."""
+        self.finished: OrderedDict[str, Finished] = OrderedDict()
+        self._due: list[tuple[int, str]] = []
+        """A heap of (time, id). What is decided, or is due at another time by now, is passed over."""
+
+    # Deciding
+
+    def admit(self, transaction: str) -> bool:
+        """Whether a transaction is new. Raises if there is no room for another."""
+        if transaction in self.open or transaction in self.finished:
+            return False
+        if len(self.open) >= OPEN_MAX:
+            raise QueueFull(
+                f"{OPEN_MAX} prepared transactions wait to be decided: see which with `towline tx ls`, and resolve them"
+            )
+        return True
+
+    def settle(self, transaction: str, *, commit: bool) -> Finished | Open:
+        """The transaction that is to be decided; or what was decided already, if it was the same."""
+        waiting = self.open.get(transaction)
+        if waiting is not None:
+            return waiting
+        finished = self.finished.get(transaction)
+        if finished is None:
+            raise NotFound(
+                f"there is no transaction {transaction} on this broker: it was prepared on another one, or it was "
+                "decided long ago"
+            )
+        if finished.committed != commit:
+            done, wanted = ("committed", "rolled back") if finished.committed else ("rolled back", "committed")
+            why = f" ({finished.reason})" if finished.reason else ""
+            raise Conflict(f"transaction {transaction} was {done} already{why}: it cannot be {wanted} any more")
+        return finished
+
+    def check(self, transaction: str, now_us: int) -> Checked | Parked:
+        """What happens to a transaction that is due: it is asked after, or, once that was in vain too often, parked."""
+        if self.open[transaction].checks >= self._max_checks:
+            return Parked(now_us, transaction)
+        return Checked(now_us, transaction)
+
+    def due(self, now_us: int) -> Iterator[Open]:
+        """The transactions that are due, each given once until its time changes."""
+        while self._due and self._due[0][0] <= now_us:
+            at_us, transaction = heapq.heappop(self._due)
+            waiting = self.open.get(transaction)
+            if waiting is not None and waiting.next_check_us == at_us:
+                yield waiting
+
+    def due_later(self, waiting: Open) -> None:
+        """It could not be seen to now: give it again."""
+        self._plan(waiting, waiting.next_check_us)
+
+    def next_due_us(self) -> int | None:
+        while self._due:
+            at_us, transaction = self._due[0]
+            waiting = self.open.get(transaction)
+            if waiting is not None and waiting.next_check_us == at_us:
+                return at_us
+            heapq.heappop(self._due)
+        return None
+
+    # Applying
+
+    def prepared(self, head: Prepared, first: int, written_at_us: int) -> None:
+        """A record is there. If its transaction is known already, it was only carried forward."""
+        known = self.open.get(head.id)
+        if known is not None:
+            known.first, known.written_at_us = first, written_at_us
+        elif head.id not in self.finished:
+            self.open[head.id] = Open(head, first, written_at_us)
+            self._plan(self.open[head.id], head.at_us + head.check_after_us)
+
+    def apply(self, mark: Mark, written_at_us: int) -> None:
+        waiting = self.open.get(mark.id)
+        if isinstance(mark, Committed | RolledBack):
+            self._finish(mark, written_at_us)
+        elif waiting is None:
+            return
+        elif isinstance(mark, Parked):
+            waiting.next_check_us = 0
+        else:
+            waiting.checks += 1
+            pause_us = waiting.head.check_after_us << min(waiting.checks, 20)
+            self._plan(waiting, mark.at_us + min(pause_us, max(CHECK_MAX_US, waiting.head.check_after_us)))
+
+    def _finish(self, mark: Committed | RolledBack, written_at_us: int) -> None:
+        waiting = self.open.pop(mark.id, None)
+        head = waiting.head if waiting is not None else None
+        committed = isinstance(mark, Committed)
+        self.finished[mark.id] = Finished(
+            committed,
+            written_at_us,
+            head.producer_group if head is not None else "",
+            head.name if head is not None else "",
+            head.token if head is not None else b"",
+            mark.firsts if isinstance(mark, Committed) else [],
+            [one if one.at_us else one._replace(at_us=written_at_us) for one in mark.repeats]
+            if isinstance(mark, Committed)
+            else [],
+            mark.reason,
+        )
+        while len(self.finished) > FINISHED_MAX:
+            self.finished.popitem(last=False)
+
+    def _plan(self, waiting: Open, at_us: int) -> None:
+        waiting.next_check_us = at_us
+        heapq.heappush(self._due, (at_us, waiting.head.id))
+
+    # Coming back
+
+    def first_needed(self, end: int) -> int:
+        """The first record of prepared frames that somebody may still ask for; `end` if there is none."""
+        return min((waiting.first for waiting in self.open.values()), default=end)
+
+    def snapshot(self, prepared: int, marks: int) -> TransactionsSnapshot:
+        return TransactionsSnapshot(prepared, marks, list(self.open.values()), list(self.finished.items()))
+
+    def restore(self, snapshot: TransactionsSnapshot) -> None:
+        self.open = OrderedDict((waiting.head.id, waiting) for waiting in snapshot.open)
+        self.finished = OrderedDict(snapshot.finished)
+        for waiting in self.open.values():
+            if not waiting.parked:
+                self._plan(waiting, waiting.next_check_us)
