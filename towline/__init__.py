@@ -25,6 +25,7 @@ from towline.client.parcel import Pending
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
 from towline.client.subscription import LostLease
+from towline.client.verdict import Reject, Retry
 from towline.errors import (
     BadFrame,
     BadName,
@@ -50,8 +51,10 @@ from towline.protocol.messages import GroupState, LaneState, MemberState, TopicS
 
 if TYPE_CHECKING:
     from towline import aio
+    from towline.client.app import App
 
 __all__ = [
+    "App",
     "BadFrame",
     "BadName",
     "BadRequest",
@@ -80,6 +83,8 @@ __all__ = [
     "Receipt",
     "Receipts",
     "Refused",
+    "Reject",
+    "Retry",
     "RetryPolicy",
     "StoreDamaged",
     "StoreFailed",
@@ -101,4 +106,6 @@ def __getattr__(name: str) -> Any:
     # asyncio takes longer to import than all the rest, and blocking programs do not need it.
     if name == "aio":
         return import_module("towline.aio")
+    if name == "App":
+        return import_module("towline.client.app").App
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

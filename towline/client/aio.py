@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
@@ -64,6 +65,7 @@ def connect(
     ca_file: str | None = None,
     cert_file: str | None = None,
     key_file: str | None = None,
+    spool_dir: str | Path | None = None,
 ) -> _Opening[Client]:
     """Connect to a broker. The parameters are those of `towline.connect`.
 
@@ -72,7 +74,16 @@ def connect(
 
     or, without a block, `mq = await towline.aio.connect(url)` and, in the end, `await mq.close()`."""
     return _Opening(
-        Client(Options(url, token, secret, timeout, Certificates(ssl_context, ca_file, cert_file, key_file)))
+        Client(
+            Options(
+                url,
+                token,
+                secret,
+                timeout,
+                Certificates(ssl_context, ca_file, cert_file, key_file),
+                spool_dir=spool_dir,
+            )
+        )
     )
 
 
@@ -236,6 +247,7 @@ class Client:
         max_in_flight: int | None = None,
         ack_interval: float = 0.1,
         on_lost: Callable[[LostLease], None] | None = None,
+        spool_dir: str | Path | None = None,
     ) -> _Opening[Consumer]:
         """A consumer of a topic: one of a `group` that shares the work, or, without a group, one that sees every
         message itself (its progress is kept under its `name`; without a name it is forgotten when it leaves).
@@ -244,7 +256,8 @@ class Client:
         this call. Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has
         `prefetch` batches coming while one is worked on. Acks and nacks of single messages are told to the broker
         together, after `ack_interval` seconds at the latest. `on_lost` is called when messages were taken away from
-        this consumer."""
+        this consumer. With a `spool_dir` (or one given to `connect`) and a `name`, acks and nacks that cannot be told
+        are kept there until they can, also by the next consumer of this name."""
         options = ConsumerOptions(
             topic,
             group,
@@ -258,8 +271,9 @@ class Client:
             max_in_flight,
             ack_interval,
             on_lost,
+            spool_dir,
         )
-        subscription = options.subscription(self._options.timeout_s)
+        subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
         return _Opening(self._adopt(Consumer(self._new_link(), subscription)))
 
     # Topics and groups

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -41,6 +42,7 @@ def connect(
     ca_file: str | None = None,
     cert_file: str | None = None,
     key_file: str | None = None,
+    spool_dir: str | Path | None = None,
 ) -> Client:
     """Connect to a broker.
 
@@ -53,9 +55,14 @@ def connect(
 
     `token` says who you are and is kept beside each message; `secret` proves it. No operation takes longer than
     `timeout` seconds (besides what it waits for on purpose): until then a broken connection is made again, and the
-    operation goes on; after it, `Unavailable` is raised.
+    operation goes on; after it, `Unavailable` is raised. `spool_dir` is where consumers with a name keep acks that
+    cannot be told.
     """
-    return Client(Options(url, token, secret, timeout, Certificates(ssl_context, ca_file, cert_file, key_file)))
+    return Client(
+        Options(
+            url, token, secret, timeout, Certificates(ssl_context, ca_file, cert_file, key_file), spool_dir=spool_dir
+        )
+    )
 
 
 class Client:
@@ -213,6 +220,7 @@ class Client:
         max_in_flight: int | None = None,
         ack_interval: float = 0.1,
         on_lost: Callable[[LostLease], None] | None = None,
+        spool_dir: str | Path | None = None,
     ) -> Consumer:
         """A consumer of a topic: one of a `group` that shares the work, or, without a group, one that sees every
         message itself (its progress is kept under its `name`; without a name it is forgotten when it leaves).
@@ -221,7 +229,8 @@ class Client:
         this call. Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has
         `prefetch` batches coming while one is worked on. Acks and nacks of single messages are told to the broker
         together, after `ack_interval` seconds at the latest. `on_lost` is called when messages were taken away from
-        this consumer."""
+        this consumer. With a `spool_dir` (or one given to `connect`) and a `name`, acks and nacks that cannot be told
+        are kept there until they can, also by the next consumer of this name."""
         options = ConsumerOptions(
             topic,
             group,
@@ -235,12 +244,15 @@ class Client:
             max_in_flight,
             ack_interval,
             on_lost,
+            spool_dir,
         )
-        subscription, link = options.subscription(self._options.timeout_s), self._new_link()
+        subscription, link = options.subscription(self._options.timeout_s, self._options.spool_dir), self._new_link()
         try:
             return self._adopt(Consumer(link, subscription))
         except BaseException:
             link.close()
+            if subscription.spool is not None:
+                subscription.spool.close()
             raise
 
     # Topics and groups

@@ -6,9 +6,11 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from towline.client.accumulate import BatchLimits
+from towline.client.act_spool import ActSpool
 from towline.client.connection import Connection
 from towline.client.dial import Certificates, Route, make_ssl_context
 from towline.client.outgoing import Sender, as_durability
@@ -34,12 +36,15 @@ class Options:
         secret: str,
         timeout: float,
         certificates: Certificates,
+        *,
+        spool_dir: str | Path | None = None,
     ) -> None:
         if not 0 < timeout <= 86400:
             raise BadRequest(f"timeout={timeout}: give seconds, more than 0 and up to 86,400")
         self.target: Target = parse_url(url)
         self.token = token
         self.timeout_s = timeout
+        self.spool_dir = spool_dir
         self.ssl_context = make_ssl_context(self.target, certificates)
         self._secret = secret
         if len(secret) > 512:
@@ -71,8 +76,15 @@ class ConsumerOptions(NamedTuple):
     max_in_flight: int | None
     ack_interval: float
     on_lost: Callable[[LostLease], None] | None
+    spool_dir: str | Path | None = None
 
-    def subscription(self, timeout_s: float) -> Subscription:
+    def subscription(self, timeout_s: float, spool_dir: str | Path | None = None) -> Subscription:
+        """`spool_dir` is the client's, for consumers that have a name and no folder of their own."""
+        if self.spool_dir is not None and self.name is None:
+            raise BadRequest(
+                f"a consumer of {self.topic} with a spool_dir needs a name, by which its acks are found again"
+            )
+        folder = self.spool_dir or (spool_dir if self.name is not None else None)
         if not 0 <= self.prefetch <= 100:
             raise BadRequest(f"prefetch={self.prefetch}: give a number from 0 to 100")
         if not 0.001 <= self.ack_interval <= 60:
@@ -104,6 +116,7 @@ class ConsumerOptions(NamedTuple):
             idle_timeout_s=self.idle_timeout,
             ack_interval_s=self.ack_interval,
             on_lost=self.on_lost,
+            spool=None if folder is None else ActSpool(folder, self.topic, group, name),
         )
 
 
