@@ -98,9 +98,6 @@ class ActSpool:
 
     # This process
 
-    def has(self, call: Call) -> bool:
-        return call in self._calls
-
     def collect(self, calls: Iterable[Call], leases: Mapping[int, Lease]) -> list[KeptAct]:
         """What these calls would tell, as far as it is not kept yet."""
         kept: list[KeptAct] = []
@@ -118,14 +115,16 @@ class ActSpool:
                     kept.append(KeptAct(act, _nacked(act, leases.get(act.pull))))
         return kept
 
-    def keep(self, acts: list[KeptAct]) -> None:
+    def keep(self, acts: list[KeptAct]) -> bool:
         """Write them to the disk. What has no room is not kept: its messages may come again."""
         try:
             self._file.append(_encode(act) for act in acts)
+            return True
         except QueueFull as error:
             if not self._warned:
                 self._warned = True
                 log.error("%s: acks and nacks are not kept, so their messages may come again: %s", self._label, error)
+            return False
 
     def told(self) -> None:
         """The broker is there: forget what it knows."""

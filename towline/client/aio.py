@@ -208,12 +208,17 @@ class Client:
         block: bool = True,
         durability: Durability | str | None = None,
         compress: bool = False,
+        spool_dir: str | Path | None = None,
+        spool_bytes: int = 256 << 20,
     ) -> Producer:
         """A producer that sends in the background: single sends, batched for you.
 
         A batch is sent when it is full, or `linger_ms` after its first message; while one is on its way, the next one
         fills. What the broker cannot take now (`QueueFull`, `DiskFull`, `Unavailable`) is tried again for up to
-        `delivery_timeout` seconds, in order. A full buffer makes `send` wait, or raise `QueueFull` without `block`."""
+        `delivery_timeout` seconds, in order. A full buffer makes `send` wait, or raise `QueueFull` without `block`.
+
+        With a `spool_dir`, what no broker took by then waits there, up to `spool_bytes`, instead of failing: it is sent
+        in order when one is back, by this producer or the next one with this folder."""
         options = ProducerOptions(
             linger_ms,
             max_batch_messages,
@@ -224,10 +229,13 @@ class Client:
             delivery_timeout,
             durability,
             compress,
+            spool_dir,
+            spool_bytes,
         )
         limits = options.limits(self._max_request_bytes)
-        shipping = options.shipping(self._options.sender(), self._max_request_bytes)
-        return self._adopt(Producer(self._new_link(), shipping, limits, block))
+        link = self._new_link()
+        shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection)
+        return self._adopt(Producer(link, shipping, limits, block))
 
     # Consuming
 

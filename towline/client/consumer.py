@@ -201,8 +201,8 @@ class Consumer:
                 self._link.start(beat)
             self._link.run(self._subscription.start_settles())
             self._link.pump(0.0)
-            self._come_back()
             self._keep(ready=self._link.connection.ready)
+            self._come_back()
             self._subscription.report()
         except TowlineError as error:
             log.warning("%r: %s", self, error)

@@ -13,8 +13,10 @@ from towline.client.accumulate import BatchLimits
 from towline.client.act_spool import ActSpool
 from towline.client.connection import Connection
 from towline.client.dial import Certificates, Route, make_ssl_context
+from towline.client.frame_spool import FrameSpool
 from towline.client.outgoing import Sender, as_durability
 from towline.client.producer import Shipping
+from towline.client.spooled import SpooledShipping
 from towline.client.subscription import Limits, LostLease, Subscription
 from towline.client.url import Target, parse_url
 from towline.errors import BadRequest
@@ -130,6 +132,8 @@ class ProducerOptions(NamedTuple):
     delivery_timeout: float
     durability: Durability | str | None
     compress: bool
+    spool_dir: str | Path | None = None
+    spool_bytes: int = 256 << 20
 
     def limits(self, max_request_bytes: int) -> BatchLimits:
         return BatchLimits(
@@ -142,8 +146,14 @@ class ProducerOptions(NamedTuple):
             self.delivery_timeout,
         ).checked()
 
-    def shipping(self, sender: Sender, max_request_bytes: int) -> Shipping:
-        return Shipping(sender, as_durability(self.durability), self.compress, max_request_bytes - HEAD_BYTES)
+    def shipping(self, make_sender: Callable[[], Sender], max_request_bytes: int, connection: Connection) -> Shipping:
+        durability, max_frame_bytes = as_durability(self.durability), max_request_bytes - HEAD_BYTES
+        if self.spool_dir is None:
+            return Shipping(make_sender(), durability, self.compress, max_frame_bytes)
+        spool = FrameSpool(self.spool_dir, self.spool_bytes)
+        return SpooledShipping(
+            make_sender, durability, self.compress, max_frame_bytes, spool=spool, connection=connection
+        )
 
 
 def _own_name() -> str:

@@ -327,7 +327,7 @@ class Subscription:
         try:
             yield call
         except Unavailable:
-            if self.spool is not None and self.spool.has(call):
+            if self.spool is not None and self.spool.keep(self.unkept(ready=False)):
                 # It is on the local disk, which is as good.
                 return
             raise
