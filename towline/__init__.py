@@ -26,6 +26,7 @@ from towline.client.producer import Producer
 from towline.client.receipts import Receipts
 from towline.client.subscription import LostLease
 from towline.client.transaction import Checker, PreparedTransaction, Transaction
+from towline.client.verdict import Reject, Retry
 from towline.errors import (
     BadFrame,
     BadName,
@@ -52,8 +53,10 @@ from towline.protocol.transactions import Check, TransactionState
 
 if TYPE_CHECKING:
     from towline import aio
+    from towline.client.app import App
 
 __all__ = [
+    "App",
     "BadFrame",
     "BadName",
     "BadRequest",
@@ -85,6 +88,8 @@ __all__ = [
     "Receipt",
     "Receipts",
     "Refused",
+    "Reject",
+    "Retry",
     "RetryPolicy",
     "StoreDamaged",
     "StoreFailed",
@@ -108,4 +113,6 @@ def __getattr__(name: str) -> Any:
     # asyncio takes longer to import than all the rest, and blocking programs do not need it.
     if name == "aio":
         return import_module("towline.aio")
+    if name == "App":
+        return import_module("towline.client.app").App
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

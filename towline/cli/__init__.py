@@ -19,6 +19,7 @@ from towline.cli.groups import group
 from towline.cli.log import log
 from towline.cli.options import Usage
 from towline.cli.output import fail
+from towline.cli.run import run as run_app
 from towline.cli.send import send
 from towline.cli.serve import serve
 from towline.cli.topics import topic
@@ -43,6 +44,7 @@ app = App(
 )
 app.command(send, group=_MESSAGES, sort_key=1)
 app.command(consume, group=_MESSAGES, sort_key=2)
+app.command(run_app, name="run", group=_MESSAGES, sort_key=3)
 for place, commands in enumerate((topic, group, dead, tx)):
     commands.group, commands.sort_key = (_ADMIN,), place
     app.command(commands)

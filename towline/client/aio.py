@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
@@ -76,6 +77,7 @@ def connect(
     ca_file: str | None = None,
     cert_file: str | None = None,
     key_file: str | None = None,
+    spool_dir: str | Path | None = None,
 ) -> _Opening[Client]:
     """Connect to a broker. The parameters are those of `towline.connect`.
 
@@ -84,7 +86,16 @@ def connect(
 
     or, without a block, `mq = await towline.aio.connect(url)` and, in the end, `await mq.close()`."""
     return _Opening(
-        Client(Options(url, token, secret, timeout, Certificates(ssl_context, ca_file, cert_file, key_file)))
+        Client(
+            Options(
+                url,
+                token,
+                secret,
+                timeout,
+                Certificates(ssl_context, ca_file, cert_file, key_file),
+                spool_dir=spool_dir,
+            )
+        )
     )
 
 
@@ -215,12 +226,17 @@ class Client(Transacting):
         block: bool = True,
         durability: Durability | str | None = None,
         compress: bool = False,
+        spool_dir: str | Path | None = None,
+        spool_bytes: int = 256 << 20,
     ) -> Producer:
         """A producer that sends in the background: single sends, batched for you.
 
         A batch is sent when it is full, or `linger_ms` after its first message; while one is on its way, the next one
         fills. What the broker cannot take now (`QueueFull`, `DiskFull`, `Unavailable`) is tried again for up to
-        `delivery_timeout` seconds, in order. A full buffer makes `send` wait, or raise `QueueFull` without `block`."""
+        `delivery_timeout` seconds, in order. A full buffer makes `send` wait, or raise `QueueFull` without `block`.
+
+        With a `spool_dir`, what no broker took by then waits there, up to `spool_bytes`, instead of failing: it is sent
+        in order when one is back, by this producer or the next one with this folder."""
         options = ProducerOptions(
             linger_ms,
             max_batch_messages,
@@ -231,10 +247,13 @@ class Client(Transacting):
             delivery_timeout,
             durability,
             compress,
+            spool_dir,
+            spool_bytes,
         )
         limits = options.limits(self._max_request_bytes)
-        shipping = options.shipping(self._options.sender(), self._max_request_bytes)
-        return self._adopt(Producer(self._new_link(), shipping, limits, block))
+        link = self._new_link()
+        shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection)
+        return self._adopt(Producer(link, shipping, limits, block))
 
     # Consuming
 
@@ -254,6 +273,7 @@ class Client(Transacting):
         max_in_flight: int | None = None,
         ack_interval: float = 0.1,
         on_lost: Callable[[LostLease], None] | None = None,
+        spool_dir: str | Path | None = None,
     ) -> _Opening[Consumer]:
         """A consumer of a topic: one of a `group` that shares the work, or, without a group, one that sees every
         message itself (its progress is kept under its `name`; without a name it is forgotten when it leaves).
@@ -262,7 +282,8 @@ class Client(Transacting):
         this call. Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has
         `prefetch` batches coming while one is worked on. Acks and nacks of single messages are told to the broker
         together, after `ack_interval` seconds at the latest. `on_lost` is called when messages were taken away from
-        this consumer."""
+        this consumer. With a `spool_dir` (or one given to `connect`) and a `name`, acks and nacks that cannot be told
+        are kept there until they can, also by the next consumer of this name."""
         options = ConsumerOptions(
             topic,
             group,
@@ -276,8 +297,9 @@ class Client(Transacting):
             max_in_flight,
             ack_interval,
             on_lost,
+            spool_dir,
         )
-        subscription = options.subscription(self._options.timeout_s)
+        subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
         return _Opening(self._adopt(Consumer(self._new_link(), subscription)))
 
     # Topics and groups

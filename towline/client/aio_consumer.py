@@ -73,8 +73,13 @@ class Consumer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self._link.run(self._subscription.start())
-        self._link.connection.member = self._subscription
+        try:
+            await self._link.run(self._subscription.start())
+            self._link.connection.member = self._subscription
+            await self._link.run(self._subscription.take_up())
+        except BaseException:
+            self._let_go_of_spool()
+            raise
         self._task = asyncio.get_running_loop().create_task(self._tend(), name="towline-heartbeat")
 
     def __repr__(self) -> str:
@@ -166,6 +171,7 @@ class Consumer:
         self._closed = True
         if self._task is None:
             # It was never entered.
+            self._let_go_of_spool()
             await self._link.close()
             return
         self._task.cancel()
@@ -175,9 +181,23 @@ class Consumer:
             await self._link.run(self._subscription.close())
         except TowlineError as error:
             log.warning("%r could not take its leave: %s", self, error)
+            await self._keep(ready=False)
+        else:
+            await self._keep(ready=True)
         finally:
             await self._link.close()
+            self._let_go_of_spool()
             self._subscription.report()
+
+    async def _keep(self, *, ready: bool) -> None:
+        """What cannot be told goes to the local disk, if there is a spool."""
+        unkept = self._subscription.unkept(ready=ready)
+        if unkept and self._subscription.spool is not None:
+            await asyncio.to_thread(self._subscription.spool.keep, unkept)
+
+    def _let_go_of_spool(self) -> None:
+        if self._subscription.spool is not None:
+            self._subscription.spool.close()
 
     def _check(self) -> None:
         if self._closed:
@@ -208,6 +228,7 @@ class Consumer:
                 if beat is not None:
                     await self._link.start(beat)
                 await self._link.run(self._subscription.start_settles())
+                await self._keep(ready=self._link.connection.ready)
                 self._subscription.report()
             except TowlineError as error:
                 log.warning("%r: %s", self, error)

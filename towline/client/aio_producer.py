@@ -40,6 +40,11 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
     def done(self) -> bool:
         return self._parcel.done
 
+    @property
+    def spooled(self) -> bool:
+        """It waits on the local disk for a broker; its receipt has no number."""
+        return self._parcel.spooled
+
     def result(self) -> Receipt:
         """The receipt of a message that is done; or raises what went wrong."""
         if not self._parcel.done:
@@ -143,11 +148,17 @@ class Producer:
         self._closed = True
         try:
             await self.flush(timeout)
+        except Timeout:
+            if not self._shipping.keeps:
+                raise
         finally:
             self._task.cancel()
             await asyncio.wait([self._task])
             await self._link.close()
-            self._end(self._accumulator.fail_all(Closed("the producer was closed before the message was acknowledged")))
+            left = self._accumulator.fail_all(Closed("the producer was closed before the message was acknowledged"))
+            self._shipping.rescue(left)
+            self._end(left)
+            self._shipping.close()
 
     async def _make_room(self) -> None:
         while self._accumulator.is_full and not self._closed:
@@ -169,6 +180,10 @@ class Producer:
                 if call is not None:
                     call.wake = self._stirred.set
                     await self._link.start(call)
+            spooled = self._shipping.next_spooled(time.monotonic())
+            if spooled is not None:
+                spooled.wake = self._stirred.set
+                await self._link.start(spooled)
             await self._sleep()
             now = time.monotonic()
             for parcel in self._accumulator.expired(now):

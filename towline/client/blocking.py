@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
@@ -43,6 +44,7 @@ def connect(
     ca_file: str | None = None,
     cert_file: str | None = None,
     key_file: str | None = None,
+    spool_dir: str | Path | None = None,
 ) -> Client:
     """Connect to a broker.
 
@@ -55,9 +57,14 @@ def connect(
 
     `token` says who you are and is kept beside each message; `secret` proves it. No operation takes longer than
     `timeout` seconds (besides what it waits for on purpose): until then a broken connection is made again, and the
-    operation goes on; after it, `Unavailable` is raised.
+    operation goes on; after it, `Unavailable` is raised. `spool_dir` is where consumers with a name keep acks that
+    cannot be told.
     """
-    return Client(Options(url, token, secret, timeout, Certificates(ssl_context, ca_file, cert_file, key_file)))
+    return Client(
+        Options(
+            url, token, secret, timeout, Certificates(ssl_context, ca_file, cert_file, key_file), spool_dir=spool_dir
+        )
+    )
 
 
 class Client(Transacting):
@@ -182,12 +189,17 @@ class Client(Transacting):
         block: bool = True,
         durability: Durability | str | None = None,
         compress: bool = False,
+        spool_dir: str | Path | None = None,
+        spool_bytes: int = 256 << 20,
     ) -> Producer:
         """A producer that sends in the background: single sends, batched for you.
 
         A batch is sent when it is full, or `linger_ms` after its first message; while one is on its way, the next one
         fills. What the broker cannot take now (`QueueFull`, `DiskFull`, `Unavailable`) is tried again for up to
-        `delivery_timeout` seconds, in order. A full buffer makes `send` wait, or raise `QueueFull` without `block`."""
+        `delivery_timeout` seconds, in order. A full buffer makes `send` wait, or raise `QueueFull` without `block`.
+
+        With a `spool_dir`, what no broker took by then waits there, up to `spool_bytes`, instead of failing: it is sent
+        in order when one is back, by this producer or the next one with this folder."""
         options = ProducerOptions(
             linger_ms,
             max_batch_messages,
@@ -198,10 +210,13 @@ class Client(Transacting):
             delivery_timeout,
             durability,
             compress,
+            spool_dir,
+            spool_bytes,
         )
         limits = options.limits(self._max_request_bytes)
-        shipping = options.shipping(self._options.sender(), self._max_request_bytes)
-        return self._adopt(Producer(self._new_link(), shipping, limits, block))
+        link = self._new_link()
+        shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection)
+        return self._adopt(Producer(link, shipping, limits, block))
 
     # Consuming
 
@@ -221,6 +236,7 @@ class Client(Transacting):
         max_in_flight: int | None = None,
         ack_interval: float = 0.1,
         on_lost: Callable[[LostLease], None] | None = None,
+        spool_dir: str | Path | None = None,
     ) -> Consumer:
         """A consumer of a topic: one of a `group` that shares the work, or, without a group, one that sees every
         message itself (its progress is kept under its `name`; without a name it is forgotten when it leaves).
@@ -229,7 +245,8 @@ class Client(Transacting):
         this call. Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has
         `prefetch` batches coming while one is worked on. Acks and nacks of single messages are told to the broker
         together, after `ack_interval` seconds at the latest. `on_lost` is called when messages were taken away from
-        this consumer."""
+        this consumer. With a `spool_dir` (or one given to `connect`) and a `name`, acks and nacks that cannot be told
+        are kept there until they can, also by the next consumer of this name."""
         options = ConsumerOptions(
             topic,
             group,
@@ -243,12 +260,15 @@ class Client(Transacting):
             max_in_flight,
             ack_interval,
             on_lost,
+            spool_dir,
         )
-        subscription, link = options.subscription(self._options.timeout_s), self._new_link()
+        subscription, link = options.subscription(self._options.timeout_s, self._options.spool_dir), self._new_link()
         try:
             return self._adopt(Consumer(link, subscription))
         except BaseException:
             link.close()
+            if subscription.spool is not None:
+                subscription.spool.close()
             raise
 
     # Topics and groups

@@ -71,6 +71,7 @@ class Consumer:
         self._pulse = Pulse(link, subscription)
         link.run(subscription.start())
         link.connection.member = subscription
+        link.run(subscription.take_up())
         self._heartbeat = Heartbeat(self._tend, f"towline-heartbeat-{subscription.consumer}")
 
     def __repr__(self) -> str:
@@ -166,9 +167,21 @@ class Consumer:
             self._link.run(self._subscription.close())
         except TowlineError as error:
             log.warning("%r could not take its leave: %s", self, error)
+            self._keep(ready=False)
+        else:
+            self._keep(ready=True)
         finally:
             self._link.close()
+            if self._subscription.spool is not None:
+                self._subscription.spool.close()
             self._subscription.report()
+
+    def _keep(self, *, ready: bool) -> None:
+        """What cannot be told goes to the local disk, if there is a spool."""
+        with self._link.lock:
+            unkept = self._subscription.unkept(ready=ready)
+        if unkept and self._subscription.spool is not None:
+            self._subscription.spool.keep(unkept)
 
     def _check(self) -> None:
         if self._closed:
@@ -188,6 +201,7 @@ class Consumer:
                 self._link.start(beat)
             self._link.run(self._subscription.start_settles())
             self._link.pump(0.0)
+            self._keep(ready=self._link.connection.ready)
             self._come_back()
             self._subscription.report()
         except TowlineError as error:

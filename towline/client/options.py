@@ -6,13 +6,17 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from towline.client.accumulate import BatchLimits
+from towline.client.act_spool import ActSpool
 from towline.client.connection import Connection
 from towline.client.dial import Certificates, Route, make_ssl_context
+from towline.client.frame_spool import FrameSpool
 from towline.client.outgoing import Sender, as_durability
 from towline.client.producer import Shipping
+from towline.client.spooled import SpooledShipping
 from towline.client.subscription import Limits, LostLease, Subscription
 from towline.client.url import Target, parse_url
 from towline.errors import BadRequest
@@ -34,12 +38,15 @@ class Options:
         secret: str,
         timeout: float,
         certificates: Certificates,
+        *,
+        spool_dir: str | Path | None = None,
     ) -> None:
         if not 0 < timeout <= 86400:
             raise BadRequest(f"timeout={timeout}: give seconds, more than 0 and up to 86,400")
         self.target: Target = parse_url(url)
         self.token = token
         self.timeout_s = timeout
+        self.spool_dir = spool_dir
         self.ssl_context = make_ssl_context(self.target, certificates)
         self._secret = secret
         if len(secret) > 512:
@@ -71,8 +78,15 @@ class ConsumerOptions(NamedTuple):
     max_in_flight: int | None
     ack_interval: float
     on_lost: Callable[[LostLease], None] | None
+    spool_dir: str | Path | None = None
 
-    def subscription(self, timeout_s: float) -> Subscription:
+    def subscription(self, timeout_s: float, spool_dir: str | Path | None = None) -> Subscription:
+        """`spool_dir` is the client's, for consumers that have a name and no folder of their own."""
+        if self.spool_dir is not None and self.name is None:
+            raise BadRequest(
+                f"a consumer of {self.topic} with a spool_dir needs a name, by which its acks are found again"
+            )
+        folder = self.spool_dir or (spool_dir if self.name is not None else None)
         if not 0 <= self.prefetch <= 100:
             raise BadRequest(f"prefetch={self.prefetch}: give a number from 0 to 100")
         if not 0.001 <= self.ack_interval <= 60:
@@ -104,6 +118,7 @@ class ConsumerOptions(NamedTuple):
             idle_timeout_s=self.idle_timeout,
             ack_interval_s=self.ack_interval,
             on_lost=self.on_lost,
+            spool=None if folder is None else ActSpool(folder, self.topic, group, name),
         )
 
 
@@ -117,6 +132,8 @@ class ProducerOptions(NamedTuple):
     delivery_timeout: float
     durability: Durability | str | None
     compress: bool
+    spool_dir: str | Path | None = None
+    spool_bytes: int = 256 << 20
 
     def limits(self, max_request_bytes: int) -> BatchLimits:
         return BatchLimits(
@@ -129,8 +146,14 @@ class ProducerOptions(NamedTuple):
             self.delivery_timeout,
         ).checked()
 
-    def shipping(self, sender: Sender, max_request_bytes: int) -> Shipping:
-        return Shipping(sender, as_durability(self.durability), self.compress, max_request_bytes - HEAD_BYTES)
+    def shipping(self, make_sender: Callable[[], Sender], max_request_bytes: int, connection: Connection) -> Shipping:
+        durability, max_frame_bytes = as_durability(self.durability), max_request_bytes - HEAD_BYTES
+        if self.spool_dir is None:
+            return Shipping(make_sender(), durability, self.compress, max_frame_bytes)
+        spool = FrameSpool(self.spool_dir, self.spool_bytes)
+        return SpooledShipping(
+            make_sender, durability, self.compress, max_frame_bytes, spool=spool, connection=connection
+        )
 
 
 def _own_name() -> str:

@@ -84,12 +84,16 @@ class Parcel:
         if not self.done and not self.waiter.wait(timeout):
             raise Timeout("the message is not acknowledged yet")
 
+    @property
+    def spooled(self) -> bool:
+        return self.done and self.error is None and self.first < 0
+
     def receipt(self, index: int) -> Receipt:
         if self.error is not None:
             self.looked_at = True
             # A new one each time: an exception that is raised again and again grows with every time.
             raise from_code(self.error.code, str(self.error))
-        return Receipt(self.topic, LANES[self.lane], self.first + index, self.appended_at_us)
+        return Receipt(self.topic, LANES[self.lane], self.first + index if self.first >= 0 else -1, self.appended_at_us)
 
 
 class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
@@ -103,6 +107,11 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     def done(self) -> bool:
         return self._parcel.done
+
+    @property
+    def spooled(self) -> bool:
+        """It waits on the local disk for a broker; its receipt has no number."""
+        return self._parcel.spooled
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Wait, and give the receipt, or raise what went wrong."""

@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -30,7 +30,10 @@ _IDLE_S: Final = 1.0
 
 class Shipping:
     """Parcels to requests, and answers to parcels: what both producers have in common. `add`, `take` and `settle` are
-    called under the driver's lock, where it has one."""
+    called under the driver's lock, where it has one. `spooled` overrides what is said of a spool."""
+
+    keeps = False
+    """What cannot be sent is kept somewhere."""
 
     def __init__(self, sender: Sender, durability: int, compress: bool, max_frame_bytes: int) -> None:
         self._sender = sender
@@ -86,13 +89,32 @@ class Shipping:
             if error is None and not isinstance(answer, Sent):
                 error = ProtocolError(f"a send was answered by {type(answer).__name__}")
             if error is not None:
-                if not accumulator.refused(parcel, error, now):
+                error = self.kept(parcel, error, accumulator, now)
+                if error is None or not accumulator.refused(parcel, error, now):
                     ended.append(parcel)
             else:
                 assert isinstance(answer, Sent)
                 accumulator.sent(parcel, answer.firsts[0], answer.appended_at_us, now)
                 ended.append(parcel)
         return ended
+
+    # A spool
+
+    def kept(
+        self, parcel: Parcel, error: TowlineError, accumulator: Accumulator[Any], now: float
+    ) -> TowlineError | None:
+        """None if the parcel is safe, although it could not be sent; else what is wrong with it."""
+        return error
+
+    def next_spooled(self, now: float) -> Call | None:
+        """The request for a frame that waits in the spool."""
+        return None
+
+    def rescue(self, parcels: Sequence[Parcel]) -> None:
+        """These were given up because the producer is closed."""
+
+    def close(self) -> None:
+        """Let go of the spool."""
 
 
 def raise_unseen(failed: list[Parcel]) -> None:
@@ -197,12 +219,16 @@ class Producer:
             self._closed = True
         try:
             self.flush(timeout)
+        except Timeout:
+            if not self._shipping.keeps:
+                raise
         finally:
             with self._lock:
                 self._stop = True
                 self._ring()
             self._link.close()
             self._thread.join()
+            self._shipping.close()
             self._alarm.close()
             self._bell.close()
 
@@ -239,6 +265,7 @@ class Producer:
         with self._lock:
             self._closed = True
             ended = self._accumulator.fail_all(error)
+            self._shipping.rescue(ended)
             self._conclude(ended)
         for parcel in ended:
             _announce(parcel)
@@ -255,9 +282,18 @@ class Producer:
                     self._link.start(call)
                 except Closed as error:
                     self._shipping.forget(parcel, error)
+        self._empty_spool()
         self._sleep()
         self._settle()
         return True
+
+    def _empty_spool(self) -> None:
+        spooled = self._shipping.next_spooled(time.monotonic())
+        if spooled is not None:
+            try:
+                self._link.start(spooled)
+            except Closed as error:
+                spooled.fail(error)
 
     def _sleep(self) -> None:
         with self._lock:

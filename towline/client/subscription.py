@@ -17,10 +17,11 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
+from towline.client.act_spool import ActSpool, KeptAct
 from towline.client.connection import Call
 from towline.client.lease import ACK, GIVE_BACK, Lease, in_portions, merged
 from towline.client.steps import Flow, Start, Wait
-from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, from_code
+from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, Unavailable, from_code
 from towline.model import GroupConfig
 from towline.protocol import split_attachments
 from towline.protocol.messages import Act, Attach, Attached, Detach, Pull, Pulled, Settle
@@ -88,6 +89,7 @@ class Subscription:
         idle_timeout_s: float | None,
         ack_interval_s: float,
         on_lost: Callable[[LostLease], None] | None,
+        spool: ActSpool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = 0
@@ -100,6 +102,7 @@ class Subscription:
         self.lost_messages = 0
         self.ack_interval_s = ack_interval_s
         self.on_lost = on_lost
+        self.spool = spool
         self._unique = unique
         self._timeout_s = timeout_s
         self._clock = clock
@@ -133,12 +136,15 @@ class Subscription:
     # Coming and going
 
     def attach(self) -> Attach:
-        return Attach(self.topic, self.group, self.consumer, self.config, list(self._leases)[-_MAX_HOLDING:])
+        holding = [*self._leases] if self.spool is None else [*self.spool.pulls(), *self._leases]
+        return Attach(self.topic, self.group, self.consumer, self.config, holding[-_MAX_HOLDING:])
 
     def attached(self, answer: Attached) -> None:
         self.id = answer.subscription
         self.config = answer.config
         held = set(answer.held)
+        if self.spool is not None:
+            self.spool.still_held(held)
         for lease in list(self._leases.values()):
             # One that is settled already may be gone because of just that: the acts on the way will tell.
             if lease.pull not in held and lease.open_count:
@@ -155,6 +161,20 @@ class Subscription:
             raise ProtocolError(f"an attach was answered by {type(answer).__name__}")
         self._fenced = False
         self.attached(answer)
+
+    def take_up(self) -> Flow[None]:
+        """Tell what an earlier consumer of this name could not. The connection knows us by now."""
+        if self.spool is not None:
+            yield from self.spool.tell_left(self)
+
+    def unkept(self, *, ready: bool) -> list[KeptAct]:
+        """What is to be written to the spool, because the connection is not ready to tell it."""
+        if self.spool is None:
+            return []
+        if not ready:
+            return self.spool.collect([*self._settling, *self._pulling], self._leases)
+        self.spool.told()
+        return []
 
     def close(self) -> Flow[None]:
         """Tell what is to be told, give back what nobody has seen, and leave."""
@@ -304,7 +324,13 @@ class Subscription:
         for older in self._older(act) if act.up_to else ():
             older.settle_all(ACK)
         call = self._settle([*acts, act], confirmed=act)
-        yield call
+        try:
+            yield call
+        except Unavailable:
+            if self.spool is not None and self.spool.keep(self.unkept(ready=False)):
+                # It is on the local disk, which is as good.
+                return
+            raise
         for index, code, text in call.answer.refused:
             if index == len(acts):
                 raise from_code(code, text)

@@ -1,0 +1,364 @@
+"""Handlers by decorator, against every kind of broker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import towline
+from tests.client.conftest import ROOT
+from towline import Message, Reject, Retry, RetryPolicy
+from towline.errors import BadRequest
+
+QUICK = RetryPolicy(max_attempts=3, delays_s=(0.01,))
+
+
+async def until(condition: Callable[[], Any], timeout: float = 20.0) -> None:
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def settled(mq: Any, topic: str, group: str = "g") -> Any:
+    """The state of a group that has nothing left to do."""
+    async with asyncio.timeout(20):
+        while (state := await mq.group(topic, group)).lag or state.in_flight:
+            await asyncio.sleep(0.01)
+    return state
+
+
+async def test_sync_and_async_handlers_get_every_message_once(url: str, topic: str) -> None:
+    seen: dict[str, list[bytes]] = {"sync": [], "async": []}
+    threads = set()
+    app = towline.App(url)
+
+    @app.on(topic, group="sync", concurrency=4)
+    def handle(message: Message) -> None:
+        threads.add(threading.current_thread().name)
+        seen["sync"].append(message.body)
+
+    @app.on(topic, group="async", concurrency=4)
+    async def handle_too(message: Message) -> None:
+        await asyncio.sleep(0)
+        seen["async"].append(message.body)
+
+    bodies = [b"%d" % number for number in range(500)]
+    async with towline.aio.connect(url) as mq:
+        await mq.send_many(topic, bodies)
+        async with app:
+            await until(lambda: len(seen["sync"]) >= 500 and len(seen["async"]) >= 500)
+        for kind in ("sync", "async"):
+            assert sorted(seen[kind]) == sorted(bodies)
+            assert (await settled(mq, topic, kind)).dead == 0
+    assert all(name.startswith("towline-") for name in threads)
+
+
+async def test_what_a_handler_raises_decides(url: str, topic: str) -> None:
+    attempts: list[tuple[bytes, int]] = []
+    app = towline.App(url)
+
+    @app.on(topic, group="g", retry=QUICK, concurrency=3)
+    def handle(message: Message) -> None:
+        attempts.append((message.body, message.attempt))
+        if message.body == b"never":
+            raise Reject("no such customer")
+        if message.body == b"later" and message.attempt == 1:
+            raise Retry(delay=0.05)
+        if message.body == b"fails":
+            raise ValueError("wrong number")
+
+    async with towline.aio.connect(url) as mq:
+        await mq.send_many(topic, [b"good", b"never", b"later", b"fails"])
+        async with app:
+            await until(lambda: len(attempts) >= 7)
+            await settled(mq, topic)
+        assert sorted(attempts) == [
+            (b"fails", 1), (b"fails", 2), (b"fails", 3), (b"good", 1), (b"later", 1), (b"later", 2), (b"never", 1),
+        ]  # fmt: skip
+        reasons = {dead.body: dead.reason for dead in await mq.dead_letters(topic, "g")}
+    assert reasons.keys() == {b"never", b"fails"}
+    assert reasons[b"never"] == "no such customer"
+    first, *stack = reasons[b"fails"].splitlines()
+    assert first == "ValueError: wrong number"
+    assert any("test_app.py" in line and "handle" in line for line in stack)
+
+
+async def test_a_batch_is_settled_as_a_whole_or_singly(url: str, topic: str) -> None:
+    sizes: list[int] = []
+    app = towline.App(url)
+
+    @app.on(topic, group="g", batch=10, retry=QUICK)
+    async def handle(messages: list[Message]) -> None:
+        sizes.append(len(messages))
+        for message in messages:
+            if message.body == b"13":
+                message.dead("unlucky")
+        if any(message.body == b"25" and message.attempt == 1 for message in messages):
+            raise RuntimeError("the whole batch again")
+
+    async with towline.aio.connect(url) as mq:
+        await mq.send_many(topic, [b"%d" % number for number in range(30)])
+        async with app:
+            await until(lambda: sum(sizes) >= 40)
+            await settled(mq, topic)
+        (dead,) = await mq.dead_letters(topic, "g")
+    assert (dead.body, dead.reason) == (b"13", "unlucky")
+    assert sum(sizes) == 40
+    assert max(sizes) <= 10
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+async def test_a_call_that_takes_too_long_is_nacked_and_its_late_ack_ignored(
+    topic: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"memory:{topic}"
+    release, ended = threading.Event(), threading.Event()
+    attempts: list[int] = []
+    app = towline.App(url)
+
+    def handle(message: Message) -> None:
+        attempts.append(message.attempt)
+        if message.attempt == 1:
+            # Waits in the operating system, where no exception reaches it.
+            release.wait(20)
+            ended.set()
+
+    async def handle_async(message: Message) -> None:
+        attempts.append(message.attempt)
+        if message.attempt == 1:
+            try:
+                await asyncio.sleep(20)
+            finally:
+                ended.set()
+
+    app.on(topic, group="g", timeout=0.1, retry=QUICK)(handle if kind == "sync" else handle_async)
+    async with towline.aio.connect(url) as mq:
+        sent = await mq.send(topic, b"x")
+        async with app:
+            # One slot only: the second attempt shows that the stuck one was replaced.
+            await until(lambda: attempts == [1, 2])
+            assert app.healthy
+            release.set()
+            await settled(mq, topic)
+            if kind == "async":
+                assert ended.is_set()
+        assert (await mq.group(topic, "g")).dead == 0
+    assert f"took longer than 0.1 s with {sent.id}" in caplog.text
+
+
+async def test_a_busy_thread_is_interrupted(topic: str) -> None:
+    interrupted: list[str] = []
+    app = towline.App(f"memory:{topic}")
+
+    @app.on(topic, group="g", timeout=0.1, retry=QUICK)
+    def handle(message: Message) -> None:
+        if message.attempt == 1:
+            try:
+                while True:
+                    pass
+            except BaseException as error:
+                interrupted.append(type(error).__name__)
+                raise
+
+    async with towline.aio.connect(f"memory:{topic}") as mq:
+        await mq.send(topic, b"x")
+        async with app:
+            await until(lambda: interrupted)
+            await settled(mq, topic)
+            assert app.figures()[f"{topic}/g"]["timed_out"] == 1
+            await until(lambda: not app.figures()[f"{topic}/g"]["stuck"])
+    assert interrupted == ["Interrupted"]
+
+
+async def test_too_many_stuck_threads_stop_the_handler_and_it_recovers(topic: str) -> None:
+    release = threading.Event()
+    calls: list[bytes] = []
+    app = towline.App(f"memory:{topic}")
+
+    @app.on(topic, group="g", timeout=0.05, max_stuck=2, concurrency=2)
+    def handle(message: Message) -> None:
+        calls.append(message.body)
+        if not release.is_set():
+            release.wait(20)
+
+    async with towline.aio.connect(f"memory:{topic}") as mq:
+        await mq.send_many(topic, [b"1", b"2"])
+        async with app:
+            await until(lambda: not app.healthy)
+            (problem,) = app.problems()
+            assert topic in problem
+            await mq.send(topic, b"3")
+            # Another consumer gets what the unhealthy one does not take.
+            async with mq.consumer(topic, group="g") as other:
+                (message,) = await other.pull(wait=10)
+                assert message.body == b"3"
+                message.nack(delay=0.0)
+            assert b"3" not in calls
+            release.set()
+            await until(lambda: b"3" in calls)
+            assert app.healthy
+
+
+async def test_a_slow_handler_does_not_hold_up_another(topic: str) -> None:
+    release = threading.Event()
+    quick: list[bytes] = []
+    app = towline.App(f"memory:{topic}")
+
+    @app.on(f"{topic}-slow", group="g", concurrency=2)
+    def slow(message: Message) -> None:
+        release.wait(20)
+
+    @app.on(f"{topic}-quick", group="g")
+    def handle(message: Message) -> None:
+        quick.append(message.body)
+
+    async with towline.aio.connect(f"memory:{topic}") as mq:
+        await mq.send_many(f"{topic}-slow", [b"x"] * 100)
+        async with app:
+            for number in range(20):
+                await mq.send(f"{topic}-quick", b"%d" % number)
+                await until(lambda number=number: len(quick) == number + 1)  # type: ignore[misc]
+            assert not release.is_set()
+            release.set()
+
+
+async def test_stopping_lets_handlers_end_and_gives_back_the_rest(url: str, topic: str) -> None:
+    begun, release = threading.Event(), threading.Event()
+    done: list[bytes] = []
+    app = towline.App(url)
+
+    @app.on(topic, group="g")
+    def handle(message: Message) -> None:
+        begun.set()
+        release.wait(20)
+        done.append(message.body)
+
+    async with towline.aio.connect(url) as mq:
+        await mq.send_many(topic, [b"%d" % number for number in range(10)])
+        async with app:
+            await until(begun.is_set)
+            app.stop()
+            release.set()
+        assert len(done) == 1
+        async with mq.consumer(topic, group="g") as consumer:
+            left = await consumer.pull(100, wait=10, min_messages=9)
+            assert sorted([*done, *left.bodies()]) == [b"%d" % number for number in range(10)]
+            assert {message.attempt for message in left} == {1}
+            await left.ack()
+
+
+async def test_what_does_not_end_in_time_goes_back(topic: str) -> None:
+    begun, release = threading.Event(), threading.Event()
+    app = towline.App(f"memory:{topic}", stop_timeout=0.1)
+    cancelled: list[bytes] = []
+
+    @app.on(topic, group="sync")
+    def handle(message: Message) -> None:
+        begun.set()
+        release.wait(20)
+
+    @app.on(topic, group="async")
+    async def handle_too(message: Message) -> None:
+        try:
+            await asyncio.sleep(20)
+        finally:
+            cancelled.append(message.body)
+
+    async with towline.aio.connect(f"memory:{topic}") as mq:
+        await mq.send(topic, b"x")
+        async with app:
+            await until(lambda: begun.is_set() and all(one["running"] for one in app.figures().values()))
+        assert cancelled == [b"x"]
+        for group in ("sync", "async"):
+            async with mq.consumer(topic, group=group) as consumer:
+                (message,) = await consumer.pull(wait=10)
+                assert message.attempt == 1
+                message.ack()
+        release.set()
+
+
+async def test_handlers_are_checked() -> None:
+    app = towline.App("memory:")
+    app.on("orders", group="g")(print)
+    for wrong in ({"concurrency": 0}, {"timeout": 0}, {"batch": -3}, {"max_messages": 0}, {"max_stuck": 0}):
+        with pytest.raises(BadRequest):
+            app.on("other", group="g", **wrong)(print)  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="already"):
+        app.on("orders", group="g")(print)
+    with pytest.raises(BadRequest, match="no handlers"):
+        await towline.App("memory:").serve()
+
+
+APP = """
+import sys, towline
+app = towline.App({url!r}, stop_timeout=10)
+
+@app.on("orders", group="billing")
+def bill(message):
+    print("billed", message.body.decode(), flush=True)
+    import time; time.sleep(0.3)
+    print("done", flush=True)
+"""
+
+
+def start_app(folder: Path, url: str) -> subprocess.Popen[str]:
+    (folder / "workers.py").write_text(APP.format(url=url))
+    return subprocess.Popen(
+        [sys.executable, "-m", "towline", "run", "workers:app", "--app-dir", str(folder)],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_towline_run_ends_gracefully_upon_a_signal(
+    serve: Callable[..., Any], tmp_path: Path, number: signal.Signals
+) -> None:
+    broker = serve()
+    url = f"towline://{broker.address}"
+    with start_app(tmp_path, url) as process, towline.connect(url) as mq:
+        mq.send_many("orders", [b"1", b"2"])
+        assert process.stdout is not None
+        assert process.stdout.readline() == "billed 1\n"
+        process.send_signal(number)
+        assert process.stdout.read() == "done\n"
+        assert process.wait(10) == 0
+        state = mq.group("orders", "billing")
+        assert (state.lag, state.in_flight) == (1, 0)
+
+
+def test_an_app_outlives_its_broker(serve: Callable[..., Any], tmp_path: Path) -> None:
+    flags = ("--store", f"file:{tmp_path / 'data'}", "--durability", "os")
+    broker = serve(*flags)
+    seen: list[bytes] = []
+    arrived = threading.Event()
+    app = towline.App(f"towline://{broker.address}")
+
+    @app.on("orders", group="g")
+    def handle(message: Message) -> None:
+        seen.append(message.body)
+        arrived.set()
+
+    thread = threading.Thread(target=app.run)
+    thread.start()
+    for body in (b"before", b"after"):
+        with towline.connect(f"towline://{broker.address}") as mq:
+            mq.send("orders", body)
+        assert arrived.wait(20)
+        arrived.clear()
+        if body == b"before":
+            broker.stop(kill=True)
+            broker = serve(*flags, port=broker.port)
+    app.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert seen[0] == b"before"
+    assert seen[-1] == b"after"

@@ -1,0 +1,227 @@
+"""What a producer cannot send waits on the local disk, on both clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.conftest import ROOT
+from tests.client.either import do, entered
+from tests.client.peer import Peer
+from towline.client.frame_spool import FrameSpool, KeptFrame
+from towline.errors import QueueFull
+from towline.frame import Frame
+from towline.protocol.messages import Send, Sent
+
+
+async def stored(mq: Any, topic: str, count: int, lane: str = "middle") -> list[bytes]:
+    """The bodies of a lane, once there are so many."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                bodies = [message.body for message in await do(mq.browse(topic, lane, max_messages=100_000))]
+            except Exception:
+                bodies = []
+            if len(bodies) >= count:
+                return bodies
+            await asyncio.sleep(0.02)
+
+
+async def emptied(spool: Path) -> None:
+    async with asyncio.timeout(30):
+        while any(path.stat().st_size > 8 for path in spool.glob("*.frames")):
+            await asyncio.sleep(0.01)
+
+
+async def test_what_no_broker_takes_is_sent_in_order_when_one_is_back(
+    connect: Any, serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    flags = ("--store", f"file:{tmp_path / 'data'}", "--durability", "os")
+    broker = serve(*flags)
+    spool = tmp_path / "spool"
+    async with (
+        entered(connect(f"towline://{broker.address}", timeout=60)) as mq,
+        entered(mq.producer(delivery_timeout=0.3, spool_dir=spool)) as producer,
+    ):
+        first = await do(producer.send("orders", b"0"))
+        await do(producer.flush())
+        assert not first.spooled
+        broker.stop(kill=True)
+        for number in range(1, 40):
+            pending = await do(producer.send("orders", b"%d" % number))
+            await do(producer.send("stock", b"%d" % number, priority="high"))
+            if number % 10 == 0:
+                await do(producer.flush())
+                assert pending.spooled
+                assert pending.result().seq == -1
+        await do(producer.flush())
+        await asyncio.to_thread(serve, *flags, port=broker.port)
+        for number in range(40, 60):
+            await do(producer.send("orders", b"%d" % number))
+        assert await stored(mq, "orders", 60) == [b"%d" % number for number in range(60)]
+        assert await stored(mq, "stock", 39, "high") == [b"%d" % number for number in range(1, 40)]
+        await emptied(spool)
+        last = await do(producer.send("orders", b"60"))
+        await do(producer.flush())
+        assert last.result().seq == 60
+    assert not list(spool.iterdir())
+
+
+PRODUCER = """
+import sys, towline
+url, spool = sys.argv[1:]
+with towline.connect(url, timeout=60) as mq:
+    producer = mq.producer(delivery_timeout=0.2, spool_dir=spool)
+    print("connected", flush=True)
+    sys.stdin.readline()
+    for number in range(200):
+        producer.send("orders", b"%d" % number)
+        if number % 20 == 0:
+            producer.flush()
+    producer.flush()
+    print("spooled", flush=True)
+    sys.stdin.readline()
+"""
+
+
+async def test_the_next_process_sends_what_a_killed_one_left(
+    connect: Any, serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    flags = ("--store", f"file:{tmp_path / 'data'}", "--durability", "os")
+    broker = serve(*flags)
+    url, spool = f"towline://{broker.address}", tmp_path / "spool"
+    with subprocess.Popen(
+        [sys.executable, "-c", PRODUCER, url, str(spool)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+        broker.stop(kill=True)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "spooled\n"
+        process.kill()
+    (file,) = spool.iterdir()
+    with file.open("ab") as torn:
+        # As if it had been killed while it wrote.
+        torn.write(b"\x40\0\0\0half")
+    serve(*flags, port=broker.port)
+    async with entered(connect(url)) as mq, entered(mq.producer(spool_dir=spool)) as producer:
+        await do(producer.send("orders", b"200"))
+        await do(producer.flush())
+        assert await stored(mq, "orders", 201) == [b"%d" % number for number in range(201)]
+        await emptied(spool)
+
+
+async def test_a_full_spool_refuses(connect: Any, serve: Callable[..., Any], tmp_path: Path) -> None:
+    broker = serve()
+    async with (
+        entered(connect(f"towline://{broker.address}", timeout=60)) as mq,
+        entered(mq.producer(delivery_timeout=0.2, spool_dir=tmp_path, spool_bytes=2000)) as producer,
+    ):
+        broker.stop(kill=True)
+        kept = await do(producer.send("orders", bytes(1000)))
+        await do(producer.flush())
+        assert kept.spooled
+        await do(producer.send("orders", bytes(1000)))
+        with pytest.raises(QueueFull, match="is full"):
+            await do(producer.flush())
+
+
+async def test_closing_keeps_what_is_not_sent(connect: Any, serve: Callable[..., Any], tmp_path: Path) -> None:
+    broker = serve()
+    async with entered(connect(f"towline://{broker.address}", timeout=60)) as mq:
+        producer = mq.producer(spool_dir=tmp_path)
+        broker.stop(kill=True)
+        pending = [await do(producer.send("orders", b"%d" % number)) for number in range(100)]
+        await do(producer.close(timeout=0.1))
+        assert all(each.spooled for each in pending)
+    spool = FrameSpool(tmp_path, 1 << 20)
+    frame = spool.next()
+    assert frame is not None
+    assert Frame(frame.frame).verify().bodies(0, 100) == [b"%d" % number for number in range(100)]
+    spool.close()
+
+
+async def test_a_frame_that_may_be_stored_already_keeps_its_number(connect: Any, tmp_path: Path) -> None:
+    """The broker took it but did not say so. It comes again under the same id and number; others get a new id."""
+    seen: list[Frame] = []
+
+    def script(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.meet()
+        deaf = peer.accept()
+        deaf.greet()
+        deaf.expect(Send)
+        seen.append(Frame(deaf.attached))
+        deaf.expect(Send)
+        deaf.hang_up()
+        again = peer.accept()
+        again.greet()
+        for number in range(2):
+            again.expect(Send)
+            seen.append(Frame(again.attached))
+            again.answer(Sent([number], 1, number == 0))
+        again.until_gone()
+        visitor.until_gone()
+
+    with Peer(script) as peer:
+        async with (
+            entered(connect(peer.url)) as mq,
+            entered(mq.producer(delivery_timeout=0.2, spool_dir=tmp_path)) as p,
+        ):
+            first = await do(p.send("orders", b"1"))
+            await do(p.flush())
+            assert first.spooled
+            second = await do(p.send("stock", b"2"))
+            await do(p.flush())
+            assert not second.spooled
+            await emptied(tmp_path)
+    one, again, other = seen if seen[1].producer_id == seen[0].producer_id else (seen[0], seen[2], seen[1])
+    assert (one.producer_id, one.producer_seq) == (again.producer_id, again.producer_seq)
+    assert bytes(one.data) == bytes(again.data)
+    assert other.producer_id != one.producer_id
+
+
+def test_a_spool_goes_on_at_its_last_mark(tmp_path: Path) -> None:
+    spool = FrameSpool(tmp_path, 1 << 20)
+    frames = [KeptFrame("orders", 1, -1, b"%d" % number) for number in range(200)]
+    for frame in frames:
+        spool.append(frame)
+    for frame in frames[:150]:
+        assert spool.next() == frame
+        spool.sent(frame)
+    # Killed: nothing is closed in an orderly way.
+    os.close(spool._file._fd)
+    again = FrameSpool(tmp_path, 1 << 20)
+    assert again.next() == frames[128]
+    assert again.lanes == {("orders", 1): 72}
+    # Another producer of the same folder has a file of its own; when it is gone, the next takes over what it left.
+    other = FrameSpool(tmp_path, 1 << 20)
+    other.append(KeptFrame("stock", 0, -1, b"x"))
+    assert other.next() == KeptFrame("stock", 0, -1, b"x")
+    other.close()
+    again.close()
+    third = FrameSpool(tmp_path, 1 << 20)
+    assert third.lanes == {("orders", 1): 72, ("stock", 0): 1}
+    third.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["producer-0.frames"]
+
+
+def test_a_refused_frame_is_put_aside(tmp_path: Path) -> None:
+    spool = FrameSpool(tmp_path, 1 << 20)
+    spool.append(KeptFrame("orders", 1, -1, b"x"))
+    frame = spool.next()
+    assert frame is not None
+    spool.refused(frame)
+    assert spool.next() is None
+    spool.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["producer-0.refused"]

@@ -1,0 +1,142 @@
+"""Shipping with a spool: what no broker takes in time waits on the local disk, and is sent when one is back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from towline.client.accumulate import Accumulator
+from towline.client.backoff import Backoff
+from towline.client.connection import Call, Connection
+from towline.client.frame_spool import FrameSpool, KeptFrame
+from towline.client.outgoing import Sender
+from towline.client.parcel import Parcel
+from towline.client.producer import Shipping
+from towline.errors import Closed, ProtocolError, QueueFull, TooLarge, TowlineError, Unavailable
+from towline.protocol.messages import FrameHead, Send, Sent
+
+__all__ = ["SpooledShipping"]
+
+log = logging.getLogger("towline.client")
+
+
+class SpooledShipping(Shipping):
+    """Frames that may have reached the broker keep their producer id and number, and whoever sends on gets a new id;
+    frames that never left have an id of the spool's own. So the broker, which remembers a window of numbers for each
+    id, can tell of each frame from the spool whether it has it already."""
+
+    keeps = True
+
+    def __init__(
+        self,
+        make_sender: Callable[[], Sender],
+        durability: int,
+        compress: bool,
+        max_frame_bytes: int,
+        *,
+        spool: FrameSpool,
+        connection: Connection,
+    ) -> None:
+        super().__init__(make_sender(), durability, compress, max_frame_bytes)
+        self._make_sender = make_sender
+        self._own_sender = make_sender()
+        self._spool = spool
+        self._connection = connection
+        self._straight: set[Parcel] = set()
+        self._emptying: Call | None = None
+        self._head: KeptFrame | None = None
+        self._emptied: Call | None = None
+        self._backoff = Backoff(0.02, 1.0, eager=False)
+        self._retry_at = 0.0
+
+    @property
+    def busy(self) -> bool:
+        return super().busy or self._emptying is not None
+
+    @property
+    def has_answers(self) -> bool:
+        return super().has_answers or self._emptied is not None
+
+    def pack(self, parcel: Parcel) -> Call | None:
+        if (parcel.topic, parcel.lane) not in self._spool.lanes:
+            return super().pack(parcel)
+        # Others of its lane go first. Where they cannot, it joins them at once instead of waiting in memory.
+        if not self._connection.ready:
+            self._straight.add(parcel)
+        self._answered.append((parcel, Unavailable(f"messages for {parcel.topic} wait for others in the spool")))
+        return None
+
+    def next_spooled(self, now: float) -> Call | None:
+        if self._emptying is not None or now < self._retry_at or not self._spool.lanes:
+            return None
+        self._head = head = self._spool.next()
+        if head is None:
+            return None
+        request = Send([FrameHead(head.topic, head.lane, len(head.frame))], head.durability)
+        self._emptying = Call(request, [head.frame], None, self._on_emptied)
+        return self._emptying
+
+    def _on_emptied(self, call: Call) -> None:
+        self._emptied = call
+
+    def settle(self, accumulator: Accumulator[Any], now: float) -> list[Parcel]:
+        if self._emptied is not None:
+            self._settle_emptied(self._emptied, now)
+        return super().settle(accumulator, now)
+
+    def _settle_emptied(self, call: Call, now: float) -> None:
+        head, error = self._head, call.error
+        self._head = self._emptying = self._emptied = None
+        if head is None or isinstance(error, Closed):
+            return
+        if error is None and not isinstance(call.answer, Sent):
+            error = ProtocolError(f"a send was answered by {type(call.answer).__name__}")
+        if error is None:
+            self._backoff.reset()
+            self._spool.sent(head)
+        elif error.retriable:
+            self._retry_at = now + self._backoff.next_s()
+        else:
+            log.error("topic %s: a frame of the spool is refused, and put aside: %s", head.topic, error)
+            self._spool.refused(head)
+
+    def kept(
+        self, parcel: Parcel, error: TowlineError, accumulator: Accumulator[Any], now: float
+    ) -> TowlineError | None:
+        straight = parcel in self._straight
+        self._straight.discard(parcel)
+        if not isinstance(error, Unavailable | Closed):
+            return error
+        if not straight and now < parcel.deadline and not isinstance(error, Closed):
+            return error
+        try:
+            self._keep(parcel)
+        except TowlineError as full:
+            return full
+        accumulator.sent(parcel, -1, 0, now)
+        return None
+
+    def _keep(self, parcel: Parcel) -> None:
+        if parcel.frame:
+            # Whether the broker has it is not known. Its number must not fall out of the broker's window meanwhile.
+            self._sender = self._make_sender()
+        else:
+            parcel.packed(self._own_sender.frame(parcel.bodies, parcel.keys, parcel.headers, self._compress))
+        if len(parcel.frame) > self._max_frame_bytes:
+            raise TooLarge(f"{parcel.count} messages for {parcel.topic} are over {self._max_frame_bytes} bytes a frame")
+        self._spool.append(KeptFrame(parcel.topic, parcel.lane, self._durability, parcel.frame))
+
+    def rescue(self, parcels: Sequence[Parcel]) -> None:
+        for parcel in parcels:
+            try:
+                self._keep(parcel)
+            except QueueFull as error:
+                log.error("%d messages for %s are lost: %s", parcel.count, parcel.topic, error)
+            except TowlineError as error:
+                parcel.error = error
+            else:
+                parcel.error = None
+
+    def close(self) -> None:
+        self._spool.close()
