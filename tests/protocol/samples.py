@@ -35,6 +35,8 @@ REQUESTS: list[m.Request] = [
     m.Resend("orders", "billing", [3, 4], 100),
     m.Locate("orders", 1, 1_700_000_000_000_004),
     m.Stat(),
+    m.PutTopic(TOPIC, True),
+    m.Template(),
 ]
 
 ANSWERS: list[m.Answer] = [
@@ -51,6 +53,7 @@ ANSWERS: list[m.Answer] = [
     m.Resent(2, 5),
     m.Located(12_345),
     m.Stated({"sent": 5, "name": "towline", "up_s": 1.5}),
+    m.Templated(TOPIC),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

@@ -27,11 +27,13 @@ from towline.protocol.messages import (
     Locate,
     Pull,
     PutGroup,
+    PutTopic,
     Resend,
     Send,
     Settle,
     Stat,
     Stated,
+    Template,
     TopicInfo,
     Topics,
 )
@@ -74,6 +76,8 @@ PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
     Resend.kind: ("administer", _topic),
     Locate.kind: ("look", _topic),
     Stat.kind: ("look", _everything),
+    PutTopic.kind: ("administer", lambda request: ("*" if request.template else request.config.name,)),
+    Template.kind: ("look", _everything),
 }
 """The action that a request is, and the resources it touches. A request without an entry is never carried out."""
 
@@ -85,6 +89,7 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     ListGroups.kind: lambda broker, request: Groups(broker.group_states(request.topic)),
     GroupInfo.kind: lambda broker, request: broker.group_state(request.topic, request.group),
     Stat.kind: lambda broker, request: Stated(broker.figures()),
+    Template.kind: lambda broker, request: broker.template(),
 }
 """Answered at once, without waiting for anything."""
 
@@ -110,5 +115,6 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Browse.kind: lambda broker, request: _with_frames(broker.browse(request)),
     Resend.kind: lambda broker, request: _plain(broker.resend(request)),
     Locate.kind: lambda broker, request: _plain(broker.locate(request)),
+    PutTopic.kind: lambda broker, request: _done(broker.put_topic(request)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""

@@ -20,7 +20,7 @@ from towline.client.outgoing import Body, as_body, as_durability, as_time_us
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
-from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy
+from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
 from towline.protocol.messages import GroupState, TopicState
 
 if TYPE_CHECKING:
@@ -248,6 +248,14 @@ class Client:
     def create_topic(self, name: str, *, retention_s: float | None = None) -> None:
         """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)"""
         self._link.run(flows.create_topic(name, retention_s))
+
+    def put_topic(self, config: TopicConfig, *, template: bool = False) -> None:
+        """Change the settings of a topic, or with `template` those that topics made by the first send take over."""
+        self._link.run(flows.put_topic(config, template=template))
+
+    def template(self) -> TopicConfig:
+        """The settings that a topic takes over when it is made by the first send to it."""
+        return self._link.run(flows.template())
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages, groups and dead letters."""

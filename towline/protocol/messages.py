@@ -45,6 +45,7 @@ __all__ = [
     "Pull",
     "Pulled",
     "PutGroup",
+    "PutTopic",
     "Request",
     "Resend",
     "Resent",
@@ -54,6 +55,8 @@ __all__ = [
     "Settled",
     "Stat",
     "Stated",
+    "Template",
+    "Templated",
     "TopicInfo",
     "TopicState",
     "Topics",
@@ -407,6 +410,26 @@ class Stated(Answer, frozen=True, array_like=True):
 
     kind = 147
     figures: dict[str, Any]
+
+
+class PutTopic(Request, frozen=True, array_like=True):
+    """Change the settings of a topic, or with `template` those that topics made by themselves take over. Answered by
+    `Done`."""
+
+    kind = 50
+    config: TopicConfig
+    template: bool = False
+
+
+class Template(Request, frozen=True, array_like=True):
+    """What are the settings that topics made by themselves take over?"""
+
+    kind = 51
+
+
+class Templated(Answer, frozen=True, array_like=True):
+    kind = 179
+    config: TopicConfig
 
 
 REQUESTS: dict[int, type[Request]] = {cls.kind: cls for cls in Request.__subclasses__()}
