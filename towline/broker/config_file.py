@@ -79,6 +79,11 @@ class ConfigFile(Generic[_T]):
         await self._store.save(self.name, encoded)
         self._good = encoded
 
+    async def settle(self) -> None:
+        """Let go of the content before: nothing has changed for a while, so the `.bak` may say the same."""
+        if self._good:
+            await self._store.save(self.backup, self._good)
+
     def _damaged(self, problem: str, backup_problem: str) -> StoreDamaged:
         return StoreDamaged(
             f"{self.name} in the store's config folder: {problem}. Its predecessor {self.backup}: {backup_problem}. "

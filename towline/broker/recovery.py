@@ -71,6 +71,10 @@ class Snapshots:
         kept = [one for one in dispatchers if not one.group.config.ephemeral and not one.closed]
         positions = {(one.group.config.topic, one.group.config.name): one.position for one in kept}
         changed = positions != self._written
+        if not changed and self._before != self._written:
+            # What only the older snapshot needs must not hold back retention for ever.
+            await self._file.settle()
+            self._before = self._written
         version = self._version.next(self._clock.now_us())
         offsets = _Offsets(version, [snapshot(one.group, one.position) for one in kept]) if changed else None
         remembered = msgspec.msgpack.encode(_ProducersDocument(ends, producers.snapshot()))
