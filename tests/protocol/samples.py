@@ -15,6 +15,9 @@ GROUP_STATE = m.GroupState(
     GROUP, [("high", 5, 25)], 20, 3, 2, 1_700_000_000_000_003, 1, 4, [m.MemberState("c1", "127.0.0.1:5", 3, True, 0.5)]
 )
 
+CURSOR = m.TraceCursor(77, [(4, 2)], [3], "pulled", True)
+STEP = m.TraceStep(1_700_000_000_000_006, "failed", 7, "c1", 2, "no such customer", 1_700_000_000_000_007, 3, True)
+
 REQUESTS: list[m.Request] = [
     m.Hello(1, 2, "appid-340101;sid-p0912", "s3cret", "towline-test 1"),
     m.Beat(),
@@ -37,6 +40,7 @@ REQUESTS: list[m.Request] = [
     m.Stat(),
     m.PutTopic(TOPIC, True),
     m.Template(),
+    m.Trace("orders", "billing", 1, 42, True, CURSOR),
 ]
 
 ANSWERS: list[m.Answer] = [
@@ -54,6 +58,7 @@ ANSWERS: list[m.Answer] = [
     m.Located(12_345),
     m.Stated({"sent": 5, "name": "towline", "up_s": 1.5}),
     m.Templated(TOPIC),
+    m.Traced("FAIL", 2, 1_700_000_000_000_008, [STEP], True, CURSOR),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

@@ -22,6 +22,7 @@ from towline.broker.member import Member
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
 from towline.broker.sending import Outgoing, Sender
 from towline.broker.topic import Topic
+from towline.broker.tracing import trace
 from towline.clock import SYSTEM, Clock
 from towline.delivery import Group, Start
 from towline.errors import BadRequest, Conflict, NotFound, QueueFull, TooLarge, TowlineError, Unavailable
@@ -413,6 +414,9 @@ class Broker:
     async def locate(self, request: wire.Locate) -> wire.Located:
         lane = self._topic(request.topic).lanes[request.lane]
         return wire.Located(min(await self.store.locate(lane.stream, request.time_us), lane.end))
+
+    async def trace(self, request: wire.Trace) -> wire.Traced:
+        return await trace(self._dispatcher(request.topic, request.group), request)
 
     def figures(self) -> dict[str, Any]:
         dispatchers = list(self._dispatchers())

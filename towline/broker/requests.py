@@ -36,6 +36,7 @@ from towline.protocol.messages import (
     Template,
     TopicInfo,
     Topics,
+    Trace,
 )
 
 __all__ = ["LATER", "NOW", "PERMISSIONS", "Buffers"]
@@ -78,6 +79,7 @@ PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
     Stat.kind: ("look", _everything),
     PutTopic.kind: ("administer", lambda request: ("*" if request.template else request.config.name,)),
     Template.kind: ("look", _everything),
+    Trace.kind: ("look", _topic),
 }
 """The action that a request is, and the resources it touches. A request without an entry is never carried out."""
 
@@ -116,5 +118,6 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Resend.kind: lambda broker, request: _plain(broker.resend(request)),
     Locate.kind: lambda broker, request: _plain(broker.locate(request)),
     PutTopic.kind: lambda broker, request: _done(broker.put_topic(request)),
+    Trace.kind: lambda broker, request: _plain(broker.trace(request)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""

@@ -22,6 +22,7 @@ from towline.cli.output import fail
 from towline.cli.send import send
 from towline.cli.serve import serve
 from towline.cli.topics import topic
+from towline.cli.trace import trace
 from towline.cli.version import version, version_text
 from towline.errors import TowlineError
 
@@ -42,6 +43,7 @@ app = App(
 )
 app.command(send, group=_MESSAGES, sort_key=1)
 app.command(consume, group=_MESSAGES, sort_key=2)
+app.command(trace, group=_MESSAGES, sort_key=4)
 for place, commands in enumerate((topic, group, dead)):
     commands.group, commands.sort_key = (_ADMIN,), place
     app.command(commands)

@@ -20,6 +20,7 @@ from towline.client.outgoing import Body, as_body, as_durability, as_time_us
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
+from towline.client.trace import Trace, trace
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
 from towline.protocol.messages import GroupState, TopicState
 
@@ -312,6 +313,11 @@ class Client:
     def locate(self, topic: str, priority: Priority, time: datetime | float) -> int:
         """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
         return self._link.run(flows.locate(topic, priority, as_time_us(time)))
+
+    def trace(self, message_id: str, *, group: str | None = None, whole: bool = False) -> Trace:
+        """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
+        It is told up to the ack; with `whole`, also what came behind it in a group that was set back."""
+        return self._link.run(trace(message_id, group, whole=whole))
 
     def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""

@@ -60,6 +60,10 @@ __all__ = [
     "TopicInfo",
     "TopicState",
     "Topics",
+    "Trace",
+    "TraceCursor",
+    "TraceStep",
+    "Traced",
     "Welcome",
 ]
 
@@ -430,6 +434,61 @@ class Template(Request, frozen=True, array_like=True):
 class Templated(Answer, frozen=True, array_like=True):
     kind = 179
     config: TopicConfig
+
+
+class TraceCursor(msgspec.Struct, frozen=True, array_like=True):
+    """How far a trace has come: the next event, copies of the message sent again as (lane, number), the message's dead
+    letters, its last event, and whether nothing was missing so far."""
+
+    at: _Natural
+    copies: Annotated[list[tuple[Annotated[int, msgspec.Meta(ge=0, le=5)], _Natural]], msgspec.Meta(max_length=_Many)]
+    dead: Annotated[list[_Natural], msgspec.Meta(max_length=_Many)]
+    last: _Name
+    whole: bool
+
+
+class TraceStep(msgspec.Struct, frozen=True, array_like=True):
+    """One event in the life of a message: pulled, acked, failed, gaveup, returned, released, buried, skipped, overrun,
+    resent; or started: the group began behind it."""
+
+    at_us: int
+    what: str
+    pull: int = 0
+    consumer: str = ""
+    attempt: int = 0
+    reason: str = ""
+    due_us: int = 0
+    """When it is tried again, or when the pull is taken away; 0 is none."""
+    dead: int = -1
+    """The number of the dead letter that it became, or that was sent again."""
+    copy: bool = False
+    """It was the copy that was sent again, on the group's own lane."""
+
+
+class Trace(Request, frozen=True, array_like=True):
+    """What became of a message in a group. Asked again with the answer's cursor, as long as there is one. A trace ends
+    with the ack, unless the `whole` pull log is to be read: a group that was set back may have consumed it again."""
+
+    kind = 53
+    topic: _Name
+    group: _Name
+    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    seq: _Natural
+    whole: bool = False
+    cursor: TraceCursor | None = None
+
+
+class Traced(Answer, frozen=True, array_like=True):
+    """`status` is NEW, RUNNING, SUCCESS, FAIL, DEAD, GONE, or BEFORE (the group began behind it), as of now; it counts
+    once there is no cursor. `whole` is false if events are missing because retention dropped them."""
+
+    kind = 181
+    status: str
+    attempt: int
+    due_us: int
+    steps: list[TraceStep]
+    whole: bool
+    cursor: TraceCursor | None = None
 
 
 REQUESTS: dict[int, type[Request]] = {cls.kind: cls for cls in Request.__subclasses__()}
