@@ -40,6 +40,7 @@ REQUESTS: list[m.Request] = [
     m.Stat(),
     m.PutTopic(TOPIC, True),
     m.Template(),
+    m.Find("orders", 1, "order-4423", 17, 1_700_000_000_000_000, 1_700_000_000_000_009, 5, 65536),
     m.Trace("orders", "billing", 1, 42, True, CURSOR),
 ]
 
@@ -58,6 +59,7 @@ ANSWERS: list[m.Answer] = [
     m.Located(12_345),
     m.Stated({"sent": 5, "name": "towline", "up_s": 1.5}),
     m.Templated(TOPIC),
+    m.Found([PART], 37, 40),
     m.Traced("FAIL", 2, 1_700_000_000_000_008, [STEP], True, CURSOR),
     m.Done(),
     m.Failed("conflict", "it exists"),

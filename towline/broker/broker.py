@@ -16,6 +16,7 @@ import msgspec
 from towline.broker.burial import bury, dead_letters, resend
 from towline.broker.catalog import Catalog
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.finding import find
 from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
@@ -414,6 +415,9 @@ class Broker:
     async def locate(self, request: wire.Locate) -> wire.Located:
         lane = self._topic(request.topic).lanes[request.lane]
         return wire.Located(min(await self.store.locate(lane.stream, request.time_us), lane.end))
+
+    async def find(self, request: wire.Find) -> tuple[wire.Found, list[bytes | memoryview]]:
+        return await find(self.store, self._topic(request.topic).lanes[request.lane], request)
 
     async def trace(self, request: wire.Trace) -> wire.Traced:
         return await trace(self._dispatcher(request.topic, request.group), request)

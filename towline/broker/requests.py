@@ -19,6 +19,7 @@ from towline.protocol.messages import (
     DeleteTopic,
     Detach,
     Done,
+    Find,
     GroupInfo,
     Groups,
     Hello,
@@ -79,6 +80,7 @@ PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
     Stat.kind: ("look", _everything),
     PutTopic.kind: ("administer", lambda request: ("*" if request.template else request.config.name,)),
     Template.kind: ("look", _everything),
+    Find.kind: ("look", _topic),
     Trace.kind: ("look", _topic),
 }
 """The action that a request is, and the resources it touches. A request without an entry is never carried out."""
@@ -118,6 +120,7 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Resend.kind: lambda broker, request: _plain(broker.resend(request)),
     Locate.kind: lambda broker, request: _plain(broker.locate(request)),
     PutTopic.kind: lambda broker, request: _done(broker.put_topic(request)),
+    Find.kind: lambda broker, request: _with_frames(broker.find(request)),
     Trace.kind: lambda broker, request: _plain(broker.trace(request)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""

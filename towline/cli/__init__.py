@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Group
 from towline.cli.bench import bench
 from towline.cli.consume import consume
 from towline.cli.dead import dead
+from towline.cli.find import find
 from towline.cli.groups import group
 from towline.cli.log import log
 from towline.cli.options import Usage
@@ -43,6 +44,7 @@ app = App(
 )
 app.command(send, group=_MESSAGES, sort_key=1)
 app.command(consume, group=_MESSAGES, sort_key=2)
+app.command(find, group=_MESSAGES, sort_key=3)
 app.command(trace, group=_MESSAGES, sort_key=4)
 for place, commands in enumerate((topic, group, dead)):
     commands.group, commands.sort_key = (_ADMIN,), place

@@ -11,7 +11,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-from towline.client import flows
+from towline.client import flows, search
 from towline.client.aio_consumer import Batch, Consumer
 from towline.client.aio_link import AioLink
 from towline.client.aio_producer import Pending, Producer
@@ -332,6 +332,24 @@ class Client:
     async def locate(self, topic: str, priority: Priority, time: datetime | float) -> int:
         """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
         return await self._link.run(flows.locate(topic, priority, as_time_us(time)))
+
+    async def message(self, message_id: str) -> Message:
+        """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept."""
+        return await self._link.run(search.message(message_id))
+
+    async def find(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        since: datetime | float | None = None,
+        until: datetime | float | None = None,
+        priority: Priority | None = None,
+        limit: int = 100,
+    ) -> list[Message]:
+        """Messages with exactly this key, sent since one time and before another: the oldest `limit` of them."""
+        found = search.find(topic, key=key, since=since, until=until, priority=priority, limit=limit)
+        return await self._link.run(found)
 
     async def trace(self, message_id: str, *, group: str | None = None, whole: bool = False) -> Trace:
         """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.

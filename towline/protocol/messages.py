@@ -30,6 +30,8 @@ __all__ = [
     "Detach",
     "Done",
     "Failed",
+    "Find",
+    "Found",
     "FrameHead",
     "GroupInfo",
     "GroupState",
@@ -434,6 +436,30 @@ class Template(Request, frozen=True, array_like=True):
 class Templated(Answer, frozen=True, array_like=True):
     kind = 179
     config: TopicConfig
+
+
+class Find(Request, frozen=True, array_like=True):
+    """Messages of a lane from number `first` on: with this key (if one is given), appended at `since_us` or later and
+    before `until_us` (if it is given)."""
+
+    kind = 52
+    topic: _Name
+    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    key: _Text = ""
+    first: _Natural = 0
+    since_us: _Natural = 0
+    until_us: _Natural = 0
+    max_messages: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 100
+    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = 1 << 20
+
+
+class Found(Answer, frozen=True, array_like=True):
+    """If `next` is before `end`, there may be more from there on."""
+
+    kind = 180
+    parts: list[Part]
+    next: int
+    end: int
 
 
 class TraceCursor(msgspec.Struct, frozen=True, array_like=True):
