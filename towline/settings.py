@@ -44,9 +44,10 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     allow_remote: Annotated[
         bool, _help("Listen on other addresses than loopback although no tokens are set: anyone there may do anything.")
     ] = False
-    auto_create: Annotated[bool, _help("Make a topic upon the first send to it, and a group upon its first use.")] = (
-        True
-    )
+    auto_create_topics: Annotated[
+        bool, _help("Make a topic upon the first send to it, with the settings of the template topic.")
+    ] = True
+    auto_create_groups: Annotated[bool, _help("Make a group upon its first use.")] = True
     retention_s: Annotated[
         float, _help("Messages older than this are dropped, consumed or not; 0 keeps them for ever.", ge=0)
     ] = 7 * 86400.0

@@ -365,7 +365,7 @@ def test_topics_and_groups_are_not_made_by_themselves_when_switched_off(world: W
         await bench.broker.put_group(GroupConfig("orders", "billing"))
         assert (await bench.pull(await bench.attach())).bodies == [b"a"]
 
-    world.run(scenario, auto_create=False)
+    world.run(scenario, auto_create_topics=False, auto_create_groups=False)
 
 
 def test_a_group_can_begin_at_the_end_or_at_a_time(world: World) -> None:

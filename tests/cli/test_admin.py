@@ -36,6 +36,21 @@ def test_topics_are_made_listed_shown_and_removed(cli: Cli, mq: towline.Client, 
     assert cli("topic", "info", name, code=1).err.startswith("error: ")
 
 
+def test_a_topic_and_the_template_are_edited(cli: Cli, mq: towline.Client, topic: str) -> None:
+    assert cli("topic", "edit", topic, "--retention", "7d", "-o", "json").line["retention_s"] == 7 * 86400
+    assert mq.topic(topic).config.retention_s == 7 * 86400
+    assert "7d" in cli("topic", "edit", topic).text
+    assert "broker's" in cli("topic", "edit", topic, "--broker-retention").text
+    assert "which" in cli("topic", "edit", code=2).err
+    cli("topic", "edit", "--template", "--retention", "3d")
+    try:
+        mq.send(f"{topic}-auto", b"x")
+        assert mq.topic(f"{topic}-auto").config.retention_s == mq.template().retention_s == 3 * 86400
+        mq.delete_topic(f"{topic}-auto")
+    finally:
+        cli("topic", "edit", "--template", "--broker-retention")
+
+
 def test_a_topic_cannot_be_made_twice(cli: Cli, topic: str) -> None:
     assert cli("topic", "create", topic, code=1).err.startswith("error: ")
 

@@ -21,6 +21,9 @@ TRANSACTION = tx.TransactionState(
     *(15, 1_700_000_000_000_008, 1_700_000_000_000_009, "by hand"),
 )
 
+CURSOR = m.TraceCursor(77, [(4, 2)], [3], "pulled", True)
+STEP = m.TraceStep(1_700_000_000_000_006, "failed", 7, "c1", 2, "no such customer", 1_700_000_000_000_007, 3, True)
+
 REQUESTS: list[m.Request] = [
     m.Hello(1, 2, "appid-340101;sid-p0912", "s3cret", "towline-test 1"),
     m.Beat(),
@@ -46,6 +49,10 @@ REQUESTS: list[m.Request] = [
     tx.AwaitChecks("shop", 20_000),
     tx.ListTransactions("9f31a7", True, 10),
     tx.Resolve("9f31a7", False, "by hand"),
+    m.PutTopic(TOPIC, True),
+    m.Template(),
+    m.Find("orders", 1, "order-4423", 17, 1_700_000_000_000_000, 1_700_000_000_000_009, 5, 65536),
+    m.Trace("orders", "billing", 1, 42, True, CURSOR),
 ]
 
 ANSWERS: list[m.Answer] = [
@@ -66,6 +73,9 @@ ANSWERS: list[m.Answer] = [
     tx.Decided([1000, 1 << 40], 1_700_000_000_000_007, True, [(1, 3, 2, 17, 1_700_000_000_000_004)]),
     tx.Checks([CHECK]),
     tx.Transactions([TRANSACTION], 3),
+    m.Templated(TOPIC),
+    m.Found([PART], 37, 40),
+    m.Traced("FAIL", 2, 1_700_000_000_000_008, [STEP], True, CURSOR),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

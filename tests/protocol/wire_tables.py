@@ -22,13 +22,15 @@ from towline.protocol.envelope import encode_envelope
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-format.md"
 GOLDEN = Path(__file__).with_name("golden-v1.txt")
 
-DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, tx.Resolve}
+DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.PutTopic, tx.Resolve}
 PARTS: list[type[msgspec.Struct]] = [
     m.FrameHead,
     m.Act,
     m.Part,
     m.LaneState,
     m.MemberState,
+    m.TraceCursor,
+    m.TraceStep,
     tx.Check,
     tx.TransactionState,
 ]

@@ -16,12 +16,14 @@ import msgspec
 from towline.broker.burial import bury, dead_letters, resend
 from towline.broker.catalog import Catalog
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.finding import find
 from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
 from towline.broker.sending import Outgoing, Sender
 from towline.broker.topic import Topic
+from towline.broker.tracing import trace
 from towline.broker.transactions import Escrow
 from towline.clock import SECOND_US, SYSTEM, Clock
 from towline.delivery import Dedup, Group, Start
@@ -60,8 +62,8 @@ class Broker:
         self.epoch = 0
         self.closing = False
         self._durability = Durability.parse(settings.durability)
-        self._catalog = Catalog(store)
-        self._snapshots = Snapshots(store)
+        self._catalog = Catalog(store, clock)
+        self._snapshots = Snapshots(store, clock)
         self._topics: dict[str, Topic] = {}
         self._pulls: Iterator[int] = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,8 +123,8 @@ class Broker:
             topic = stream.split("/")[1]
             first, end, _ = self.store.bounds(stream)
             if topic not in self._catalog.topics and first < end:
-                log.warning("topic %s is in the store but not in topics.json: added with default settings", topic)
-                self._catalog.put_topic(TopicConfig(topic, self.clock.now_us()))
+                log.warning("topic %s is in the store but not in topics.json: added from the template", topic)
+                self._catalog.put_topic(self._catalog.from_template(topic))
         for stream in self.store.streams("pull/"):
             _, topic, group = stream.split("/")
             first, end, _ = self.store.bounds(stream)
@@ -224,9 +226,9 @@ class Broker:
         if topic is not None:
             return topic
         check_topic(name)
-        if not self.settings.auto_create:
+        if not self.settings.auto_create_topics:
             raise NotFound(f"there is no topic {name}, and this broker does not make topics by itself: create it first")
-        topic = self._make_topic(TopicConfig(name, self.clock.now_us()))
+        topic = self._make_topic(self._catalog.from_template(name))
         self._start(self._save_catalog())
         return topic
 
@@ -248,7 +250,7 @@ class Broker:
         found = topic.groups.get(request.group) if topic else None
         if found is not None:
             return found
-        if not self.settings.auto_create and not request.group.startswith(PRIVATE):
+        if not self.settings.auto_create_groups and not request.group.startswith(PRIVATE):
             raise NotFound(
                 f"there is no group {request.group} on topic {request.topic}, and this broker does not make groups by "
                 "itself: create it first"
@@ -301,6 +303,19 @@ class Broker:
             raise Conflict(f"topic {config.name} exists already")
         self._make_topic(msgspec.structs.replace(config, created_at_us=self.clock.now_us()))
         await self._catalog.save()
+
+    async def put_topic(self, request: wire.PutTopic) -> None:
+        """Change the settings of a topic, or of the template for topics that are yet to be made by themselves."""
+        if request.template:
+            self._catalog.put_template(request.config)
+        else:
+            topic = self._topic(request.config.name)
+            topic.config = msgspec.structs.replace(request.config, created_at_us=topic.config.created_at_us)
+            self._catalog.put_topic(topic.config)
+        await self._catalog.save()
+
+    def template(self) -> wire.Templated:
+        return wire.Templated(self._catalog.template)
 
     def _make_topic(self, config: TopicConfig) -> Topic:
         if self.closing:
@@ -418,6 +433,12 @@ class Broker:
     async def locate(self, request: wire.Locate) -> wire.Located:
         lane = self._topic(request.topic).lanes[request.lane]
         return wire.Located(min(await self.store.locate(lane.stream, request.time_us), lane.end))
+
+    async def find(self, request: wire.Find) -> tuple[wire.Found, list[bytes | memoryview]]:
+        return await find(self.store, self._topic(request.topic).lanes[request.lane], request)
+
+    async def trace(self, request: wire.Trace) -> wire.Traced:
+        return await trace(self._dispatcher(request.topic, request.group), request)
 
     def figures(self) -> dict[str, Any]:
         dispatchers = list(self._dispatchers())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from towline.errors import StoreDamaged
+from towline.broker.config_file import ConfigFile, DataVersion
+from towline.clock import Clock
 from towline.model import GroupConfig, TopicConfig
 from towline.store import Store
 
@@ -16,36 +17,51 @@ __all__ = ["Catalog"]
 TOPICS: Final = "topics.json"
 GROUPS: Final = "subscriptionGroup.json"
 
-_T = TypeVar("_T")
+TEMPLATE: Final = TopicConfig("template")
+"""What the template says before anyone has changed it. Its name means nothing: it stands apart from the topics."""
 
 
 class _Topics(msgspec.Struct):
-    version: int = 0
+    version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
+    template: TopicConfig = TEMPLATE
     topics: list[TopicConfig] = []
 
 
 class _Groups(msgspec.Struct):
-    version: int = 0
+    version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
     groups: list[GroupConfig] = []
 
 
 class Catalog:
     """What exists. Changes are seen at once; `save` makes them durable, many changes in one write."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._versions = {TOPICS: 0, GROUPS: 0}
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._clock = clock
+        self._topics_file = ConfigFile(store, TOPICS, _Topics)
+        self._groups_file = ConfigFile(store, GROUPS, _Groups)
+        self._versions = {TOPICS: DataVersion(), GROUPS: DataVersion()}
         self._dirty: set[str] = set()
         self._lock = asyncio.Lock()
+        self.template = TEMPLATE
+        """The settings that a topic made upon the first send to it takes over."""
         self.topics: dict[str, TopicConfig] = {}
         self.groups: dict[tuple[str, str], GroupConfig] = {}
 
     async def load(self) -> None:
-        topics = _decode(TOPICS, await self._store.load(TOPICS), _Topics)
-        groups = _decode(GROUPS, await self._store.load(GROUPS), _Groups)
+        topics = await self._topics_file.load() or _Topics()
+        groups = await self._groups_file.load() or _Groups()
         self._versions = {TOPICS: topics.version, GROUPS: groups.version}
+        self.template = topics.template
         self.topics = {config.name: config for config in topics.topics}
         self.groups = {(config.topic, config.name): config for config in groups.groups}
+
+    def from_template(self, name: str) -> TopicConfig:
+        """The settings of a topic that nobody has made on purpose."""
+        return msgspec.structs.replace(self.template, name=name, created_at_us=self._clock.now_us())
+
+    def put_template(self, config: TopicConfig) -> None:
+        self.template = msgspec.structs.replace(config, name=TEMPLATE.name, created_at_us=0)
+        self._dirty.add(TOPICS)
 
     def put_topic(self, config: TopicConfig) -> None:
         self.topics[config.name] = config
@@ -69,25 +85,15 @@ class Catalog:
             dirty, self._dirty = self._dirty, set()
             try:
                 for name in sorted(dirty):
-                    self._versions[name] += 1
-                    await self._store.save(name, self._document(name))
+                    self._versions[name] = self._versions[name].next(self._clock.now_us())
+                    await self._write(name)
             except BaseException:
                 self._dirty |= dirty
                 raise
 
-    def _document(self, name: str) -> bytes:
+    async def _write(self, name: str) -> None:
         if name == TOPICS:
-            document: _Topics | _Groups = _Topics(self._versions[name], list(self.topics.values()))
+            await self._topics_file.save(_Topics(self._versions[name], self.template, list(self.topics.values())))
         else:
             kept = [config for config in self.groups.values() if not config.ephemeral]
-            document = _Groups(self._versions[name], kept)
-        return msgspec.json.format(msgspec.json.encode(document), indent=2)
-
-
-def _decode(name: str, document: bytes | None, kind: type[_T]) -> _T:
-    if document is None:
-        return kind()
-    try:
-        return msgspec.json.decode(document, type=kind)
-    except msgspec.MsgspecError as error:
-        raise StoreDamaged(f"{name} in the store's config folder cannot be read: {error}. Mend or remove it.") from None
+            await self._groups_file.save(_Groups(self._versions[name], kept))

@@ -8,10 +8,13 @@ from typing import Final
 
 import msgspec
 
+from towline.broker.config_file import ConfigFile, DataVersion
 from towline.broker.dispatcher import Dispatcher
+from towline.clock import Clock
 from towline.delivery import Dedup, Group, GroupSnapshot, Producers, decode_event, mend, restore, snapshot
 from towline.delivery.dedup import Seen
 from towline.delivery.producers import ProducersSnapshot
+from towline.errors import StoreDamaged
 from towline.frame import Frame
 from towline.model import Durability, GroupConfig, pull_stream
 from towline.store import Chunk, Store
@@ -27,7 +30,7 @@ READ_COUNT: Final = 100_000
 
 
 class _Offsets(msgspec.Struct):
-    version: int = 0
+    version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
     groups: list[GroupSnapshot] = []
 
 
@@ -42,26 +45,29 @@ class _ProducersDocument(msgspec.Struct, array_like=True):
 class Snapshots:
     """Writes what recovery begins with. A snapshot never speaks of anything that is not durable."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
-        self._version = 0
+        self._clock = clock
+        self._file = ConfigFile(store, OFFSETS, _Offsets, indent=1)
+        self._version = DataVersion()
         self._written: dict[tuple[str, str], int] = {}
+        self._before: dict[tuple[str, str], int] = {}
+        """As of the snapshot before, which the file's `.bak` holds."""
         self._remembered = b""
         self.groups: dict[tuple[str, str], GroupSnapshot] = {}
         """As loaded, by topic and group."""
 
     async def load(self) -> None:
-        document = await self._store.load(OFFSETS)
-        if document is None:
-            return
         try:
-            offsets = msgspec.json.decode(document, type=_Offsets)
-        except msgspec.MsgspecError as error:
-            log.error("%s cannot be read (%s): the pull logs are replayed from their beginning", OFFSETS, error)
+            offsets = await self._file.load()
+        except StoreDamaged as error:
+            log.error("%s. The pull logs are replayed from their beginning instead", error)
+            return
+        if offsets is None:
             return
         self._version = offsets.version
         self.groups = {(one.topic, one.group): one for one in offsets.groups}
-        self._written = {name: one.position for name, one in self.groups.items()}
+        self._written = self._before = {name: one.position for name, one in self.groups.items()}
 
     async def save(
         self, dispatchers: Iterable[Dispatcher], producers: Producers, dedup: Dedup, ends: dict[str, int]
@@ -69,21 +75,27 @@ class Snapshots:
         kept = [one for one in dispatchers if not one.group.config.ephemeral and not one.closed]
         positions = {(one.group.config.topic, one.group.config.name): one.position for one in kept}
         changed = positions != self._written
-        offsets = _Offsets(self._version + 1, [snapshot(one.group, one.position) for one in kept]) if changed else None
+        if not changed and self._before != self._written:
+            # What only the older snapshot needs must not hold back retention for ever.
+            await self._file.settle()
+            self._before = self._written
+        version = self._version.next(self._clock.now_us())
+        offsets = _Offsets(version, [snapshot(one.group, one.position) for one in kept]) if changed else None
         remembered = msgspec.msgpack.encode(_ProducersDocument(ends, producers.snapshot(), dedup.snapshot()))
         if offsets is None and remembered == self._remembered:
             return
         await self._store.append([], Durability.FSYNC).done
         if offsets is not None:
-            await self._store.save(OFFSETS, msgspec.json.format(msgspec.json.encode(offsets), indent=1))
-            self._version += 1
-            self._written = positions
+            await self._file.save(offsets)
+            self._version = version
+            self._before, self._written = self._written, positions
         await self._store.save(PRODUCERS, remembered)
         self._remembered = remembered
 
     def pins(self) -> dict[str, int]:
-        """The events that recovery still needs, by pull log."""
-        return {pull_stream(topic, group): position for (topic, group), position in self._written.items()}
+        """The events that recovery still needs, by pull log: also if it has to begin with the snapshot before the last
+        one, because that is damaged."""
+        return {pull_stream(topic, group): self._before.get((topic, group), 0) for topic, group in self._written}
 
 
 async def recover_group(store: Store, config: GroupConfig, document: GroupSnapshot | None) -> Group:

@@ -20,6 +20,7 @@ from towline.protocol.messages import (
     DeleteTopic,
     Detach,
     Done,
+    Find,
     GroupInfo,
     Groups,
     Hello,
@@ -28,13 +29,16 @@ from towline.protocol.messages import (
     Locate,
     Pull,
     PutGroup,
+    PutTopic,
     Resend,
     Send,
     Settle,
     Stat,
     Stated,
+    Template,
     TopicInfo,
     Topics,
+    Trace,
 )
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
 
@@ -82,6 +86,10 @@ PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
     AwaitChecks.kind: ("send", _nothing),
     ListTransactions.kind: ("look", _everything),
     Resolve.kind: ("administer", _everything),
+    PutTopic.kind: ("administer", lambda request: ("*" if request.template else request.config.name,)),
+    Template.kind: ("look", _everything),
+    Find.kind: ("look", _topic),
+    Trace.kind: ("look", _topic),
 }
 """The action that a request is, and the resources it touches. A request without an entry is never carried out."""
 
@@ -94,6 +102,7 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     GroupInfo.kind: lambda broker, request: broker.group_state(request.topic, request.group),
     Stat.kind: lambda broker, request: Stated(broker.figures()),
     ListTransactions.kind: lambda broker, request: broker.transactions.states(request),
+    Template.kind: lambda broker, request: broker.template(),
 }
 """Answered at once, without waiting for anything."""
 
@@ -120,5 +129,8 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Resend.kind: lambda broker, request: _plain(broker.resend(request)),
     Locate.kind: lambda broker, request: _plain(broker.locate(request)),
     Resolve.kind: lambda broker, request: _done(broker.transactions.resolve(request)),
+    PutTopic.kind: lambda broker, request: _done(broker.put_topic(request)),
+    Find.kind: lambda broker, request: _with_frames(broker.find(request)),
+    Trace.kind: lambda broker, request: _plain(broker.trace(request)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""

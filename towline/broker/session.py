@@ -30,6 +30,7 @@ from towline.protocol.messages import (
     Detach,
     Done,
     Failed,
+    Find,
     Hello,
     Pull,
     Request,
@@ -234,7 +235,7 @@ class Session(Connection):
                 return await self._broker.transactions.decide(request, token=self._token), ()
             case Hello():
                 raise BadRequest("Hello was said already")
-            case Browse() if request.max_bytes > self._settings.max_pending_bytes:
+            case Browse() | Find() if request.max_bytes > self._settings.max_pending_bytes:
                 request = msgspec.structs.replace(request, max_bytes=self._settings.max_pending_bytes)
         return await LATER[request.kind](self._broker, request)
 

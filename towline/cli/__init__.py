@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Group
 from towline.cli.bench import bench
 from towline.cli.consume import consume
 from towline.cli.dead import dead
+from towline.cli.find import find
 from towline.cli.groups import group
 from towline.cli.log import log
 from towline.cli.options import Usage
@@ -23,6 +24,7 @@ from towline.cli.run import run as run_app
 from towline.cli.send import send
 from towline.cli.serve import serve
 from towline.cli.topics import topic
+from towline.cli.trace import trace
 from towline.cli.transactions import tx
 from towline.cli.version import version, version_text
 from towline.errors import TowlineError
@@ -45,6 +47,8 @@ app = App(
 app.command(send, group=_MESSAGES, sort_key=1)
 app.command(consume, group=_MESSAGES, sort_key=2)
 app.command(run_app, name="run", group=_MESSAGES, sort_key=3)
+app.command(find, group=_MESSAGES, sort_key=4)
+app.command(trace, group=_MESSAGES, sort_key=5)
 for place, commands in enumerate((topic, group, dead, tx)):
     commands.group, commands.sort_key = (_ADMIN,), place
     app.command(commands)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from cyclopts import App, Parameter
 
 from towline.cli.confirm import Yes, confirm
-from towline.cli.options import Connection
+from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, size, span, stamp
 from towline.cli.times import Duration
 from towline.protocol.messages import TopicState
@@ -34,11 +35,48 @@ def create(
 ) -> None:
     """Make a topic.
 
-    A broker with auto-create makes a topic upon the first send to it, so this is only needed to choose its settings
-    beforehand. It is an error if the topic exists.
+    A broker with --auto-create-topics makes a topic upon the first send to it, so this is only needed to choose its
+    settings beforehand. It is an error if the topic exists.
     """
     with connection.connect() as client:
         client.create_topic(name, retention_s=retention)
+
+
+@topic.command
+def edit(
+    name: Annotated[str, Parameter(help="The topic's name; none with --template.")] = "",
+    /,
+    *,
+    template: Annotated[
+        bool,
+        Parameter(negative=(), show_default=False, help="Of the template, whose settings new topics take over."),
+    ] = False,
+    retention: Annotated[
+        Duration | None, Parameter(help="How long its messages are kept, for example `7d`; 0 is for ever.")
+    ] = None,
+    broker_retention: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Keep messages for as long as the broker's setting says.")
+    ] = False,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Change the settings of a topic, or of the template for topics that are made by the first send to them.
+
+    What is not given stays as it is; with nothing given the settings are only shown.
+    """
+    if bool(name) == template:
+        raise Usage("say which: the name of a topic, or --template")
+    if retention is not None and broker_retention:
+        raise Usage("give --retention or --broker-retention, not both")
+    with connection.connect() as client:
+        config = client.template() if template else client.topic(name).config
+        if retention is not None or broker_retention:
+            config = msgspec.structs.replace(config, retention_s=retention)
+            client.put_topic(config, template=template)
+    if output == "json":
+        print_json({"topic": None if template else name, "template": template, "retention_s": config.retention_s})
+    else:
+        print_pairs([("topic", "template" if template else name), ("retention", _kept(config.retention_s))])
 
 
 @topic.command
@@ -101,7 +139,10 @@ def rm(name: Name, /, *, yes: Yes = False, connection: Connection = Connection()
 
 
 def _retention(state: TopicState) -> str:
-    kept_s = state.config.retention_s
+    return _kept(state.config.retention_s)
+
+
+def _kept(kept_s: float | None) -> str:
     return "broker's" if kept_s is None else span(kept_s) if kept_s else "for ever"
 
 

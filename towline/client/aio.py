@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-from towline.client import flows
+from towline.client import flows, search
 from towline.client.aio_consumer import Batch, Consumer
 from towline.client.aio_link import AioLink
 from towline.client.aio_producer import Pending, Producer
@@ -23,9 +23,10 @@ from towline.client.options import Certificates, ConsumerOptions, Options, Produ
 from towline.client.outgoing import Body, as_body, as_durability, as_time_us
 from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
+from towline.client.trace import Trace, trace
 from towline.client.undertaking import Senders
 from towline.errors import Closed
-from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy
+from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
 from towline.protocol.messages import GroupState, TopicState
 
 if TYPE_CHECKING:
@@ -308,6 +309,14 @@ class Client(Transacting):
         """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)"""
         await self._link.run(flows.create_topic(name, retention_s))
 
+    async def put_topic(self, config: TopicConfig, *, template: bool = False) -> None:
+        """Change the settings of a topic, or with `template` those that topics made by the first send take over."""
+        await self._link.run(flows.put_topic(config, template=template))
+
+    async def template(self) -> TopicConfig:
+        """The settings that a topic takes over when it is made by the first send to it."""
+        return await self._link.run(flows.template())
+
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages, groups and dead letters."""
         await self._link.run(flows.delete_topic(name))
@@ -363,6 +372,29 @@ class Client(Transacting):
     async def locate(self, topic: str, priority: Priority, time: datetime | float) -> int:
         """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
         return await self._link.run(flows.locate(topic, priority, as_time_us(time)))
+
+    async def message(self, message_id: str) -> Message:
+        """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept."""
+        return await self._link.run(search.message(message_id))
+
+    async def find(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        since: datetime | float | None = None,
+        until: datetime | float | None = None,
+        priority: Priority | None = None,
+        limit: int = 100,
+    ) -> list[Message]:
+        """Messages with exactly this key, sent since one time and before another: the oldest `limit` of them."""
+        found = search.find(topic, key=key, since=since, until=until, priority=priority, limit=limit)
+        return await self._link.run(found)
+
+    async def trace(self, message_id: str, *, group: str | None = None, whole: bool = False) -> Trace:
+        """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
+        It is told up to the ack; with `whole`, also what came behind it in a group that was set back."""
+        return await self._link.run(trace(message_id, group, whole=whole))
 
     async def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from towline.client import flows
+from towline.client import flows, search
 from towline.client.consumer import Consumer
 from towline.client.dial import Route, connect_socket
 from towline.client.link import Link
@@ -21,9 +21,10 @@ from towline.client.outgoing import Body, as_body, as_durability, as_time_us
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
+from towline.client.trace import Trace, trace
 from towline.client.transaction import Checker, Transacting
 from towline.client.undertaking import Senders
-from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy
+from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
 from towline.protocol.messages import GroupState, TopicState
 
 if TYPE_CHECKING:
@@ -277,6 +278,14 @@ class Client(Transacting):
         """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)"""
         self._link.run(flows.create_topic(name, retention_s))
 
+    def put_topic(self, config: TopicConfig, *, template: bool = False) -> None:
+        """Change the settings of a topic, or with `template` those that topics made by the first send take over."""
+        self._link.run(flows.put_topic(config, template=template))
+
+    def template(self) -> TopicConfig:
+        """The settings that a topic takes over when it is made by the first send to it."""
+        return self._link.run(flows.template())
+
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages, groups and dead letters."""
         self._link.run(flows.delete_topic(name))
@@ -332,6 +341,29 @@ class Client(Transacting):
     def locate(self, topic: str, priority: Priority, time: datetime | float) -> int:
         """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
         return self._link.run(flows.locate(topic, priority, as_time_us(time)))
+
+    def message(self, message_id: str) -> Message:
+        """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept."""
+        return self._link.run(search.message(message_id))
+
+    def find(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        since: datetime | float | None = None,
+        until: datetime | float | None = None,
+        priority: Priority | None = None,
+        limit: int = 100,
+    ) -> list[Message]:
+        """Messages with exactly this key, sent since one time and before another: the oldest `limit` of them."""
+        found = search.find(topic, key=key, since=since, until=until, priority=priority, limit=limit)
+        return self._link.run(found)
+
+    def trace(self, message_id: str, *, group: str | None = None, whole: bool = False) -> Trace:
+        """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
+        It is told up to the ack; with `whole`, also what came behind it in a group that was set back."""
+        return self._link.run(trace(message_id, group, whole=whole))
 
     def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""

@@ -42,6 +42,7 @@ from towline.protocol.messages import (
     Locate,
     Located,
     PutGroup,
+    PutTopic,
     Request,
     Resend,
     Resent,
@@ -49,6 +50,8 @@ from towline.protocol.messages import (
     Sent,
     Stat,
     Stated,
+    Template,
+    Templated,
     TopicInfo,
     Topics,
     TopicState,
@@ -66,12 +69,14 @@ __all__ = [
     "locate",
     "ping",
     "put_group",
+    "put_topic",
     "receipt",
     "resend",
     "resolve_transaction",
     "send",
     "send_many",
     "stat",
+    "template",
     "topic",
     "topics",
     "transactions",
@@ -244,6 +249,14 @@ def create_topic(name: str, retention_s: float | None) -> Flow[None]:
         # Asked twice because the connection broke: the first time was carried out.
         if not call.resent:
             raise
+
+
+def put_topic(config: TopicConfig, *, template: bool) -> Flow[None]:
+    yield from _ask(PutTopic(config, template), Done)
+
+
+def template() -> Flow[TopicConfig]:
+    return (yield from _ask(Template(), Templated)).config
 
 
 def delete_topic(name: str) -> Flow[None]:

@@ -30,6 +30,8 @@ __all__ = [
     "Detach",
     "Done",
     "Failed",
+    "Find",
+    "Found",
     "FrameHead",
     "GroupInfo",
     "GroupState",
@@ -45,6 +47,7 @@ __all__ = [
     "Pull",
     "Pulled",
     "PutGroup",
+    "PutTopic",
     "Request",
     "Resend",
     "Resent",
@@ -54,9 +57,15 @@ __all__ = [
     "Settled",
     "Stat",
     "Stated",
+    "Template",
+    "Templated",
     "TopicInfo",
     "TopicState",
     "Topics",
+    "Trace",
+    "TraceCursor",
+    "TraceStep",
+    "Traced",
     "Welcome",
 ]
 
@@ -410,6 +419,105 @@ class Stated(Answer, frozen=True, array_like=True):
 
     kind = 147
     figures: dict[str, Any]
+
+
+class PutTopic(Request, frozen=True, array_like=True):
+    """Change the settings of a topic, or with `template` those that topics made by themselves take over. Answered by
+    `Done`."""
+
+    kind = 50
+    config: TopicConfig
+    template: bool = False
+
+
+class Template(Request, frozen=True, array_like=True):
+    """What are the settings that topics made by themselves take over?"""
+
+    kind = 51
+
+
+class Templated(Answer, frozen=True, array_like=True):
+    kind = 179
+    config: TopicConfig
+
+
+class Find(Request, frozen=True, array_like=True):
+    """Messages of a lane from number `first` on: with this key (if one is given), appended at `since_us` or later and
+    before `until_us` (if it is given)."""
+
+    kind = 52
+    topic: _Name
+    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    key: _Text = ""
+    first: _Natural = 0
+    since_us: _Natural = 0
+    until_us: _Natural = 0
+    max_messages: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 100
+    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)] = 1 << 20
+
+
+class Found(Answer, frozen=True, array_like=True):
+    """If `next` is before `end`, there may be more from there on."""
+
+    kind = 180
+    parts: list[Part]
+    next: int
+    end: int
+
+
+class TraceCursor(msgspec.Struct, frozen=True, array_like=True):
+    """How far a trace has come: the next event, copies of the message sent again as (lane, number), the message's dead
+    letters, its last event, and whether nothing was missing so far."""
+
+    at: _Natural
+    copies: Annotated[list[tuple[Annotated[int, msgspec.Meta(ge=0, le=5)], _Natural]], msgspec.Meta(max_length=_Many)]
+    dead: Annotated[list[_Natural], msgspec.Meta(max_length=_Many)]
+    last: _Name
+    whole: bool
+
+
+class TraceStep(msgspec.Struct, frozen=True, array_like=True):
+    """One event in the life of a message: pulled, acked, failed, gaveup, returned, released, buried, skipped, overrun,
+    resent; or started: the group began behind it."""
+
+    at_us: int
+    what: str
+    pull: int = 0
+    consumer: str = ""
+    attempt: int = 0
+    reason: str = ""
+    due_us: int = 0
+    """When it is tried again, or when the pull is taken away; 0 is none."""
+    dead: int = -1
+    """The number of the dead letter that it became, or that was sent again."""
+    copy: bool = False
+    """It was the copy that was sent again, on the group's own lane."""
+
+
+class Trace(Request, frozen=True, array_like=True):
+    """What became of a message in a group. Asked again with the answer's cursor, as long as there is one. A trace ends
+    with the ack, unless the `whole` pull log is to be read: a group that was set back may have consumed it again."""
+
+    kind = 53
+    topic: _Name
+    group: _Name
+    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    seq: _Natural
+    whole: bool = False
+    cursor: TraceCursor | None = None
+
+
+class Traced(Answer, frozen=True, array_like=True):
+    """`status` is NEW, RUNNING, SUCCESS, FAIL, DEAD, GONE, or BEFORE (the group began behind it), as of now; it counts
+    once there is no cursor. `whole` is false if events are missing because retention dropped them."""
+
+    kind = 181
+    status: str
+    attempt: int
+    due_us: int
+    steps: list[TraceStep]
+    whole: bool
+    cursor: TraceCursor | None = None
 
 
 REQUESTS: dict[int, type[Request]] = {cls.kind: cls for cls in Request.__subclasses__()}

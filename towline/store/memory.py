@@ -17,6 +17,8 @@ import msgspec
 
 from towline.clock import SYSTEM, Clock
 from towline.errors import Closed, QueueFull, TooLarge
+from towline.frame import Frame
+from towline.frame.search import find_key
 from towline.model import Durability
 from towline.store.spi import Append, Appended, Bounds, Chunk, Read, Trimmed
 
@@ -153,13 +155,19 @@ class MemoryStore:
         found = self._streams.get(stream)
         return Bounds(0, 0, 0) if found is None else Bounds(found.first, found.end, found.size_bytes)
 
-    async def locate(self, stream: str, time_us: int) -> int:
+    async def locate(self, stream: str, time_us: int, first: int = 0, key: bytes = b"") -> int:
         self._check_open()
         found = self._streams.get(stream)
         if found is None:
             return 0
         index = bisect_left(found.kept, time_us, key=attrgetter("chunk.appended_at_us"))
-        return max(found.kept[index].chunk.first, found.first) if index < len(found.kept) else found.end
+        at = max(found.kept[index].chunk.first, found.first) if index < len(found.kept) else found.end
+        at = min(max(at, first), found.end)
+        if not key or at == found.end:
+            return at
+        kept = found.kept[_at(found, at) :]
+        keyed = await asyncio.to_thread(_find_key, kept, at, key)
+        return found.end if keyed is None else max(keyed, found.first)
 
     def streams(self, prefix: str = "") -> list[str]:
         self._check_open()
@@ -238,3 +246,13 @@ def _at(stream: _Stream, seq: int) -> int:
     if seq >= stream.end:
         return len(stream.kept)
     return bisect_right(stream.kept, seq, key=attrgetter("chunk.first")) - 1
+
+
+def _find_key(kept: Sequence[_Kept], first: int, key: bytes) -> int | None:
+    """In a thread: the first record from `first` on that has this key."""
+    for one in kept:
+        chunk = one.chunk
+        index = find_key(Frame(chunk.frame), key, max(first - chunk.first + chunk.start, chunk.start))
+        if index is not None:
+            return chunk.first + index - chunk.start
+    return None

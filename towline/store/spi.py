@@ -110,8 +110,10 @@ class Store(Protocol):
         """The readable records of a stream; (0, 0, 0) for one that has never been appended to. Never goes back, also
         not through a restart, and not when all its records were trimmed."""
 
-    async def locate(self, stream: str, time_us: int) -> int:
-        """The first record of the stream whose frame was appended at `time_us` or later; the end if there is none."""
+    async def locate(self, stream: str, time_us: int, first: int = 0, key: bytes = b"") -> int:
+        """The first record of the stream from `first` on whose frame was appended at `time_us` or later and that has,
+        if one is given, this key; the end if there is none. A search by key never holds up the event loop, and is much
+        faster than reading the stream; damaged frames are passed over."""
 
     def streams(self, prefix: str = "") -> list[str]:
         """The names of all streams that begin with `prefix`, sorted; those with no record left as well."""

@@ -27,7 +27,7 @@ __all__ = [
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
-_FILE = re.compile(r"(\d{20})\.(log|idx)")
+_FILE = re.compile(r"(\d{20})\.(log|idx|key)")
 
 
 class Segment:
@@ -75,7 +75,7 @@ def list_folder(folder: Path) -> tuple[list[int], list[int], list[str]]:
         match = _FILE.fullmatch(name)
         if match is None:
             foreign.append(name)
-        else:
+        elif match[2] != "key":
             (logs if match[2] == "log" else indexes).append(int(match[1]))
     return logs, indexes, foreign
 

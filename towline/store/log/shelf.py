@@ -14,6 +14,7 @@ from towline.errors import StoreFailed
 from towline.store.log.catalogue import Catalogue
 from towline.store.log.disk import DiskIo
 from towline.store.log.index import IndexCache, Run
+from towline.store.log.keys import key_path
 from towline.store.log.recovery import read_segment
 from towline.store.log.segment import Sealed, Segment, SegmentFiles, index_path, log_path
 from towline.store.log.settings import LogSettings
@@ -89,9 +90,12 @@ class Shelf:
         """The newest index stays even without its segment: it alone knows the numbering of streams with no record."""
         if self.sealed:
             oldest = self.sealed[0].number
-            names = [name for name in os.listdir(self._folder) if name.endswith(".idx") and name[:-4].isdigit()]
+            names = [
+                name for name in os.listdir(self._folder) if name.endswith((".idx", ".key")) and name[:-4].isdigit()
+            ]
             return [self._folder / name for name in names if int(name[:-4]) < oldest]
-        return [self._index_path(segment.number) for segment in gone[:-1]]
+        keys = [key_path(self._folder, segment.number) for segment in gone]
+        return [*(self._index_path(segment.number) for segment in gone[:-1]), *keys]
 
     def _raise_bounds(self, segment: int) -> None:
         """All records in segments before this one are gone."""

@@ -15,12 +15,13 @@ from towline.store.log.catalogue import Stream, first_at
 from towline.store.log.disk import REAL, DiskIo
 from towline.store.log.documents import Documents
 from towline.store.log.folder import prepare_folder, sweep
-from towline.store.log.index import ENTRY, pack_entry
+from towline.store.log.index import ENTRY, Run, pack_entry
 from towline.store.log.lock import FolderLock
 from towline.store.log.reading import StreamReader
 from towline.store.log.recovery import Recovered, recover
 from towline.store.log.retention import what_may_go
 from towline.store.log.sealer import Sealer
+from towline.store.log.searching import KeyBuilder, KeySearch
 from towline.store.log.segment import NO_ROOM, Segment, create_segment
 from towline.store.log.settings import LogSettings
 from towline.store.log.shelf import Shelf
@@ -118,6 +119,10 @@ class LogStore:
         )
         self._shelf.files.adopt(active)
         self._reader = StreamReader(self._shelf.files, self._shelf.entries, self._io, self.stats, self._readers)
+        self._keys = KeyBuilder(self._folder, REAL)
+        self._search = KeySearch(
+            self._shelf.files, self._shelf.entries, self._io, executor=self._readers, builder=self._keys
+        )
         self._last_at_us = recovered.last_at_us
         self._publishing = active
         self._sealer = Sealer(
@@ -125,7 +130,7 @@ class LogStore:
             folder=self._folder,
             io=self._io,
             known=recovered.known,
-            on_sealed=self._shelf.add,
+            on_sealed=self._note_sealed,
             on_failed=self._note_failed,
         )
         self._tail = Tail(
@@ -224,6 +229,10 @@ class LogStore:
     def _note_failed(self, error: OSError, place: str) -> None:
         self._writer.poison(error, place)
 
+    def _note_sealed(self, segment: Segment, runs: list[Run]) -> None:
+        self._shelf.add(segment, runs)
+        self._keys.build_soon(segment.number)
+
     def _note_roll(self) -> None:
         self._shelf.files.adopt(self._tail.active)
 
@@ -245,11 +254,18 @@ class LogStore:
     def streams(self, prefix: str = "") -> list[str]:
         return self._streams.names(prefix)
 
-    async def locate(self, stream: str, time_us: int) -> int:
+    async def locate(self, stream: str, time_us: int, first: int = 0, key: bytes = b"") -> int:
         self._check_open()
         found = self._streams.get(stream)
         if found is None:
             return 0
+        at = max(first, self._first_at(found, time_us))
+        if key and at < found.end:
+            keyed = await self._search.find(found, at, key)
+            at = found.end if keyed is None else max(keyed, found.first)
+        return min(at, found.end)
+
+    def _first_at(self, found: Stream, time_us: int) -> int:
         # Time never runs backwards in a store, so whole segments can be passed over.
         for entries in found.runs_since(self._shelf.first_since(time_us), self._shelf.entries):
             index = first_at(entries, time_us)
@@ -352,6 +368,7 @@ class LogStore:
 
     def _let_go(self) -> None:
         """End all threads and leave the last segment as short as it is; in a thread, because it waits."""
+        self._keys.close()
         self._writer.stop()
         self._clerk.shutdown(wait=True)
         self._tail.close()

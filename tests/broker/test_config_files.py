@@ -1,0 +1,184 @@
+"""The files in `config/`: readable, versioned, with a predecessor to fall back to; and the template for new topics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broker.conftest import ACK, Bench, World
+from towline.errors import NotFound, StoreDamaged
+from towline.frame import encode
+from towline.model import GroupConfig, TopicConfig
+from towline.protocol.messages import PutTopic
+
+
+def config(disk: World, name: str) -> Path:
+    return Path(disk.store_url.removeprefix("file:")) / "config" / name
+
+
+def document(disk: World, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(config(disk, name).read_text())
+    return found
+
+
+async def make(disk: World, *topics: str) -> None:
+    async with disk.open() as bench:
+        for topic in topics:
+            await bench.send(topic, b"one", b"two")
+            await bench.broker.put_group(GroupConfig(topic, "billing"))
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def test_every_write_counts_in_the_data_version_and_keeps_the_file_before_it(disk: World) -> None:
+    asyncio.run(make(disk, "orders"))
+    before = document(disk, "topics.json")
+    asyncio.run(make(disk, "stock"))
+    after = document(disk, "topics.json")
+    assert after["dataVersion"]["counter"] == before["dataVersion"]["counter"] + 1
+    assert after["dataVersion"]["timestamp"] > 1_500_000_000_000
+    assert document(disk, "topics.json.bak") == before
+    assert [topic["name"] for topic in after["topics"]] == ["orders", "stock"]
+    assert "\n  " in config(disk, "topics.json").read_text()
+    assert document(disk, "subscriptionGroup.json")["groups"][0]["name"] == "billing"
+
+
+@pytest.mark.parametrize("name", ["topics.json", "subscriptionGroup.json", "consumerOffset.json"])
+def test_a_damaged_file_falls_back_to_its_predecessor_and_says_so(
+    disk: World, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        await make(disk, "orders")
+        await make(disk, "orders", "stock")
+        damage(config(disk, name))
+        async with disk.open() as bench:
+            # What the older file does not know is found in the streams.
+            assert [state.config.name for state in bench.broker.topic_states()] == ["orders", "stock"]
+            member = await bench.attach()
+            assert (await bench.pull(member)).bodies == [b"one", b"two"] * 2
+
+    with caplog.at_level(logging.ERROR, "towline.broker"):
+        asyncio.run(main())
+    said = [record.getMessage() for record in caplog.records if f"{name}.bak" in record.getMessage()]
+    assert len(said) == 1
+    assert f"config file {name} is not used: it cannot be read: " in said[0]
+
+
+def test_a_missing_file_falls_back_to_its_predecessor_too(disk: World) -> None:
+    async def main() -> None:
+        await make(disk, "orders")
+        async with disk.open() as bench:
+            await bench.broker.put_topic(PutTopic(TopicConfig("orders", retention_s=60.0)))
+            await bench.broker.put_topic(PutTopic(TopicConfig("orders", retention_s=90.0)))
+        config(disk, "topics.json").unlink()
+        async with disk.open() as bench:
+            assert bench.broker.topic_state("orders").config.retention_s == 60.0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["topics.json", "subscriptionGroup.json"])
+def test_if_both_are_damaged_the_error_names_both_and_says_what_to_do(disk: World, name: str) -> None:
+    async def main() -> None:
+        await make(disk, "orders")
+        await make(disk, "orders", "stock")
+        damage(config(disk, name))
+        damage(config(disk, f"{name}.bak"))
+        with pytest.raises(StoreDamaged, match=rf"{name} .* {name}\.bak: .*Mend one of them.*remove both"):
+            async with disk.open():
+                pass
+
+    asyncio.run(main())
+
+
+def test_if_both_offset_files_are_damaged_the_pull_logs_are_replayed(
+    disk: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", b"one", b"two")
+            member = await bench.attach()
+            await bench.act(member, ACK, await bench.pull(member, 1))
+            await bench.broker.maintain()
+            await bench.act(member, ACK, await bench.pull(member, 1))
+        damage(config(disk, "consumerOffset.json"))
+        damage(config(disk, "consumerOffset.json.bak"))
+        async with disk.open() as bench:
+            assert bench.broker.group_state("orders", "billing").lag == 0
+
+    asyncio.run(main())
+    assert "consumerOffset.json.bak" in caplog.text
+    assert "replayed" in caplog.text
+
+
+def test_events_behind_the_predecessor_of_the_last_snapshot_are_kept(disk: World) -> None:
+    """Otherwise falling back to it would be of no use."""
+
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", *(b"%d" % n for n in range(10)))
+            member = await bench.attach()
+            for _ in range(5):
+                await bench.act(member, ACK, await bench.pull(member, 2))
+                await bench.broker.maintain()
+        damage(config(disk, "consumerOffset.json"))
+        async with disk.open() as bench:
+            assert bench.broker.group_state("orders", "billing").lag == 0
+
+    asyncio.run(main())
+
+
+# --- the template
+
+
+def test_a_topic_made_by_the_first_send_takes_over_the_template(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.broker.put_topic(PutTopic(TopicConfig("any", retention_s=77.0), True))
+        await bench.send("orders", b"x")
+        assert bench.broker.topic_state("orders").config.retention_s == 77.0
+        assert bench.broker.topic_state("orders").config.created_at_us > 0
+        await bench.broker.create_topic(TopicConfig("made"))
+        assert bench.broker.topic_state("made").config.retention_s is None
+        assert bench.broker.template().config.retention_s == 77.0
+        assert [state.config.name for state in bench.broker.topic_states()] == ["made", "orders"]
+
+    world.run(scenario)
+
+
+def test_template_and_edited_topics_survive_a_restart(disk: World) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.broker.put_topic(PutTopic(TopicConfig("any", retention_s=77.0), True))
+            await bench.send("orders", b"x")
+            created_at_us = bench.broker.topic_state("orders").config.created_at_us
+            await bench.broker.put_topic(PutTopic(TopicConfig("orders", retention_s=5.0)))
+        async with disk.open() as bench:
+            assert bench.broker.topic_state("orders").config == TopicConfig("orders", created_at_us, 5.0)
+            assert bench.broker.template().config.retention_s == 77.0
+            with pytest.raises(NotFound):
+                await bench.broker.put_topic(PutTopic(TopicConfig("none")))
+
+    asyncio.run(main())
+
+
+def test_topics_and_groups_are_switched_separately(world: World) -> None:
+    async def no_topics(bench: Bench) -> None:
+        with pytest.raises(NotFound, match="orders"):
+            bench.broker.send([("orders", 1, encode([b"a"]))])
+        await bench.broker.create_topic(TopicConfig("orders"))
+        await bench.attach()
+
+    async def no_groups(bench: Bench) -> None:
+        await bench.send("stock", b"a")
+        with pytest.raises(NotFound, match="billing"):
+            await bench.attach("stock")
+
+    world.run(no_topics, auto_create_topics=False)
+    world.run(no_groups, auto_create_groups=False)

@@ -1,0 +1,83 @@
+"""The `.key` files of sealed segments: made in the background, and never needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.store.log_support import SEGMENT_BYTES, FastIo, on_loop
+from towline.frame import encode
+from towline.model import Durability
+from towline.store import Append
+from towline.store.log import LogSettings, LogStore
+from towline.store.log.searching import KeySearch
+
+
+async def filled(path: Path, frames: int = 300) -> LogStore:
+    """Several segments: stream `s` with a key in every frame, stream `t` without any."""
+    store = await LogStore.open(path, LogSettings(segment_bytes=SEGMENT_BYTES, min_free_bytes=0), io=FastIo())
+    for n in range(frames):
+        keyed = encode([bytes(500), bytes(500)], keys=[f"key-{n}", None])
+        plain = encode([bytes(100)])
+        await store.append([Append("s", keyed, 2), Append("t", plain, 1)], Durability.OS).done
+    await store._sealer.drain()
+    await store.append([], Durability.OS).done
+    await store._keys.drain()
+    return store
+
+
+def key_files(path: Path) -> list[Path]:
+    return sorted((path / "log").glob("*.key"))
+
+
+@on_loop
+async def test_sealed_segments_get_their_keys_and_are_searched_by_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await filled(tmp_path)
+    assert len(key_files(tmp_path)) == len(list((tmp_path / "log").glob("*.idx"))) > 3
+    scanned = []
+    scan = KeySearch._scan
+
+    def counting(self: KeySearch, place: object, first: int, key: bytes) -> int | None:
+        scanned.append(place)
+        return scan(self, place, first, key)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(KeySearch, "_scan", counting)
+    assert await store.locate("s", 0, 0, b"key-3") == 6
+    assert scanned == []
+    for n in (0, 100, 299):
+        assert await store.locate("s", 0, 0, b"key-%d" % n) == 2 * n
+    assert await store.locate("s", 0, 0, b"key-300") == 600
+    assert await store.locate("t", 0, 0, b"key-3") == 300
+    assert len(scanned) == 3, "only the segment that is being written has no hashes"
+    await store.close()
+
+
+@on_loop
+async def test_damaged_and_missing_key_files_are_searched_around_and_made_anew(tmp_path: Path) -> None:
+    await (await filled(tmp_path)).close()
+    files = key_files(tmp_path)
+    files[0].unlink()
+    raw = bytearray(files[1].read_bytes())
+    raw[-2] ^= 1
+    files[1].write_bytes(raw)
+    files[2].write_bytes(files[2].read_bytes()[:5])
+    store = await LogStore.open(tmp_path, LogSettings(segment_bytes=SEGMENT_BYTES), io=FastIo())
+    for n in range(0, 300, 7):
+        assert await store.locate("s", 0, 0, b"key-%d" % n) == 2 * n
+    await store._keys.drain()
+    assert files[0].exists()
+    await store.close()
+
+
+@on_loop
+async def test_key_files_go_with_their_segments(tmp_path: Path) -> None:
+    store = await filled(tmp_path)
+    before = len(key_files(tmp_path))
+    await store.retain(0, 2 * SEGMENT_BYTES, {})
+    assert 0 < len(key_files(tmp_path)) < before
+    assert await store.locate("s", 0, 0, b"key-3") == 600
+    assert await store.locate("s", 0, 0, b"key-299") == 598
+    await store.close()

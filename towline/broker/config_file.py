@@ -1,0 +1,91 @@
+"""One JSON file of the store's `config/`: readable, versioned, replaced whole; the one before it is kept as `.bak`.
+
+The `.bak` is written first, from content that is known to be good, so that at every moment one of the two can be read.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Generic, TypeVar
+
+import msgspec
+
+from towline.errors import StoreDamaged
+from towline.store import Store
+
+__all__ = ["ConfigFile", "DataVersion"]
+
+log = logging.getLogger("towline.broker")
+
+
+class DataVersion(msgspec.Struct, frozen=True):
+    """Counts the writes of a file, and says when the last one was (milliseconds since 1970)."""
+
+    counter: int = 0
+    timestamp: int = 0
+
+    def next(self, now_us: int) -> DataVersion:
+        return DataVersion(self.counter + 1, now_us // 1000)
+
+
+_T = TypeVar("_T")
+
+
+class ConfigFile(Generic[_T]):
+    """Reads and writes one document of the type `kind`."""
+
+    def __init__(self, store: Store, name: str, kind: type[_T], *, indent: int = 2) -> None:
+        self.name = name
+        self.backup = f"{name}.bak"
+        self._store = store
+        self._kind = kind
+        self._indent = indent
+        self._good = b""
+        """What is in the file, if it is whole: the next `.bak`."""
+
+    async def load(self) -> _T | None:
+        """The document; from its `.bak` if the file is damaged or missing, which is said loudly. None if there is
+        neither. Raises `StoreDamaged` if neither can be read."""
+        document = await self._store.load(self.name)
+        problem = "it is missing"
+        if document is not None:
+            try:
+                found = msgspec.json.decode(document, type=self._kind)
+            except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+                problem = f"it cannot be read: {error}"
+            else:
+                self._good = document
+                return found
+        older = await self._store.load(self.backup)
+        if older is None:
+            if document is None:
+                return None
+            raise self._damaged(problem, "it is missing")
+        try:
+            found = msgspec.json.decode(older, type=self._kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+            raise self._damaged(problem, f"it cannot be read: {error}") from None
+        log.error(
+            "config file %s is not used: %s. Its predecessor %s is used instead: the last changes may be missing",
+            self.name, problem, self.backup,
+        )  # fmt: skip
+        self._good = older
+        return found
+
+    async def save(self, document: _T) -> None:
+        encoded = msgspec.json.format(msgspec.json.encode(document), indent=self._indent) + b"\n"
+        if self._good:
+            await self._store.save(self.backup, self._good)
+        await self._store.save(self.name, encoded)
+        self._good = encoded
+
+    async def settle(self) -> None:
+        """Let go of the content before: nothing has changed for a while, so the `.bak` may say the same."""
+        if self._good:
+            await self._store.save(self.backup, self._good)
+
+    def _damaged(self, problem: str, backup_problem: str) -> StoreDamaged:
+        return StoreDamaged(
+            f"{self.name} in the store's config folder: {problem}. Its predecessor {self.backup}: {backup_problem}. "
+            "Mend one of them, or bring one back from a backup; or remove both, then what they held begins anew"
+        )

@@ -1,0 +1,180 @@
+"""What became of a message in a group, told from the group's pull log.
+
+Nothing is stored for it: the pull log is read from the time on at which the message was appended. A request reads a
+bounded number of events and says where to go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from towline.broker.burial import ORIGIN
+from towline.broker.dispatcher import Dispatcher
+from towline.delivery.events import Acked, Buried, Event, Part, Resent, Started, decode_event
+from towline.delivery.history import concerns, dead_number, standing, state_after
+from towline.delivery.states import State
+from towline.errors import NotFound
+from towline.frame import Frame
+from towline.model import LANES, message_id
+from towline.protocol.messages import Trace, TraceCursor, Traced, TraceStep
+from towline.store import Chunk
+
+__all__ = ["trace"]
+
+SCAN_MAX: Final = 100_000
+"""Events that one request reads."""
+STEPS_MAX: Final = 1_000
+READ_COUNT: Final = 2_000
+READ_BYTES: Final = 1 << 20
+BEFORE: Final = "BEFORE"
+"""The status of a message that was there before the group began, and is not for it."""
+
+
+async def trace(dispatcher: Dispatcher, request: Trace) -> Traced:
+    lane = dispatcher.lanes[request.lane]
+    if request.seq >= lane.end:
+        name = message_id(request.topic, LANES[request.lane], request.seq)
+        raise NotFound(f"there is no message {name} yet: its lane ends at {lane.end}")
+    scan = _Scan(dispatcher, request)
+    if request.cursor is None:
+        await scan.begin()
+    else:
+        scan.resume(request.cursor)
+    more = await scan.run()
+    return scan.answer(more=more)
+
+
+class _Scan:
+    def __init__(self, dispatcher: Dispatcher, request: Trace) -> None:
+        self._dispatcher = dispatcher
+        self._request = request
+        self._id = message_id(request.topic, LANES[request.lane], request.seq)
+        self._at = 0
+        self._messages = {(request.lane, request.seq)}
+        self._subject = (request.lane, request.seq)
+        """The message itself, or its copy that was sent again last."""
+        self._dead: set[int] = set()
+        self._last = ""
+        self._whole = True
+        self._steps: list[TraceStep] = []
+
+    async def begin(self) -> None:
+        """Begin with the first event that may speak of the message: none is older than the message itself."""
+        store, stream = self._dispatcher.store, self._dispatcher.stream
+        lane = self._dispatcher.lanes[self._request.lane].stream
+        read = await store.read(lane, self._request.seq, 1, 1)
+        found = next((chunk for chunk in read.chunks if chunk.first == self._request.seq), None)
+        self._at = await store.locate(stream, found.appended_at_us) if found else 0
+        first = store.bounds(stream).first
+        if self._at <= first:
+            self._at, self._whole = first, not first
+
+    def resume(self, cursor: TraceCursor) -> None:
+        self._at = cursor.at
+        self._messages |= set(cursor.copies)
+        self._subject = cursor.copies[-1] if cursor.copies else self._subject
+        self._dead = set(cursor.dead)
+        self._last = cursor.last
+        self._whole = cursor.whole
+
+    async def run(self) -> bool:
+        """Read on; whether there is more to be read."""
+        store, stream = self._dispatcher.store, self._dispatcher.stream
+        end, stop = store.bounds(stream).end, self._at + SCAN_MAX
+        while self._at < end:
+            if self._at >= stop or len(self._steps) >= STEPS_MAX:
+                return True
+            read = await store.read(stream, self._at, READ_COUNT, READ_BYTES)
+            self._whole = self._whole and not read.lost
+            for chunk in read.chunks:
+                if await self._look_through(chunk):
+                    return False
+            self._at = max(read.next, self._at + 1)
+            await asyncio.sleep(0)
+        return False
+
+    async def _look_through(self, chunk: Chunk) -> bool:
+        """Whether the life of the message is over, as far as was asked."""
+        for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
+            try:
+                event = decode_event(record)
+            except msgspec.MsgspecError:
+                self._whole = False
+                continue
+            part = concerns(event, self._messages, self._dead)
+            if part is not None:
+                await self._note(event, part, chunk.appended_at_us)
+                if isinstance(event, Acked) and not self._request.whole:
+                    return True
+        return False
+
+    async def _note(self, event: Event, part: Part, at_us: int) -> None:
+        number = -1
+        if isinstance(event, Buried):
+            number = dead_number(event.parts, event.dead_first, part)
+            self._dead.add(number)
+        elif isinstance(event, Resent):
+            number = part.first
+            await self._follow_copy(at_us)
+        self._last = type(event).__name__.lower()
+        deadline_us = getattr(event, "deadline_us", 0)
+        step = TraceStep(
+            event.at_us,
+            self._last,
+            getattr(event, "pull", 0),
+            getattr(event, "consumer", ""),
+            part.attempt,
+            getattr(event, "reason", ""),
+            getattr(event, "due_us", deadline_us),
+            number,
+            part.lane >= len(LANES),
+        )
+        self._steps.append(step)
+
+    async def _follow_copy(self, at_us: int) -> None:
+        """A dead letter is sent again by a unit: its copy was appended to an own lane in the same moment as the event,
+        and says where it came from."""
+        number = len(LANES) + self._request.lane
+        stream = self._dispatcher.lanes[number].stream
+        at = await self._dispatcher.store.locate(stream, at_us)
+        while True:
+            read = await self._dispatcher.store.read(stream, at, READ_COUNT, READ_BYTES)
+            chunks = [chunk for chunk in read.chunks if chunk.appended_at_us == at_us]
+            for chunk in chunks:
+                headers = Frame(chunk.frame).headers(chunk.start, chunk.start + chunk.count) or []
+                for index, head in enumerate(headers):
+                    if head.get(ORIGIN) == self._id and (number, chunk.first + index) not in self._messages:
+                        self._subject = (number, chunk.first + index)
+                        self._messages.add(self._subject)
+                        return
+            if not chunks or read.next <= at:
+                return
+            at = read.next
+
+    def answer(self, *, more: bool) -> Traced:
+        cursor = None
+        if more:
+            copies = sorted(self._messages - {self._subject, (self._request.lane, self._request.seq)})
+            if self._subject != (self._request.lane, self._request.seq):
+                copies.append(self._subject)
+            cursor = TraceCursor(self._at, copies, sorted(self._dead), self._last, self._whole)
+        now = standing(self._dispatcher.group, *self._subject)
+        if now is None:
+            return Traced(self._settled_status(), 0, 0, self._steps, self._whole, cursor)
+        return Traced(now.state.status, now.attempt, now.due_us, self._steps, self._whole, cursor)
+
+    def _settled_status(self) -> str:
+        """It is behind the group's position and in no list: the last event says how it left."""
+        if self._last == Started.__name__.lower():
+            return BEFORE
+        event = _EVENTS.get(self._last)
+        state = state_after(event) if event is not None else None
+        # A pull whose ack was dropped with the old part of the pull log, or of which nothing is left, was settled.
+        return state.status if state in _FINAL else State.DONE.status
+
+
+_FINAL: Final = (State.DONE, State.DEAD, State.GONE, State.WAITING)
+_EVENTS: Final[dict[str, type[Event]]] = {kind.__name__.lower(): kind for kind in Event.__args__}

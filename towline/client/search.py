@@ -1,0 +1,81 @@
+"""Finding messages: `Client.message` and `Client.find`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from operator import attrgetter
+from typing import Final
+
+from towline.client import flows
+from towline.client.connection import Call
+from towline.client.message import Message, Section
+from towline.client.outgoing import as_key, as_time_us
+from towline.client.steps import Flow
+from towline.errors import BadRequest, NotFound, ProtocolError
+from towline.model import LANES, Priority, check_topic, parse_message_id
+from towline.protocol import split_attachments
+from towline.protocol.messages import Find, Found
+
+__all__ = ["find", "message"]
+
+MAX_BYTES: Final = 4 << 20
+
+
+def message(message_id: str) -> Flow[Message]:
+    topic, lane, seq = parse_message_id(message_id)
+    priority = next(name for name in LANES if name == lane)
+    page = yield from flows.browse(topic, priority, seq, 1, 1)
+    if not page or page[0].seq != seq:
+        state = "is not there yet" if seq >= page.end else "is not kept any more"
+        raise NotFound(f"message {message_id} {state}: lane {lane} of topic {topic} has {page.start} to {page.end - 1}")
+    return page[0]
+
+
+def find(
+    topic: str,
+    *,
+    key: str | None,
+    since: datetime | float | None,
+    until: datetime | float | None,
+    priority: Priority | None,
+    limit: int,
+) -> Flow[list[Message]]:
+    """Lane by lane, each up to the limit; then the oldest of all."""
+    check_topic(topic)
+    if limit < 1:
+        raise BadRequest(f"a limit of {limit}: give 1 or more")
+    wanted = as_key(key) or "" if key is not None else ""
+    since_us, until_us = (0 if time is None else as_time_us(time) for time in (since, until))
+    found: list[Message] = []
+    for number, lane in enumerate(LANES):
+        if priority in (None, lane):
+            found += yield from _find_in(Find(topic, number, wanted, 0, since_us, until_us, limit, MAX_BYTES))
+    found.sort(key=attrgetter("appended_at_us"))
+    return found[:limit]
+
+
+def _find_in(request: Find) -> Flow[list[Message]]:
+    found: list[Message] = []
+    first, room = 0, request.max_messages
+    while True:
+        asked = Find(
+            request.topic,
+            request.lane,
+            request.key,
+            first,
+            request.since_us,
+            request.until_us,
+            min(room - len(found), 100_000),
+            request.max_bytes,
+        )
+        call = Call(asked)
+        answer = yield call
+        if not isinstance(answer, Found):
+            raise ProtocolError(f"Find was answered by {type(answer).__name__}")
+        assert call.attachments is not None, "an answered call has its attachments, maybe empty"
+        frames = split_attachments(call.attachments, [part.length for part in answer.parts])
+        for part, data in zip(answer.parts, frames, strict=True):
+            found += Section(request.topic, part, data).messages()
+        if answer.next >= answer.end or answer.next <= first or len(found) >= room:
+            return found[:room]
+        first = answer.next
