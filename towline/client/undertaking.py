@@ -152,7 +152,7 @@ class Immediate(Undertaking):
             if not len(self):
                 self._end(Phase.COMMITTED)
                 return []
-            self._sender = sender = self._senders.take()
+            self._sender = sender = self._sender or self._senders.take()
             heads, frames = self._draft.frames(lambda b, k, h, d: sender.frame(b, k, h, self._compress, d))
             self._request = Send(heads, self._durability), frames
         answer = yield from self._send(*self._request)
