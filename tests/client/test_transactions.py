@@ -262,6 +262,19 @@ async def test_a_dedup_id_is_stored_once(connect: Any, url: str, topic: str) -> 
             await do(mq.send_many(topic, [b"x"], dedup_ids=["a", "b"]))
 
 
+async def test_a_producer_in_the_background_takes_dedup_ids(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        first = await do(mq.send(topic, b"a", dedup_id="order-1"))
+        async with entered(mq.producer()) as producer:
+            pending = [await do(producer.send(topic, b"plain"))]
+            pending += [await do(producer.send(topic, b"%d" % n, dedup_id=f"order-{n}")) for n in (1, 2, 2, 3)]
+            await do(producer.flush())
+            receipts = [one.result() for one in pending]
+        assert receipts[1] == first
+        assert [receipt.seq for receipt in receipts] == [1, 0, 2, 2, 3]
+        assert await bodies(mq, topic) == [b"a", b"plain", b"2", b"3"]
+
+
 # Prepared transactions
 
 
