@@ -165,6 +165,15 @@ def test_two_at_the_same_time_are_one_and_both_wait_until_it_is_durable(disk: Wo
     disk.run(scenario, durability="fsync")
 
 
+def test_a_topic_that_was_deleted_takes_its_ids_along(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", b"a", dedup_ids=["x"])
+        await bench.broker.delete_topic("orders")
+        assert (await bench.send("orders", b"b", dedup_ids=["x"])).repeats == []
+
+    world.run(scenario)
+
+
 def test_what_is_wrong_is_refused(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         with pytest.raises(TooLarge, match="topic orders: a dedup id has at most 200 bytes"):

@@ -395,7 +395,9 @@ def test_a_decided_transaction_is_not_asked_after(world: World) -> None:
         bench.broker.transactions.asking.look_round()
         await asyncio.sleep(0.002)
         bench.broker.transactions.asking.look_round()
+        assert bench.broker.transactions.asking._ready
         await decide(bench.broker, True)
+        assert not bench.broker.transactions.asking._ready, "nothing is left of it"
         assert await checks(bench.broker, 1) == []
 
     world.run(scenario)
@@ -513,5 +515,27 @@ def test_damage_to_a_prepared_transaction_harms_only_that_one(disk: World, tmp_p
             await decide(bench.broker, True, "t2")
             await decide(bench.broker, False, "t1")
             assert (await stored(bench))["orders"] == [b"y" * 1000]
+
+    asyncio.run(main())
+
+
+def test_what_was_decided_since_the_last_snapshot_keeps_its_owner_though_its_record_is_gone(
+    disk: World, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await prepare(bench.broker, "t0")
+            await bench.broker.maintain()
+            await prepare(bench.broker, "t1")
+            await decide(bench.broker, True, "t0")
+            await decide(bench.broker, True, "t1")
+            await prepare(bench.broker, "t2")
+            before = bench.broker.transactions.pins()
+            assert before == {PREPARED: 4, MARKS: 0}, "records behind the snapshot are needed to replay it"
+            after = crash(disk, tmp_path / "crashed")
+        async with after.open() as bench:
+            with pytest.raises(Refused):
+                await decide(bench.broker, True, "t1", token=b"thief")
+            assert (await decide(bench.broker, True, "t1")).duplicate
 
     asyncio.run(main())

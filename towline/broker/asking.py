@@ -120,6 +120,15 @@ class Asking:
         if not ready:
             del self._ready[key]
 
+    def drop(self, waiting: Open) -> None:
+        """It is decided: nobody needs to be asked."""
+        key = (waiting.head.producer_group, waiting.head.token)
+        ready = self._ready.get(key)
+        if ready is not None:
+            ready.pop(waiting.head.id, None)
+            if not ready:
+                del self._ready[key]
+
     def arm(self, pause_s: float = 0.0) -> None:
         if self._timer is not None:
             self._timer.cancel()

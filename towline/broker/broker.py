@@ -331,6 +331,7 @@ class Broker:
         for group in list(topic.groups):
             await self.delete_group(name, group)
         self._topics.pop(name, None)
+        self._dedup.forget_topic(name)
         self._catalog.drop_topic(name)
         await self._catalog.save()
         for lane in topic.lanes:

@@ -193,12 +193,15 @@ class Escrow:
         """The marks have their place."""
         self._next_mark += len(marks)
         for mark in marks:
+            waiting = self._state.open.get(mark.id)
+            if waiting is not None and isinstance(mark, Committed | RolledBack):
+                self.asking.drop(waiting)
             self._state.apply(mark, at_us)
 
     def _check_token(self, transaction: str, token: bytes) -> None:
         waiting, finished = self._state.open.get(transaction), self._state.finished.get(transaction)
-        owner = waiting.head.token if waiting is not None else token if finished is None else finished.token
-        if owner != token:
+        owner = waiting.head.token if waiting is not None else None if finished is None else finished.token
+        if owner is not None and owner != token:
             raise Refused(f"transaction {transaction} was prepared under another token: only that one may decide it")
 
     def release_waiters(self) -> None:
@@ -270,7 +273,7 @@ class Escrow:
     def pins(self) -> dict[str, int]:
         """What retention must leave alone, by stream."""
         prepared, marks = self._saved or (0, 0)
-        return {PREPARED: self._state.first_needed(prepared), MARKS: marks}
+        return {PREPARED: min(self._state.first_needed(prepared), prepared), MARKS: marks}
 
     async def tidy(self) -> None:
         """Carry old records forward, lest one transaction hold a whole store back; then let go of what was decided."""
@@ -389,7 +392,7 @@ def _finished_state(transaction: str, finished: Finished) -> wire.TransactionSta
         "committed" if finished.committed else "rolled back",
         finished.producer_group,
         finished.name,
-        finished.token.decode("utf-8", "replace"),
+        (finished.token or b"").decode("utf-8", "replace"),
         0,
         0,
         0,

@@ -99,7 +99,16 @@ class Accumulator(Generic[P]):
 
     # Messages in
 
-    def add(self, topic: str, body: bytes, key: str | None, priority: Priority, headers: dict[str, str] | None) -> P:
+    def add(
+        self,
+        topic: str,
+        body: bytes,
+        key: str | None,
+        priority: Priority,
+        headers: dict[str, str] | None,
+        *,
+        dedup_id: str | None = None,
+    ) -> P:
         """Put a message into the parcel of its lane that is being filled."""
         lanes = self._by_priority.get(priority)
         lane = lanes.get(topic) if lanes is not None else None
@@ -111,6 +120,8 @@ class Accumulator(Generic[P]):
             size += len(key) if key.isascii() else 4 * len(key)
         if headers is not None:
             size += 4 * (sum(map(len, headers)) + sum(map(len, headers.values()))) + 8 * len(headers)
+        if dedup_id is not None:
+            size += len(dedup_id) if dedup_id.isascii() else 4 * len(dedup_id)
         limits = self.limits
         if parcel is None or (parcel.size + size > limits.max_batch_bytes and parcel.bodies):
             if parcel is not None:
@@ -128,6 +139,10 @@ class Accumulator(Generic[P]):
             if parcel.headers is None:
                 parcel.headers = [None] * len(bodies)
             parcel.headers.append(headers)
+        if dedup_id is not None or parcel.dedup_ids is not None:
+            if parcel.dedup_ids is None:
+                parcel.dedup_ids = [None] * len(bodies)
+            parcel.dedup_ids.append(dedup_id)
         index = len(bodies)
         bodies.append(body)
         parcel.size += size

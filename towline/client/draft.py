@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from itertools import repeat
+from typing import Any, Final, TypeVar
 
 from towline.client.outgoing import Body, as_bodies, as_body, as_dedup_id, as_headers, as_key, as_lane
 from towline.errors import BadRequest, TooLarge
@@ -17,12 +18,14 @@ FRAMES_MAX: Final = 200
 """Lanes that a transaction may touch: fewer than a broker remembers frames of one producer, so that it knows a
 transaction that is sent again."""
 
+T = TypeVar("T")
+
 Frames = Callable[[Sequence[bytes], Any, Any, Any], bytes]
 """Makes a frame of bodies, keys, headers and dedup ids."""
 
 
 class _Lane:
-    """The messages for one lane."""
+    """The messages for one lane. What none of them has so far is no column."""
 
     __slots__ = ("bodies", "dedup_ids", "headers", "keys")
 
@@ -31,6 +34,13 @@ class _Lane:
         self.keys: list[str | None] = []
         self.headers: list[dict[str, str] | None] = []
         self.dedup_ids: list[str | None] = []
+
+    def columns(self) -> tuple[list[bytes], Any, Any, Any]:
+        """All of them, or None; each as long as the bodies."""
+        count = len(self.bodies)
+        others = (self.keys, self.headers, self.dedup_ids)
+        keys, headers, ids = [[*column, *[None] * (count - len(column))] if column else None for column in others]
+        return self.bodies, keys, headers, ids
 
 
 class Draft:
@@ -64,7 +74,13 @@ class Draft:
         if named is not None:
             size += sum(len(name) + len(value) for name, value in named.items())
         self._check_room(place, 1, size)
-        self._put(self._lanes.setdefault(place, _Lane()), packed, key, named, dedup_id)
+        messages = self._lanes.setdefault(place, _Lane())
+        count = len(messages.bodies)
+        _put(messages.keys, key, count)
+        _put(messages.headers, named, count)
+        _put(messages.dedup_ids, dedup_id, count)
+        messages.bodies.append(packed)
+        self._places.append((messages, count))
         self._size += size
         return len(self._places) - 1
 
@@ -75,19 +91,11 @@ class Draft:
         if packed:
             self._check_room(place, len(packed), size)
             lane = self._lanes.setdefault(place, _Lane())
-            for body in packed:
-                self._put(lane, body, None, None, None)
+            count = len(lane.bodies)
+            lane.bodies += packed
+            self._places += zip(repeat(lane), range(count, count + len(packed)), strict=False)
             self._size += size
         return range(len(self._places) - len(packed), len(self._places))
-
-    def _put(
-        self, lane: _Lane, body: bytes, key: str | None, headers: dict[str, str] | None, dedup_id: str | None
-    ) -> None:
-        self._places.append((lane, len(lane.bodies)))
-        lane.bodies.append(body)
-        lane.keys.append(key)
-        lane.headers.append(headers)
-        lane.dedup_ids.append(dedup_id)
 
     def _check_room(self, place: tuple[str, int], count: int, size: int) -> None:
         if len(self._places) + count > MESSAGES_MAX:
@@ -99,10 +107,7 @@ class Draft:
 
     def frames(self, make: Frames) -> tuple[list[FrameHead], list[bytes]]:
         """One frame for each lane, in the order in which the lanes were first sent to."""
-        frames = [
-            make(lane.bodies, lane.keys, lane.headers, lane.dedup_ids if any(lane.dedup_ids) else None)
-            for lane in self._lanes.values()
-        ]
+        frames = [make(*lane.columns()) for lane in self._lanes.values()]
         if sum(map(len, frames)) > self._max_bytes:
             raise _too_many_bytes(self._max_bytes)
         heads = [FrameHead(*place, len(frame)) for place, frame in zip(self._lanes, frames, strict=True)]
@@ -122,6 +127,13 @@ class Draft:
                 for at, seq, when in places(lane, firsts[n], len(messages.bodies), at_us, mine)
             ]
         return [found[lane][index] for lane, index in self._places]
+
+
+def _put(column: list[T | None], value: T | None, count: int) -> None:
+    """Note a value of message number `count`; those before it may have none, and then take no room."""
+    if value is not None:
+        column += [None] * (count - len(column))
+        column.append(value)
 
 
 def places(

@@ -28,6 +28,7 @@ class Parcel:
         "callbacks",
         "count",
         "deadline",
+        "dedup_ids",
         "done",
         "error",
         "first",
@@ -37,6 +38,7 @@ class Parcel:
         "lane",
         "looked_at",
         "opened_at",
+        "places",
         "refusal",
         "size",
         "topic",
@@ -51,11 +53,14 @@ class Parcel:
         self.bodies: list[bytes] = []
         self.keys: list[str | None] | None = None
         self.headers: list[dict[str, str] | None] | None = None
+        self.dedup_ids: list[str | None] | None = None
         self.size = 0
         self.count = 0
         self.frame = b""
         self.first = -1
         self.appended_at_us = 0
+        self.places: list[tuple[int, int, int]] | None = None
+        """Lane, number and time of each message, if some of them came before, by their dedup ids."""
         self.done = False
         self.error: TowlineError | None = None
         self.refusal: TowlineError | None = None
@@ -74,7 +79,7 @@ class Parcel:
         """It is a frame now; what it was made of is not needed any more."""
         self.frame = frame
         self.bodies = []
-        self.keys = self.headers = None
+        self.keys = self.headers = self.dedup_ids = None
 
     def wait(self, timeout: float | None) -> None:
         """Wait in a thread. Whoever ends it sets `done` first and looks for a waiter then."""
@@ -93,6 +98,9 @@ class Parcel:
             self.looked_at = True
             # A new one each time: an exception that is raised again and again grows with every time.
             raise from_code(self.error.code, str(self.error))
+        if self.places is not None:
+            lane, seq, at_us = self.places[index]
+            return Receipt(self.topic, LANES[lane], seq, at_us)
         return Receipt(self.topic, LANES[self.lane], self.first + index if self.first >= 0 else -1, self.appended_at_us)
 
 

@@ -13,8 +13,9 @@ from typing import Any, Final, Self
 
 from towline.client.accumulate import Accumulator, BatchLimits, expired
 from towline.client.connection import Call
+from towline.client.draft import places
 from towline.client.link import Link
-from towline.client.outgoing import Body, Sender, as_body, as_headers, as_key
+from towline.client.outgoing import Body, Sender, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, Pending, call_back
 from towline.client.transport import wait_for
 from towline.errors import Closed, ProtocolError, QueueFull, Timeout, TooLarge, TowlineError
@@ -55,7 +56,8 @@ class Shipping:
         """The request for a parcel; None if it cannot be made, which is an answer as well."""
         try:
             if not parcel.frame:
-                parcel.packed(self._sender.frame(parcel.bodies, parcel.keys, parcel.headers, self._compress))
+                columns = (parcel.bodies, parcel.keys, parcel.headers)
+                parcel.packed(self._sender.frame(*columns, self._compress, parcel.dedup_ids))
             if len(parcel.frame) > self._max_frame_bytes:
                 raise TooLarge(
                     f"{parcel.count} messages of {parcel.size} bytes are over the broker's limit of "
@@ -94,6 +96,9 @@ class Shipping:
                     ended.append(parcel)
             else:
                 assert isinstance(answer, Sent)
+                if answer.repeats:
+                    about = (answer.firsts[0], parcel.count, answer.appended_at_us, answer.repeats)
+                    parcel.places = places(parcel.lane, *about)
                 accumulator.sent(parcel, answer.firsts[0], answer.appended_at_us, now)
                 ended.append(parcel)
         return ended
@@ -178,6 +183,7 @@ class Producer:
         key: str | None = None,
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
+        dedup_id: str | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`."""
         if type(body) is not bytes:
@@ -186,11 +192,13 @@ class Producer:
             as_key(key)
         if headers is not None:
             headers = as_headers(headers)
+        if dedup_id is not None:
+            as_dedup_id(dedup_id)
         accumulator = self._accumulator
         with self._lock:
             if self._closed or accumulator.is_full:
                 self._make_room()
-            pending = self._add(topic, body, key, priority, headers)
+            pending = self._add(topic, body, key, priority, headers, dedup_id=dedup_id)
             if self._asleep and accumulator.stirred:
                 self._ring()
         return pending

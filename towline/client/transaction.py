@@ -87,7 +87,8 @@ class Transaction(_Gathering[Immediate]):
     def commit(self) -> list[Receipt]:
         """Store all of it at once; it is durable when this returns, and gives a receipt for each message. If this
         raises `Unavailable`, it may have been stored all the same: commit again, which never stores it twice."""
-        return self._link.run(self._core.commit())
+        self._link.run(self._core.commit())
+        return self._core.receipts
 
     def abort(self) -> None:
         """Drop all of it. (A program that ends without a commit has aborted as well: nothing was sent yet.)"""
@@ -102,7 +103,7 @@ class Transaction(_Gathering[Immediate]):
     ) -> None:
         try:
             if kind is None and self._core.phase is Phase.OPEN:
-                self.commit()
+                self._link.run(self._core.commit())
         finally:
             self._core.leave(threading.get_ident())
 
@@ -135,7 +136,8 @@ class PreparedTransaction(_Gathering[Stored]):
 
     def commit(self) -> list[Receipt]:
         """Let everyone see it, all at once. To commit again changes nothing; after a rollback it is a `Conflict`."""
-        return self._link.run(self._core.commit())
+        self._link.run(self._core.commit())
+        return self._core.receipts
 
     def rollback(self) -> None:
         """Drop it. To roll back again changes nothing; after a commit it is a `Conflict`."""
@@ -149,7 +151,7 @@ class PreparedTransaction(_Gathering[Stored]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None and self._core.phase in (Phase.OPEN, Phase.STORED) and len(self):
-            self.commit()
+            self._link.run(self._core.commit())
         elif kind is not None and self._core.phase is Phase.OPEN:
             self._core.forget()
 

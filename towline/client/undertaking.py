@@ -68,13 +68,23 @@ class Undertaking:
 
     def __init__(self, max_request_bytes: int, durability: int) -> None:
         self.phase = Phase.NEW
-        self.receipts: list[Receipt] = []
+        self._receipts: list[Receipt] | None = None
+        self._answer: tuple[Sequence[int], int, Sequence[tuple[int, int, int, int, int]]] | None = None
         self._draft = Draft(max_request_bytes - HEAD_ROOM)
         self._durability = durability
         self._thread = threading.get_ident()
 
     def __len__(self) -> int:
         return len(self._draft)
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """Where the messages are, once it is committed; made when somebody looks."""
+        if self._receipts is None:
+            if self._answer is None:
+                return []
+            self._receipts = self._draft.receipts(*self._answer)
+        return self._receipts
 
     def add(
         self,
@@ -133,7 +143,6 @@ class Immediate(Undertaking):
 
     def begin(self, within: object = None) -> None:
         """Begin; `within` is who enters it with `with`."""
-        self._thread = threading.get_ident()
         if self.phase is Phase.OPEN:
             raise Conflict("the transaction has begun already: transactions do not nest")
         if self.phase is not Phase.NEW:
@@ -142,23 +151,23 @@ class Immediate(Undertaking):
             if within in self._senders.entered:
                 raise Conflict("transactions do not nest: use the one that is open, or end it first")
             self._senders.entered[within] = self
+        self._thread = threading.get_ident()
         self.phase = Phase.OPEN
         self._begun_s = self._clock.steady_s()
 
-    def commit(self) -> Flow[list[Receipt]]:
+    def commit(self) -> Flow[None]:
         self.check(Phase.OPEN, Phase.COMMITTING)
         if self._request is None:
             self._check_age()
             if not len(self):
                 self._end(Phase.COMMITTED)
-                return []
-            self._sender = sender = self._senders.take()
+                return
+            self._sender = sender = self._sender or self._senders.take()
             heads, frames = self._draft.frames(lambda b, k, h, d: sender.frame(b, k, h, self._compress, d))
             self._request = Send(heads, self._durability), frames
         answer = yield from self._send(*self._request)
-        self.receipts = self._draft.receipts(answer.firsts, answer.appended_at_us, answer.repeats)
+        self._answer = answer.firsts, answer.appended_at_us, answer.repeats
         self._end(Phase.COMMITTED)
-        return self.receipts
 
     def _send(self, request: Request, frames: list[bytes]) -> Flow[Sent]:
         self.phase = Phase.COMMITTING
@@ -243,12 +252,10 @@ class Stored(Undertaking):
         self.phase = Phase.STORED
         return self.id
 
-    def commit(self) -> Flow[list[Receipt]]:
+    def commit(self) -> Flow[None]:
         answer = yield from self._decide(commit=True)
-        if self.phase is not Phase.COMMITTED:
-            self.phase = Phase.COMMITTED
-            self.receipts = self._draft.receipts(answer.firsts, answer.decided_at_us, answer.repeats)
-        return self.receipts
+        self._answer = answer.firsts, answer.decided_at_us, answer.repeats
+        self.phase = Phase.COMMITTED
 
     def rollback(self) -> Flow[None]:
         if self._told:

@@ -91,6 +91,11 @@ class Dedup:
             if self._seen.get(key) == seen:
                 del self._seen[key]
 
+    def forget_topic(self, topic: str) -> None:
+        """The topic is gone, with its messages."""
+        for key in [key for key in self._seen if key[0] == topic]:
+            del self._seen[key]
+
     def _forget_old(self, now_us: int) -> None:
         seen, old_us = self._seen, now_us - self._window_us
         while seen and (len(seen) > self._max_ids or next(iter(seen.values())).at_us <= old_us):

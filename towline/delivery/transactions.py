@@ -139,7 +139,8 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     at_us: int
     producer_group: str
     name: str
-    token: bytes
+    token: bytes | None
+    """Who may decide it; None if that was lost."""
     firsts: list[int]
     repeats: list[Repeat]
     reason: str
@@ -252,7 +253,7 @@ class Transactions:
             written_at_us,
             head.producer_group if head is not None else "",
             head.name if head is not None else "",
-            head.token if head is not None else b"",
+            head.token if head is not None else None,
             mark.firsts if isinstance(mark, Committed) else [],
             [one if one.at_us else one._replace(at_us=written_at_us) for one in mark.repeats]
             if isinstance(mark, Committed)
