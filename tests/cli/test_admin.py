@@ -222,6 +222,7 @@ def test_a_dead_letter_is_edited_and_resent(cli: Cli, mq: towline.Client, topic:
     cli("dead", "edit", topic, "g", "0", "--body", "mended", "--key", "new", "--header", "a=b")
     line = cli("consume", topic, "-g", "g", "-n", "1", "-o", "json").line
     assert (line["body"], line["key"], line["headers"]["a"]) == ("mended", "new", "b")
+    assert line["id"] == f"{topic}/middle/0", "it is still the message that it was"
     assert "already" in cli("dead", "edit", topic, "g", "0", "--body", "again", code=1).err
 
 
