@@ -135,6 +135,8 @@ class GroupConfig(msgspec.Struct, frozen=True):
     ephemeral: bool = False
     """Forgotten when its only consumer leaves: a broadcast consumer that gave itself no name."""
     created_at_us: int = 0
+    dead_retention_s: Annotated[float, msgspec.Meta(ge=0)] = 0
+    """How long dead letters are kept, whatever the retention of messages is; 0 is like any message."""
 
     def __post_init__(self) -> None:
         check_topic(self.topic)

@@ -186,3 +186,51 @@ def test_a_long_list_of_dead_letters_is_cut_and_says_so(cli: Cli, mq: towline.Cl
 def test_no_group_is_an_error(cli: Cli, topic: str) -> None:
     assert cli("dead", "ls", topic, "nobody", code=1).err.startswith("error: ")
     assert cli("dead", "resend", topic, "nobody", "--all", code=1).err.startswith("error: ")
+
+
+def test_dead_letters_are_filtered_counted_shown_and_exported(cli: Cli, mq: towline.Client, topic: str) -> None:
+    kill(mq, topic, [b"one", b"two", b"two"])
+    assert [line["number"] for line in cli("dead", "ls", topic, "g", "--reason", "two", "-o", "json").lines] == [1, 2]
+    assert [line["number"] for line in cli("dead", "ls", topic, "g", "--key", "key-2", "-o", "json").lines] == [2]
+    assert cli("dead", "ls", topic, "g", "--until", "1h", "-o", "json").lines == []
+    assert len(cli("dead", "ls", topic, "g", "--since", "1h", "-o", "json").lines) == 3
+    assert cli("dead", "count", topic, "g", "-o", "json").lines[0] == {"reason": "cannot bill two", "count": 2}
+    assert "cannot bill one" in cli("dead", "count", topic, "g").text
+    assert "cannot bill one" in cli("dead", "show", topic, "g", "0").text
+    assert cli("dead", "show", topic, "g", "0", "-o", "json").line["body"] == "one"
+    assert "no dead letter 9" in cli("dead", "show", topic, "g", "9", code=1).err
+    assert [line["body"] for line in cli("dead", "export", topic, "g").lines] == ["one", "two", "two"]
+    assert "--since" in cli("dead", "ls", topic, "g", "--since", "noon", code=2).err
+
+
+def test_dead_letters_are_resent_by_filter_and_at_a_rate(cli: Cli, mq: towline.Client, topic: str) -> None:
+    kill(mq, topic, [b"one", b"two", b"two", b"one"])
+    assert (
+        cli("dead", "resend", topic, "g", "--reason", "one", "--dry-run").text == "would resend 2 of 4 dead letters\n"
+    )
+    facts = cli("dead", "resend", topic, "g", "--reason", "one", "--rate", "50", "-o", "json").line
+    assert (facts["resent"], facts["left"]) == (2, 2)
+    assert "which" in cli("dead", "resend", topic, "g", "--all", "--reason", "one", code=2).err
+    assert "rate" in cli("dead", "resend", topic, "g", "--all", "--rate", "0", code=2).err
+    assert cli("consume", topic, "-g", "g", "-n", "2").out.split() == [b"one", b"one"]
+
+
+def test_a_dead_letter_is_edited_and_resent(cli: Cli, mq: towline.Client, topic: str) -> None:
+    kill(mq, topic, [b"one"])
+    assert "what to change" in cli("dead", "edit", topic, "g", "0", code=2).err
+    assert "NAME=VALUE" in cli("dead", "edit", topic, "g", "0", "--header", "x", code=2).err
+    cli("dead", "edit", topic, "g", "0", "--body", "mended", "--key", "new", "--header", "a=b")
+    line = cli("consume", topic, "-g", "g", "-n", "1", "-o", "json").line
+    assert (line["body"], line["key"], line["headers"]["a"]) == ("mended", "new", "b")
+    assert line["id"] == f"{topic}/middle/0", "it is still the message that it was"
+    assert "already" in cli("dead", "edit", topic, "g", "0", "--body", "again", code=1).err
+
+
+def test_dead_letters_are_purged(cli: Cli, mq: towline.Client, topic: str) -> None:
+    kill(mq, topic, [b"0", b"1", b"2"])
+    assert cli("dead", "purge", topic, "g", "--before", "1", "--dry-run").text == "would drop 1 of 3 dead letters\n"
+    assert "--yes" in cli("dead", "purge", topic, "g", "--all", code=2).err
+    assert cli("dead", "purge", topic, "g", "--until", "1h", "--yes", "-o", "json").line["purged"] == 0
+    assert cli("dead", "purge", topic, "g", "--before", "1", "--yes").text == "dropped 1, 2 left\n"
+    assert cli("dead", "purge", topic, "g", "--all", "--yes", "-o", "json").line["left"] == 0
+    assert "which" in cli("dead", "purge", topic, "g", code=2).err

@@ -7,7 +7,9 @@ from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 
 TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0)
-GROUP = GroupConfig("orders", "billing", "latest", RetryPolicy(3, (1.0, 2.5)), 30.0, 500, True, 1_700_000_000_000_001)
+GROUP = GroupConfig(
+    "orders", "billing", "latest", RetryPolicy(3, (1.0, 2.5)), 30.0, 500, True, 1_700_000_000_000_001, 86400.0
+)
 ACT = m.Act(1, 7, [(0, 10, 5), (2, 1 << 40, 1)], False, 12.5, "no such customer")
 PART = m.Part(1, 1000, 20, 3, 4096, 2, 1_700_000_000_000_002, bytes([127, 0, 0, 1]))
 LANE = m.LaneState("high", 5, 25, 4096)
@@ -51,6 +53,8 @@ REQUESTS: list[m.Request] = [
     tx.Resolve("9f31a7", False, "by hand"),
     m.PutTopic(TOPIC, True),
     m.Template(),
+    m.ReviseDead("orders", "billing", 3, b"mended", "order-4424", {"k": "v"}),
+    m.PurgeDead("orders", "billing", 4),
     m.Find("orders", 1, "order-4423", 17, 1_700_000_000_000_000, 1_700_000_000_000_009, 5, 65536),
     m.Trace("orders", "billing", 1, 42, True, CURSOR),
 ]
@@ -74,6 +78,8 @@ ANSWERS: list[m.Answer] = [
     tx.Checks([CHECK]),
     tx.Transactions([TRANSACTION], 3),
     m.Templated(TOPIC),
+    m.Revised(1),
+    m.Purged(2),
     m.Found([PART], 37, 40),
     m.Traced("FAIL", 2, 1_700_000_000_000_008, [STEP], True, CURSOR),
     m.Done(),

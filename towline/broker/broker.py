@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from towline.broker.burial import bury, dead_letters, resend
+from towline.broker.burial import bury, dead_letters, expire, purge, resend, revise
 from towline.broker.catalog import Catalog
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.finding import find
@@ -426,6 +426,12 @@ class Broker:
     async def resend(self, request: wire.Resend) -> wire.Resent:
         return await resend(self._dispatcher(request.topic, request.group), request, self._durability)
 
+    async def revise_dead(self, request: wire.ReviseDead) -> wire.Revised:
+        return await revise(self._dispatcher(request.topic, request.group), request, self._durability)
+
+    async def purge_dead(self, request: wire.PurgeDead) -> wire.Purged:
+        return await purge(self._dispatcher(request.topic, request.group), request.before)
+
     async def browse(self, request: wire.Browse) -> tuple[wire.Browsed, list[bytes | memoryview]]:
         if request.group:
             return await browse_dead(self._dispatcher(request.topic, request.group), request)
@@ -470,11 +476,14 @@ class Broker:
         if self.settings.store.startswith("memory:"):
             await self._reclaim()
         await self.transactions.tidy()
+        pins = self._snapshots.pins() | self.transactions.pins()
+        for dispatcher in list(self._dispatchers()):
+            pins |= await expire(dispatcher)
         await retain(
             self.store,
             self.clock,
             dict(self._topics),
-            self._snapshots.pins() | self.transactions.pins(),
+            pins,
             retention_s=self.settings.retention_s,
             retention_bytes=self.settings.retention_bytes,
         )

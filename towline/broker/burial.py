@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -18,7 +18,7 @@ from towline.model import LANES, Durability, dead_stream, message_id
 from towline.protocol import messages as wire
 from towline.store import Append, Appended
 
-__all__ = ["ATTEMPT", "DIED_AT", "ORIGIN", "REASON", "bury", "resend"]
+__all__ = ["ATTEMPT", "DIED_AT", "ORIGIN", "REASON", "bury", "expire", "purge", "resend", "revise"]
 
 log = logging.getLogger("towline.broker")
 
@@ -139,7 +139,51 @@ def _encode(letters: Sequence[Letter], now_us: int) -> bytes:
     )
 
 
-async def resend(dispatcher: Dispatcher, request: wire.Resend, durability: Durability) -> wire.Resent:
+async def revise(dispatcher: Dispatcher, request: wire.ReviseDead, durability: Durability) -> wire.Revised:
+    """Send one dead letter again, changed."""
+
+    def change(letter: Letter) -> Letter:
+        headers = letter.headers
+        if request.headers is not None:
+            kept = {ORIGIN: headers[ORIGIN]} if ORIGIN in headers else {}
+            headers = {**request.headers, **kept}
+        key = letter.key if request.key is None else request.key or None
+        return Letter(letter.lane, letter.body if request.body is None else request.body, key, headers)
+
+    chosen = wire.Resend(request.topic, request.group, [request.number])
+    return wire.Revised((await resend(dispatcher, chosen, durability, change)).count)
+
+
+async def purge(dispatcher: Dispatcher, before: int) -> wire.Purged:
+    """Drop the dead letters before this number; how many of them had not been sent again."""
+    stream, first, end = dead_letters(dispatcher)
+    until = min(before, end)
+    going = sum(not in_intervals(dispatcher.group.resent, number) for number in range(first, until))
+    if until > first:
+        await dispatcher.store.trim(stream, until)
+        log.warning("%s: %d dead letter(s) before number %d were purged", dispatcher.label, going, until)
+    return wire.Purged(going)
+
+
+async def expire(dispatcher: Dispatcher) -> dict[str, int]:
+    """Drop the dead letters that the group keeps no longer; gives what retention must not drop before that."""
+    kept_s = dispatcher.group.config.dead_retention_s
+    if not kept_s or dispatcher.closed:
+        return {}
+    stream, first, _ = dead_letters(dispatcher)
+    oldest = await dispatcher.store.locate(stream, dispatcher.clock.now_us() - round(kept_s * SECOND_US))
+    if oldest > first:
+        await dispatcher.store.trim(stream, oldest)
+        log.info("%s: %d dead letter(s) were older than %g s and are dropped", dispatcher.label, oldest - first, kept_s)
+    return {stream: oldest}
+
+
+async def resend(
+    dispatcher: Dispatcher,
+    request: wire.Resend,
+    durability: Durability,
+    change: Callable[[Letter], Letter] = lambda letter: letter,
+) -> wire.Resent:
     """Put dead letters on the group's own lanes, where only this group gets them. The copies and the event that marks
     the letters are one unit."""
     stream, first, end = dead_letters(dispatcher)
@@ -151,7 +195,7 @@ async def resend(dispatcher: Dispatcher, request: wire.Resend, durability: Durab
         raise NotFound(f"{dispatcher.label} has no dead letter {unknown[0]}: they are numbered {first} to {end - 1}")
     by_lane: dict[int, list[Letter]] = {}
     for number in numbers:
-        letter = await _read_letter(dispatcher, stream, number)
+        letter = change(await _read_letter(dispatcher, stream, number))
         by_lane.setdefault(letter.lane, []).append(letter)
     if not numbers:
         return wire.Resent(0, 0)

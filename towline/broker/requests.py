@@ -28,9 +28,11 @@ from towline.protocol.messages import (
     ListTopics,
     Locate,
     Pull,
+    PurgeDead,
     PutGroup,
     PutTopic,
     Resend,
+    ReviseDead,
     Send,
     Settle,
     Stat,
@@ -89,6 +91,8 @@ PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
     PutTopic.kind: ("administer", lambda request: ("*" if request.template else request.config.name,)),
     Template.kind: ("look", _everything),
     Find.kind: ("look", _topic),
+    ReviseDead.kind: ("administer", _topic),
+    PurgeDead.kind: ("administer", _topic),
     Trace.kind: ("look", _topic),
 }
 """The action that a request is, and the resources it touches. A request without an entry is never carried out."""
@@ -130,6 +134,8 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Locate.kind: lambda broker, request: _plain(broker.locate(request)),
     Resolve.kind: lambda broker, request: _done(broker.transactions.resolve(request)),
     PutTopic.kind: lambda broker, request: _done(broker.put_topic(request)),
+    ReviseDead.kind: lambda broker, request: _plain(broker.revise_dead(request)),
+    PurgeDead.kind: lambda broker, request: _plain(broker.purge_dead(request)),
     Find.kind: lambda broker, request: _with_frames(broker.find(request)),
     Trace.kind: lambda broker, request: _plain(broker.trace(request)),
 }

@@ -1,15 +1,21 @@
-"""`towline dead`: messages that were given up, and sending them again."""
+"""`towline dead`: messages that were given up; looking through them, sending them again, letting go of them."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from towline.cli.confirm import Yes, confirm
+from towline.cli.find import moment
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, note, print_json, print_table, stamp
+from towline.cli.output import Output, note, print_json, print_pairs, print_table, stamp
 from towline.cli.render import preview, text_or_base64
 
 if TYPE_CHECKING:
@@ -23,7 +29,42 @@ dead = App(name="dead", help="Dead letters: messages that were given up, and sen
 Topic = Annotated[str, Parameter(help="The topic.")]
 Group = Annotated[str, Parameter(help="The group that gave them up.")]
 
+Number = Annotated[int, Parameter(help="The number of the dead letter, as `towline dead ls` shows it.")]
+DryRun = Annotated[bool, Parameter(negative=(), show_default=False, help="Only say what would be done.")]
+
 PAGE = 1_000
+REASON_SHOWN = 200
+
+
+@Parameter(name="*", group="Which")
+@dataclass(frozen=True)
+class Which:
+    """Some of the dead letters."""
+
+    reason: Annotated[str, Parameter(help="Those whose reason contains this text.", show_default=False)] = ""
+    key: Annotated[str | None, Parameter(help="Those with exactly this key.")] = None
+    since: Annotated[
+        str | None, Parameter(help="Those that died at this time or later: `2026-05-01T12:00Z`, or `10m` ago.")
+    ] = None
+    until: Annotated[str | None, Parameter(help="Those that died before this time.")] = None
+
+    @property
+    def given(self) -> bool:
+        return bool(self.reason) or any(value is not None for value in (self.key, self.since, self.until))
+
+    def letters(
+        self, client: Client, topic: str, group: str, *, first: int = 0, resent: bool = False
+    ) -> Iterator[DeadLetter]:
+        since, until = moment("--since", self.since), moment("--until", self.until)
+        while True:
+            page = client.find_dead(
+                topic, group, reason=self.reason, key=self.key, since=since, until=until,
+                resent=resent, first=first, limit=PAGE,
+            )  # fmt: skip
+            yield from page
+            if len(page) < PAGE:
+                return
+            first = page[-1].number + 1
 
 
 @dead.command
@@ -37,6 +78,7 @@ def ls(
     all_: Annotated[
         bool, Parameter(name="--all", negative=(), show_default=False, help="Show also those that were sent again.")
     ] = False,
+    which: Which = Which(),  # noqa: B008
     output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
@@ -46,12 +88,11 @@ def ls(
     """
     shown: list[DeadLetter] = []
     with connection.connect() as client:
-        for letter in _letters(client, topic, group, first):
+        for letter in which.letters(client, topic, group, first=first, resent=all_):
             if len(shown) == limit:
                 note(f"there are more: --first {letter.number}, or a larger --limit")
                 break
-            if all_ or not letter.resent:
-                shown.append(letter)
+            shown.append(letter)
     if output == "json":
         for letter in shown:
             print_json(_facts(letter))
@@ -74,13 +115,47 @@ def ls(
     )
 
 
-def _letters(client: Client, topic: str, group: str, first: int) -> Iterator[DeadLetter]:
-    while True:
-        page = client.dead_letters(topic, group, first=first, max_messages=PAGE)
-        yield from page
-        if page.next <= first or page.next >= page.end:
-            return
-        first = page.next
+@dead.command
+def count(
+    topic: Topic,
+    group: Group,
+    /,
+    *,
+    which: Which = Which(),  # noqa: B008
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Count the dead letters of a group by reason, the most frequent first."""
+    with connection.connect() as client:
+        reasons = Counter(letter.reason for letter in which.letters(client, topic, group))
+    if output == "json":
+        for reason, number in reasons.most_common():
+            print_json({"reason": reason, "count": number})
+        return
+    rows = [(f"{number:,}", reason[:REASON_SHOWN]) for reason, number in reasons.most_common()]
+    print_table(("#COUNT", "REASON"), rows, empty="no dead letters")
+
+
+@dead.command
+def show(
+    topic: Topic,
+    group: Group,
+    number: Number,
+    /,
+    *,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Show one dead letter whole."""
+    with connection.connect() as client:
+        letter = client.dead_letter(topic, group, number)
+    facts = _facts(letter)
+    if output == "json":
+        print_json(facts)
+        return
+    headers = facts.pop("headers")
+    print_pairs([(name.replace("_", " "), "" if value is None else value) for name, value in facts.items()])
+    print_pairs([(f"header {name}", value) for name, value in headers.items() if not name.startswith("towline-")])
 
 
 @dead.command
@@ -91,30 +166,152 @@ def resend(
     all_: Annotated[
         bool, Parameter(name="--all", negative=(), show_default=False, help="All of them that were not sent again yet.")
     ] = False,
+    which: Which = Which(),  # noqa: B008
     limit: Annotated[
-        int | None, Parameter(name=("--limit", "-n"), help="With --all: the oldest so many of them.")
+        int | None, Parameter(name=("--limit", "-n"), help="With --all or a filter: the oldest so many of them.")
     ] = None,
+    rate: Annotated[float | None, Parameter(help="At most so many a second.")] = None,
+    dry_run: DryRun = False,
     output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Deliver dead letters to their group again, counting attempts from one."""
-    if bool(numbers) == all_:
-        raise Usage("say which: give their numbers, or --all")
-    if limit is not None and (not all_ or limit < 1):
-        raise Usage("--limit is at least 1, and goes with --all")
+    if [bool(numbers), all_, which.given].count(True) != 1:
+        raise Usage("say which: give their numbers, or --all, or a filter such as --reason")
+    if limit is not None and (numbers or limit < 1):
+        raise Usage("--limit is at least 1, and goes with --all or a filter")
+    if rate is not None and rate <= 0:
+        raise Usage("--rate is more than 0 a second")
     with connection.connect() as client:
-        chosen = list(numbers) if limit is None else _oldest(client, topic, group, limit)
-        count = client.resend(topic, group, chosen or None) if chosen or limit is None else 0
+        if all_ and limit is None and rate is None and not dry_run:
+            done = client.resend(topic, group)
+        else:
+            letters = which.letters(client, topic, group) if not numbers else iter(())
+            chosen = list(numbers) or [letter.number for letter in islice(letters, limit)]
+            done = len(chosen) if dry_run else _resend_slowly(client, topic, group, chosen, rate)
         left = client.group(topic, group).dead
     if output == "json":
-        print_json({"topic": topic, "group": group, "resent": count, "left": left})
+        facts: dict[str, Any] = {"topic": topic, "group": group, "resent": done, "left": left}
+        print_json(facts | {"dry_run": True} if dry_run else facts)
+    elif dry_run:
+        print(f"would resend {done:,} of {left:,} dead letters")
     else:
-        print(f"resent {count:,} dead letters, {left:,} left")
+        print(f"resent {done:,} dead letters, {left:,} left")
 
 
-def _oldest(client: Client, topic: str, group: str, limit: int) -> list[int]:
-    waiting = (letter.number for letter in _letters(client, topic, group, 0) if not letter.resent)
-    return list(islice(waiting, limit))
+def _resend_slowly(client: Client, topic: str, group: str, numbers: list[int], rate: float | None) -> int:
+    """A tenth of a second's worth at a time, each when its turn has come."""
+    step = max(round(rate / 10), 1) if rate else max(len(numbers), 1)
+    begun, done = time.monotonic(), 0
+    for at in range(0, len(numbers), step):
+        if rate:
+            time.sleep(max(begun + at / rate - time.monotonic(), 0))
+        done += client.resend(topic, group, numbers[at : at + step])
+    return done
+
+
+@dead.command
+def edit(
+    topic: Topic,
+    group: Group,
+    number: Number,
+    /,
+    *,
+    body: Annotated[str | None, Parameter(help="The new body, as text.")] = None,
+    body_file: Annotated[Path | None, Parameter(help="A file with the new body.")] = None,
+    key: Annotated[str | None, Parameter(help="The new key; an empty one removes it.")] = None,
+    header: Annotated[
+        list[str] | None, Parameter(help="NAME=VALUE, once for each: they take the place of all headers.", negative=())
+    ] = None,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Deliver one dead letter to its group again, changed.
+
+    What is not given is taken from the letter, which itself stays as it is.
+    """
+    if body is None and body_file is None and key is None and header is None:
+        raise Usage("say what to change: --body, --body-file, --key or --header")
+    if body is not None and body_file is not None:
+        raise Usage("give --body or --body-file, not both")
+    try:
+        content = body.encode() if body is not None else None if body_file is None else body_file.read_bytes()
+    except OSError as error:
+        raise Usage(f"--body-file {body_file}: {error.strerror}") from None
+    headers = None if header is None else dict(_header(text) for text in header)
+    with connection.connect() as client:
+        client.revise(topic, group, number, body=content, key=key, headers=headers)
+        left = client.group(topic, group).dead
+    if output == "json":
+        print_json({"topic": topic, "group": group, "number": number, "resent": 1, "left": left})
+    else:
+        print(f"resent dead letter {number}, changed; {left:,} left")
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise Usage(f"--header {text!r}: write NAME=VALUE")
+    return name, value
+
+
+@dead.command
+def export(
+    topic: Topic,
+    group: Group,
+    /,
+    *,
+    all_: Annotated[
+        bool, Parameter(name="--all", negative=(), show_default=False, help="Also those that were sent again.")
+    ] = False,
+    which: Which = Which(),  # noqa: B008
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Print dead letters as JSON, one object a line, for a file: `towline dead export TOPIC GROUP > dead.jsonl`."""
+    with connection.connect() as client:
+        for letter in which.letters(client, topic, group, resent=all_):
+            print_json(_facts(letter), flush=False)
+
+
+@dead.command
+def purge(
+    topic: Topic,
+    group: Group,
+    /,
+    *,
+    before: Annotated[int | None, Parameter(help="Those with a lower number than this.")] = None,
+    until: Annotated[str | None, Parameter(help="Those that died before this time, or so long ago: `30d`.")] = None,
+    all_: Annotated[bool, Parameter(name="--all", negative=(), show_default=False, help="All of them.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> int:
+    """Drop dead letters for good, the oldest ones. This cannot be undone: `towline dead export` keeps a copy."""
+    if [before is not None, until is not None, all_].count(True) != 1:
+        raise Usage("say which: --before NUMBER, --until TIME or --all")
+    with connection.connect() as client:
+        end = before if before is not None else _end(client, topic, group, moment("--until", until))
+        going = sum(letter.number < end for letter in Which().letters(client, topic, group))
+        if not dry_run:
+            if not confirm(f"Drop {going:,} dead letters of group {group} on topic {topic} for good?", yes=yes):
+                note("nothing was dropped")
+                return 1
+            going = client.purge_dead(topic, group, end)
+        left = client.group(topic, group).dead
+    if output == "json":
+        print_json({"topic": topic, "group": group, "purged": going, "left": left, "dry_run": dry_run})
+    else:
+        print(f"would drop {going:,} of {left:,} dead letters" if dry_run else f"dropped {going:,}, {left:,} left")
+    return 0
+
+
+def _end(client: Client, topic: str, group: str, until_s: float | None) -> int:
+    """The number behind the last letter that died before this time; letters are in the order in which they died."""
+    if until_s is None:
+        return client.dead_letters(topic, group, max_messages=1).end
+    young = client.find_dead(topic, group, since=until_s, resent=True, limit=1)
+    return young[0].number if young else client.dead_letters(topic, group, max_messages=1).end
 
 
 def _facts(letter: DeadLetter) -> dict[str, Any]:

@@ -153,6 +153,9 @@ def create(
         ),
     ] = None,
     max_in_flight: Annotated[int | None, Parameter(help="How many messages one consumer may hold unsettled.")] = None,
+    dead_retention: Annotated[
+        Duration | None, Parameter(help="How long its dead letters are kept; 0 is as long as messages are.")
+    ] = None,
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Make a group, or change the settings of one.
@@ -162,7 +165,16 @@ def create(
     with connection.connect() as client:
         config = _existing(client, topic, name) or GroupConfig(topic, name)
         retry = _changed(config.retry, max_attempts=max_attempts, delays_s=retry_delays)
-        client.put_group(_changed(config, retry=retry, start=start, timeout_s=timeout, max_in_flight=max_in_flight))
+        client.put_group(
+            _changed(
+                config,
+                retry=retry,
+                start=start,
+                timeout_s=timeout,
+                max_in_flight=max_in_flight,
+                dead_retention_s=dead_retention,
+            )
+        )
 
 
 def _existing(client: Client, topic: str, name: str) -> GroupConfig | None:
@@ -218,6 +230,7 @@ def _facts(state: GroupState) -> dict[str, Any]:
         "retry_delays_s": config.retry.delays_s,
         "timeout_s": config.timeout_s,
         "max_in_flight": config.max_in_flight,
+        "dead_retention_s": config.dead_retention_s,
         "ephemeral": config.ephemeral,
         "created_at": stamp(config.created_at_us),
         "members": [

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from towline.client import flows, search
+from towline.client import dead, flows, search
 from towline.client.consumer import Consumer
 from towline.client.dial import Route, connect_socket
 from towline.client.link import Link
@@ -337,6 +337,47 @@ class Client(Transacting):
     def resend(self, topic: str, group: str, dead: Sequence[int] | None = None) -> int:
         """Deliver dead letters to their group again: those with these numbers, or all. How many it were."""
         return self._link.run(flows.resend(topic, group, dead))
+
+    def dead_letter(self, topic: str, group: str, number: int) -> DeadLetter:
+        """One dead letter of a group, by its number."""
+        return self._link.run(dead.letter(topic, group, number))
+
+    def find_dead(
+        self,
+        topic: str,
+        group: str,
+        *,
+        reason: str = "",
+        key: str | None = None,
+        since: datetime | float | None = None,
+        until: datetime | float | None = None,
+        resent: bool = False,
+        first: int = 0,
+        limit: int = 1000,
+    ) -> list[DeadLetter]:
+        """Dead letters whose reason contains `reason`, with this key, that died since one time and before another;
+        those that were sent again only with `resent`. The oldest `limit` of them, from number `first` on."""
+        found = dead.find(
+            topic, group, reason=reason, key=key, since=since, until=until, resent=resent, first=first, limit=limit
+        )
+        return self._link.run(found)
+
+    def revise(
+        self,
+        topic: str,
+        group: str,
+        number: int,
+        *,
+        body: Body | None = None,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Deliver one dead letter to its group again, with another body, key or headers; what is None stays."""
+        self._link.run(dead.revise(topic, group, number, body=body, key=key, headers=headers))
+
+    def purge_dead(self, topic: str, group: str, before: int) -> int:
+        """Drop the dead letters before this number for good. How many of them had not been sent again."""
+        return self._link.run(dead.purge(topic, group, before))
 
     def locate(self, topic: str, priority: Priority, time: datetime | float) -> int:
         """The number of the first message of a lane that was appended at this time (or Unix time) or later."""

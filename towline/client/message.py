@@ -145,11 +145,11 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     @property
     def lane(self) -> Priority:
-        return LANES[self._section.lane]
+        return LANES[self._section.lane % len(LANES)]
 
     @property
     def priority(self) -> Priority:
-        return LANES[self._section.lane]
+        return LANES[self._section.lane % len(LANES)]
 
     @property
     def seq(self) -> int:
@@ -158,7 +158,10 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     @property
     def id(self) -> str:
-        """`topic/lane/number`: by this it can be found for as long as it is kept."""
+        """`topic/lane/number`: by this it can be found for as long as it is kept. A dead letter that was sent again, on
+        a lane of its group's own, has the id of the message that it was."""
+        if self._section.lane >= len(LANES) and (origin := self.headers.get("towline-origin")):
+            return origin
         return message_id(self._section.topic, self.lane, self.seq)
 
     @property

@@ -46,11 +46,15 @@ __all__ = [
     "Part",
     "Pull",
     "Pulled",
+    "PurgeDead",
+    "Purged",
     "PutGroup",
     "PutTopic",
     "Request",
     "Resend",
     "Resent",
+    "ReviseDead",
+    "Revised",
     "Send",
     "Sent",
     "Settle",
@@ -518,6 +522,38 @@ class Traced(Answer, frozen=True, array_like=True):
     steps: list[TraceStep]
     whole: bool
     cursor: TraceCursor | None = None
+
+
+class ReviseDead(Request, frozen=True, array_like=True):
+    """Deliver one dead letter to its group again, changed: what is nil stays as it is; an empty key removes it. The
+    letter itself is not changed. Answered by `Revised`."""
+
+    kind = 55
+    topic: _Name
+    group: _Name
+    number: _Natural
+    body: bytes | None = None
+    key: _Text | None = None
+    headers: Annotated[dict[str, str], msgspec.Meta(max_length=_Many)] | None = None
+
+
+class Revised(Answer, frozen=True, array_like=True):
+    kind = 183
+    count: int
+
+
+class PurgeDead(Request, frozen=True, array_like=True):
+    """Drop the dead letters before this number."""
+
+    kind = 56
+    topic: _Name
+    group: _Name
+    before: _Natural
+
+
+class Purged(Answer, frozen=True, array_like=True):
+    kind = 184
+    count: int
 
 
 REQUESTS: dict[int, type[Request]] = {cls.kind: cls for cls in Request.__subclasses__()}

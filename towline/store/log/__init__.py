@@ -6,6 +6,7 @@ A store is a folder:
     lock      held by the broker that has the folder open
     log/      00000000000000000001.log, …  segments of the message log: records back to back (see `record`)
               00000000000000000001.idx, …  the consume logs of a sealed segment (see `index`)
+              00000000000000000001.key, …  hashes of its keys (see `keys`); made later, and only a cache
     config/   small documents, each replaced whole
     torn/     copies of torn tails that were cut
 
