@@ -13,16 +13,19 @@ from typing import Any
 
 import msgspec
 
+from towline.broker.agenda import Agenda
 from towline.broker.burial import bury, dead_letters, resend
 from towline.broker.catalog import Catalog
+from towline.broker.delayed import cancel_delayed, list_delayed, move_delayed
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
+from towline.broker.scheduling import Scheduler
 from towline.broker.sending import Outgoing, Sender
 from towline.broker.topic import Topic
-from towline.clock import SYSTEM, Clock
+from towline.clock import SECOND_US, SYSTEM, Clock
 from towline.delivery import Group, Start
 from towline.errors import BadRequest, Conflict, NotFound, QueueFull, TooLarge, TowlineError, Unavailable
 from towline.model import (
@@ -36,6 +39,7 @@ from towline.model import (
     check_consumer,
     check_group,
     check_topic,
+    parse_delay_levels,
 )
 from towline.protocol import messages as wire
 from towline.settings import BrokerSettings
@@ -62,6 +66,9 @@ class Broker:
         self._catalog = Catalog(store)
         self._snapshots = Snapshots(store)
         self._topics: dict[str, Topic] = {}
+        in_memory = settings.store.startswith("memory:")
+        self._agenda = Agenda(store, clock, self._durability, in_memory=in_memory)
+        self.scheduler = Scheduler(self._agenda, parse_delay_levels(settings.delay_levels), self._topic_of_delayed)
         self._pulls: Iterator[int] = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._burying: set[Dispatcher] = set()
@@ -75,6 +82,8 @@ class Broker:
     async def open(cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM) -> Broker:
         broker = cls(store, settings, clock)
         await broker._recover()
+        for loop in broker.scheduler.loops():
+            broker._start(loop)
         broker._start(every(settings.maintenance_s, "maintenance", broker.maintain))
         broker._start(every(min(max(settings.heartbeat_s / 10, 0.02), 1.0), "heartbeat watch", broker._watch))
         return broker
@@ -94,11 +103,17 @@ class Broker:
                 continue
             group = await recover_group(self.store, config, self._snapshots.groups.get((topic, name)))
             self._install(self._topics[topic], group)
+        await self._agenda.recover()
         lanes = [lane.stream for topic in self._topics.values() for lane in topic.lanes]
-        producers = await recover_producers(self.store, lanes)
+        producers = await recover_producers(self.store, lanes, list(self._agenda.ends()))
         self._producers = producers
         self._sender = Sender(
-            self.store, producers, self._topic_for_send, self._durability, self.settings.max_frame_bytes
+            self.store,
+            producers,
+            self._topic_for_send,
+            self._durability,
+            self.settings.max_frame_bytes,
+            scheduler=self.scheduler,
         )
         await self._catalog.save()
 
@@ -198,8 +213,17 @@ class Broker:
     async def _send_after_reclaim(
         self, frames: Sequence[Outgoing], durability: Durability | None, source: bytes, token: bytes
     ) -> wire.Sent:
-        await reclaim(self.store, list(self._topics.values()))
+        await self._reclaim()
         return await self._sender.send(frames, durability, source, token)
+
+    async def _reclaim(self) -> None:
+        await self._agenda.save()
+        await self._agenda.trim()
+        await reclaim(self.store, list(self._topics.values()))
+
+    def _topic_of_delayed(self, name: str) -> Topic:
+        """A topic that has delayed messages was there when they were sent; a crash may have forgotten it."""
+        return self._topics.get(name) or self._make_topic(TopicConfig(name, self.clock.now_us()))
 
     def _topic_for_send(self, name: str) -> Topic:
         topic = self._topics.get(name)
@@ -295,6 +319,7 @@ class Broker:
 
     async def delete_topic(self, name: str) -> None:
         topic = self._topic(name)
+        await self.scheduler.drop_topic(name)
         for group in list(topic.groups):
             await self.delete_group(name, group)
         self._topics.pop(name, None)
@@ -304,10 +329,10 @@ class Broker:
             await self.store.trim(lane.stream, self.store.bounds(lane.stream).end)
 
     def topic_states(self) -> list[wire.TopicState]:
-        return [self._topics[name].state(self.store) for name in sorted(self._topics)]
+        return [self.topic_state(name) for name in sorted(self._topics)]
 
     def topic_state(self, name: str) -> wire.TopicState:
-        return self._topic(name).state(self.store)
+        return self._topic(name).state(self.store, self.scheduler.schedule.counts.get(name, 0))
 
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(check_topic(name))
@@ -387,6 +412,21 @@ class Broker:
             raise NotFound(f"there is no group {name} on topic {topic}")
         return found
 
+    # Delayed messages
+
+    async def delayed(self, request: wire.ListDelayed) -> wire.Delayed:
+        if request.topic:
+            self._topic(request.topic)
+        return await list_delayed(self.scheduler, request)
+
+    async def cancel_delayed(self, request: wire.CancelDelayed) -> wire.DelayedCancelled:
+        self._topic(request.topic)
+        return await cancel_delayed(self.scheduler, request)
+
+    async def move_delayed(self, request: wire.MoveDelayed) -> wire.DelayedMoved:
+        self._topic(request.topic)
+        return await move_delayed(self.scheduler, request)
+
     # Dead letters and looking around
 
     async def resend(self, request: wire.Resend) -> wire.Resent:
@@ -417,28 +457,35 @@ class Broker:
             "messages_out": sum(one.counts["pulled"] for one in dispatchers),
             "in_flight": sum(one.group.leased() for one in dispatchers),
             "retrying": sum(one.group.retries.messages for one in dispatchers),
+            **self.scheduler.figures(),
         }
 
     # By itself
 
     async def maintain(self) -> None:
         """Snapshots first, because they let go of events; then retention."""
+        self.scheduler.pass_quietly()
+        if self.settings.retention_s:
+            self.scheduler.rewrite_older(self.clock.now_us() - round(self.settings.retention_s * SECOND_US))
         await self._save_snapshots()
         await self._catalog.save()
+        await self._agenda.trim()
         if self.settings.store.startswith("memory:"):
             await reclaim(self.store, list(self._topics.values()))
         await retain(
             self.store,
             self.clock,
             dict(self._topics),
-            self._snapshots.pins(),
+            self._snapshots.pins() | self._agenda.pins(),
             retention_s=self.settings.retention_s,
             retention_bytes=self.settings.retention_bytes,
         )
 
     async def _save_snapshots(self) -> None:
+        # The schedule first: what it lets go of is then in what is remembered of producers.
+        await self._agenda.save()
         ends = {lane.stream: lane.end for topic in self._topics.values() for lane in topic.lanes if lane.end}
-        await self._snapshots.save(list(self._dispatchers()), self._producers, ends)
+        await self._snapshots.save(list(self._dispatchers()), self._producers, ends | self._agenda.ends())
 
     async def _save_catalog(self) -> None:
         try:
@@ -447,6 +494,7 @@ class Broker:
             log.error("the list of topics could not be written, and will be tried again: %s", error)
 
     async def _watch(self) -> None:
+        self.scheduler.watch_clock()
         now_s = self.clock.steady_s()
         for dispatcher in sweep_members(list(self._dispatchers()), now_s, self.settings.heartbeat_s):
             config = dispatcher.group.config

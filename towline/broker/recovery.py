@@ -8,7 +8,9 @@ from typing import Final
 
 import msgspec
 
+from towline.broker.agenda import parcels_in
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.scheduling import delay_mark
 from towline.delivery import Group, GroupSnapshot, Producers, decode_event, mend, restore, snapshot
 from towline.delivery.producers import ProducersSnapshot
 from towline.frame import Frame
@@ -123,7 +125,7 @@ def _replay(group: Group, record: bytes, stream: str, *, whole: bool) -> bool:
     return whole
 
 
-async def recover_producers(store: Store, lanes: Iterable[str]) -> Producers:
+async def recover_producers(store: Store, lanes: Iterable[str], slots: Iterable[str] = ()) -> Producers:
     """What producers sent: from the snapshot, then from the headers of the frames that came after it."""
     producers, ends = Producers(), dict[str, int]()
     document = await store.load(PRODUCERS)
@@ -134,10 +136,25 @@ async def recover_producers(store: Store, lanes: Iterable[str]) -> Producers:
             producers.restore(decoded.remembered)
         except msgspec.MsgspecError as error:
             log.error("%s cannot be read (%s): frames sent before are not recognised if sent again", PRODUCERS, error)
-            ends = {stream: store.bounds(stream).end for stream in lanes}
+            ends = {stream: store.bounds(stream).end for stream in [*lanes, *slots]}
     for stream in lanes:
         await _remember_frames(store, stream, ends.get(stream, 0), producers)
+    for stream in slots:
+        await _remember_parcels(store, stream, ends.get(stream, 0), producers)
     return producers
+
+
+async def _remember_parcels(store: Store, stream: str, at: int, producers: Producers) -> None:
+    """The frames that went to the schedule, whole or split."""
+    end = store.bounds(stream).end
+    while at < end:
+        read = await store.read(stream, at, READ_COUNT, READ_BYTES)
+        for _, parcel, at_us in parcels_in(read, stream):
+            frame = Frame(parcel.frame)
+            if frame.producer_id:
+                first = delay_mark(parcel.first_id)
+                producers.remember(frame.producer_id, frame.producer_seq, first, at_us)
+        at = max(read.next, at + 1)
 
 
 async def _remember_frames(store: Store, stream: str, at: int, producers: Producers) -> None:

@@ -14,6 +14,7 @@ from towline.protocol.messages import (
     Attach,
     Beat,
     Browse,
+    CancelDelayed,
     CreateTopic,
     DeleteGroup,
     DeleteTopic,
@@ -22,9 +23,11 @@ from towline.protocol.messages import (
     GroupInfo,
     Groups,
     Hello,
+    ListDelayed,
     ListGroups,
     ListTopics,
     Locate,
+    MoveDelayed,
     Pull,
     PutGroup,
     Resend,
@@ -74,6 +77,9 @@ PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
     Resend.kind: ("administer", _topic),
     Locate.kind: ("look", _topic),
     Stat.kind: ("look", _everything),
+    ListDelayed.kind: ("look", lambda request: (request.topic or "*",)),
+    CancelDelayed.kind: ("send", _topic),
+    MoveDelayed.kind: ("send", _topic),
 }
 """The action that a request is, and the resources it touches. A request without an entry is never carried out."""
 
@@ -110,5 +116,8 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Browse.kind: lambda broker, request: _with_frames(broker.browse(request)),
     Resend.kind: lambda broker, request: _plain(broker.resend(request)),
     Locate.kind: lambda broker, request: _plain(broker.locate(request)),
+    ListDelayed.kind: lambda broker, request: _plain(broker.delayed(request)),
+    CancelDelayed.kind: lambda broker, request: _plain(broker.cancel_delayed(request)),
+    MoveDelayed.kind: lambda broker, request: _plain(broker.move_delayed(request)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from towline.broker.lane import Lane
+from towline.broker.scheduling import Booking, Scheduler, delay_mark
 from towline.broker.topic import Topic
 from towline.delivery import Producers
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge
@@ -21,7 +22,7 @@ __all__ = ["Outgoing", "Sender"]
 Outgoing = tuple[str, int, bytes | memoryview]
 """Topic, lane number, frame."""
 
-NOT_YET: Final = DEDUP | DELIVER_AT | EXPIRES_AT | SHARD_KEY | TIMEOUT
+NOT_YET: Final = DEDUP | EXPIRES_AT | SHARD_KEY | TIMEOUT
 
 
 class Sender:
@@ -34,12 +35,15 @@ class Sender:
         find_topic: Callable[[str], Topic],
         durability: Durability,
         max_frame_bytes: int,
+        *,
+        scheduler: Scheduler,
     ) -> None:
         self._store = store
         self._producers = producers
         self._find_topic = find_topic
         self._durability = durability
         self._max_frame_bytes = max_frame_bytes
+        self._scheduler = scheduler
         self._under_way: dict[tuple[int, int], asyncio.Future[Sent]] = {}
         self.messages = 0
         self.bytes = 0
@@ -53,10 +57,20 @@ class Sender:
             return known
         topics = [self._find_topic(topic) for topic, _, _ in outgoing]
         lanes = [topic.lanes[lane] for topic, (_, lane, _) in zip(topics, outgoing, strict=True)]
-        unit = [Append(lane.stream, frame.data, frame.count, source) for lane, frame in zip(lanes, frames, strict=True)]
+        delayed = [number for number, frame in enumerate(frames) if frame.flags & DELIVER_AT]
+        booking = self._book(delayed, outgoing, frames, source) if delayed else None
+        later = booking.firsts if booking is not None else ()
+        unit = [
+            Append(lane.stream, frame.data, frame.count, source)
+            for number, (lane, frame) in enumerate(zip(lanes, frames, strict=True))
+            if number not in later
+        ]
         wanted = self._durability if durability is None else durability
-        appended = self._store.append(unit, max(wanted, Durability.OS))
+        appended = self._store.append([*unit, *booking.appends] if booking else unit, max(wanted, Durability.OS))
         sent = Sent(list(appended.firsts), appended.at_us)
+        if booking is not None:
+            self._scheduler.booked(booking, appended, len(unit))
+            sent = booking.sent(appended, len(frames))
         self._submit(lanes, frames, sent, appended.done)
         answer: asyncio.Future[Sent] = appended.done.get_loop().create_future()
         if wanted is Durability.RECEIVED:
@@ -113,14 +127,25 @@ class Sender:
         if len(found) != len(frames):
             raise BadRequest(f"producer {first.producer_id:x} sends frame {first.producer_seq} again with other frames")
         answer: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
-        answer.set_result(Sent([one.first for one in found], found[0].at_us, duplicate=True))
+        waiting = [number for number, one in enumerate(found) if one.first < 0]
+        firsts = [delay_mark(one.first) if one.first < 0 else one.first for one in found]
+        answer.set_result(Sent(firsts, found[0].at_us, True, waiting))
         return answer
 
+    def _book(
+        self, numbers: Sequence[int], outgoing: Sequence[Outgoing], frames: Sequence[Frame], source: bytes
+    ) -> Booking | None:
+        """Delayed messages go to the schedule instead of their lanes, unless all of a frame is due by now."""
+        return self._scheduler.book([(number, *outgoing[number][:2], frames[number]) for number in numbers], source)
+
     def _submit(self, lanes: Sequence[Lane], frames: Sequence[Frame], sent: Sent, done: asyncio.Future[None]) -> None:
-        for lane, frame, first in zip(lanes, frames, sent.firsts, strict=True):
-            lane.submitted(first + frame.count, done)
+        for number, (lane, frame, first) in enumerate(zip(lanes, frames, sent.firsts, strict=True)):
+            waits = number in sent.delayed
+            if not waits:
+                lane.submitted(first + frame.count, done)
             if frame.producer_id:
-                self._producers.remember(frame.producer_id, frame.producer_seq, first, sent.appended_at_us)
+                where = delay_mark(first) if waits else first
+                self._producers.remember(frame.producer_id, frame.producer_seq, where, sent.appended_at_us)
             self.messages += frame.count
             self.bytes += frame.length
 
@@ -149,7 +174,7 @@ def _again(under_way: asyncio.Future[Sent]) -> asyncio.Future[Sent]:
             answer.set_exception(error)
         else:
             sent = first.result()
-            answer.set_result(Sent(sent.firsts, sent.appended_at_us, duplicate=True))
+            answer.set_result(Sent(sent.firsts, sent.appended_at_us, True, sent.delayed))
 
     under_way.add_done_callback(finish)
     return answer
