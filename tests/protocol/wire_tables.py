@@ -22,7 +22,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-format.md"
 GOLDEN = Path(__file__).with_name("golden-v1.txt")
 
 DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup}
-PARTS: list[type[msgspec.Struct]] = [m.FrameHead, m.Act, m.Part, m.LaneState, m.MemberState]
+PARTS: list[type[msgspec.Struct]] = [m.FrameHead, m.Act, m.Part, m.LaneState, m.MemberState, m.DelayedMessage]
 MAPS: list[type[msgspec.Struct]] = [TopicConfig, GroupConfig, RetryPolicy]
 
 

@@ -16,8 +16,9 @@ from towline.delivery.parcel import Opened, Parcel, join, resolve_delay
 from towline.delivery.schedule import CANCELLED_MAX, Position, Slot
 from towline.delivery.schedule_events import Cancelled
 from towline.delivery.wheel import Place
-from towline.errors import BadRequest, TooLarge
+from towline.errors import BadRequest, NotFound, TooLarge
 from towline.frame.layout import KEY
+from towline.model import DELAY, message_id
 from towline.protocol.messages import (
     CancelDelayed,
     Delayed,
@@ -80,12 +81,12 @@ def _rows(scheduler: Scheduler, place: Place, seq: int, opened: Opened) -> list[
     keys = frame.keys()
     produced = frame.produced_at_each_us()
     rows = []
-    for at, (message_id, due_us) in enumerate(zip(opened.ids(0, parcel.count), opened.times, strict=True)):
-        if scheduler.schedule.is_waiting(Position(place, seq, at, message_id, due_us)):
+    for at, (number, due_us) in enumerate(zip(opened.ids(0, parcel.count), opened.times, strict=True)):
+        if scheduler.schedule.is_waiting(Position(place, seq, at, number, due_us)):
             key = (keys[at] if keys is not None else None) or ""
             made_us = frame.produced_at_us if produced is None else produced[at]
             size = offsets[at + 1] - offsets[at]
-            rows.append(DelayedMessage(message_id, parcel.topic, parcel.lane, due_us, made_us, key, size))
+            rows.append(DelayedMessage(number, parcel.topic, parcel.lane, due_us, made_us, key, size))
     return rows
 
 
@@ -105,11 +106,11 @@ async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> F
         async for seq, opened in _opened(agenda, slot, lambda parcel: parcel.topic == topic):
             places = _with_key(opened, packed) if key else _with_ids(opened, missing)
             for at in places:
-                message_id = opened.ids(at, at + 1)[0]
-                position = Position(place, seq, at, message_id, opened.times[at])
+                number = opened.ids(at, at + 1)[0]
+                position = Position(place, seq, at, number, opened.times[at])
                 if schedule.is_waiting(position):
                     found.append((position, opened))
-                    missing.discard(message_id)
+                    missing.discard(number)
             if len(found) > FOUND_MAX:
                 raise TooLarge(f"more than {FOUND_MAX} delayed messages of topic {topic} have this key")
         if ids and not missing:
@@ -139,9 +140,12 @@ def _with_key(opened: Opened, key: bytes) -> list[int]:
     return [at for at, value in enumerate(opened.frame.texts(KEY) or ()) if value == key]
 
 
-def _check(topic: str, ids: Collection[int], key: str) -> None:
+def _check(scheduler: Scheduler, topic: str, ids: Collection[int], key: str) -> None:
     if bool(ids) == bool(key):
         raise BadRequest(f"delayed messages of topic {topic}: give ids or a key, one of them")
+    unknown = [one for one in ids if not 0 < one < scheduler.schedule.next_id]
+    if unknown:
+        raise NotFound(f"there never was a delayed message {message_id(topic, DELAY, unknown[0])}")
 
 
 def _still_there(agenda: Agenda, found: Found) -> Found:
@@ -152,7 +156,7 @@ def _still_there(agenda: Agenda, found: Found) -> Found:
 
 
 async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> DelayedCancelled:
-    _check(request.topic, request.ids, request.key)
+    _check(scheduler, request.topic, request.ids, request.key)
     agenda, ids = scheduler.agenda, set(request.ids)
     name = ("cancel", request.topic, tuple(sorted(ids)), request.key)
     before = scheduler.answered.get(name, 0)
@@ -179,7 +183,7 @@ async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> Delaye
 
 
 async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMoved:
-    _check(request.topic, request.ids, request.key)
+    _check(scheduler, request.topic, request.ids, request.key)
     agenda, ids = scheduler.agenda, set(request.ids)
     at_us = resolve_delay(request.deliver_at_us, agenda.clock.now_us(), scheduler.levels_us)
     moved: set[int] = set()

@@ -11,7 +11,7 @@ from towline.client.outgoing import FRAME_BYTES, FRAME_MESSAGES, Body, Sender, a
 from towline.client.receipts import Receipts, Run
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, Conflict, NotFound, ProtocolError, TooLarge
-from towline.model import GroupConfig, Priority, Receipt, TopicConfig, check_group, check_topic
+from towline.model import DELAY, GroupConfig, Priority, Receipt, TopicConfig, check_group, check_topic
 from towline.protocol import split_attachments
 from towline.protocol.messages import (
     Answer,
@@ -90,6 +90,7 @@ def send(
     durability: int,
     compress: bool,
     max_request_bytes: int,
+    deliver_at_us: int = 0,
 ) -> Call:
     """The call that sends one message: a flow of one step, which is spared the generator."""
     lane = as_lane(priority)
@@ -98,6 +99,7 @@ def send(
         None if key is None else [as_key(key)],
         None if headers is None else [as_headers(headers)],
         compress,
+        [deliver_at_us] if deliver_at_us else None,
     )
     if len(frame) + _HEAD_ROOM > max_request_bytes:
         raise _too_large(len(body), max_request_bytes)
@@ -108,7 +110,7 @@ def receipt(name: str, priority: Priority, answer: Answer) -> Receipt:
     """What came of `send`."""
     if type(answer) is not Sent:
         raise ProtocolError(f"a send was answered by {type(answer).__name__}")
-    return Receipt(name, priority, answer.firsts[0], answer.appended_at_us)
+    return Receipt(name, DELAY if answer.delayed else priority, answer.firsts[0], answer.appended_at_us)
 
 
 def send_many(
@@ -122,12 +124,13 @@ def send_many(
     durability: int,
     compress: bool,
     max_request_bytes: int,
+    deliver_at_us: Sequence[int] | None = None,
 ) -> Flow[Receipts]:
     """One frame after the other, so that one that fails is followed by none; each is made while the one before it is on
     its way."""
     lane = as_lane(priority)
     bodies = as_bodies(given)
-    columns = _Columns(bodies, keys, headers, max_request_bytes - _HEAD_ROOM)
+    columns = _Columns(bodies, keys, headers, max_request_bytes - _HEAD_ROOM, deliver_at_us)
     check_topic(name)
     runs: list[Run] = []
     before: tuple[Call, int] | None = None
@@ -144,17 +147,20 @@ def send_many(
 
 def _sent(call: Call, count: int) -> Flow[Run]:
     answer = yield from _ask(call.request, Sent, call)
-    return Run(answer.firsts[0], count, answer.appended_at_us)
+    return Run(answer.firsts[0], count, answer.appended_at_us, bool(answer.delayed))
 
 
 class _Columns:
     """Many messages, cut into frames that fit."""
 
-    def __init__(self, bodies: Sequence[bytes], keys: Any, headers: Any, max_frame_bytes: int) -> None:
+    def __init__(
+        self, bodies: Sequence[bytes], keys: Any, headers: Any, max_frame_bytes: int, times: Sequence[int] | None
+    ) -> None:
         for name, column in (("keys", keys), ("headers", headers)):
             if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
         self._bodies = bodies
+        self._times = times
         self._keys = keys if keys is None else [as_key(key) for key in keys]
         if isinstance(headers, Mapping):
             self._headers = [as_headers(headers)] * len(bodies) if headers else None
@@ -185,7 +191,8 @@ class _Columns:
         bodies = self._bodies if whole else self._bodies[begin:end]
         keys = self._keys if whole or self._keys is None else self._keys[begin:end]
         headers = self._headers if whole or self._headers is None else self._headers[begin:end]
-        frame = sender.frame(bodies, keys, headers, compress)
+        times = self._times if whole or self._times is None else self._times[begin:end]
+        frame = sender.frame(bodies, keys, headers, compress, times)
         if len(frame) <= self._max_frame_bytes:
             yield frame, end - begin
             return

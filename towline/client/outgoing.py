@@ -117,11 +117,19 @@ class Sender:
         self._token = packed
         self._clock = clock
 
-    def frame(self, bodies: Sequence[bytes], keys: Any = None, headers: Any = None, compress: bool = False) -> bytes:
+    def frame(
+        self,
+        bodies: Sequence[bytes],
+        keys: Any = None,
+        headers: Any = None,
+        compress: bool = False,
+        deliver_at_us: Sequence[int] | None = None,
+    ) -> bytes:
         return encode(
             bodies,
             keys=keys,
             headers=headers,
+            deliver_at_us=deliver_at_us,
             producer_id=self.id,
             producer_seq=next(self._numbers),
             produced_at_us=self._clock.now_us(),

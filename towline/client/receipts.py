@@ -9,7 +9,7 @@ from typing import overload
 
 import msgspec
 
-from towline.model import Priority, Receipt
+from towline.model import DELAY, Priority, Receipt
 
 __all__ = ["Receipts", "Run"]
 
@@ -20,6 +20,8 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     first: int
     count: int
     appended_at_us: int
+    delayed: bool = False
+    """They wait for their time; the numbers are their ids until then."""
 
 
 class Receipts(Sequence[Receipt]):
@@ -47,8 +49,9 @@ class Receipts(Sequence[Receipt]):
 
     def __iter__(self) -> Iterator[Receipt]:
         for run in self.runs:
+            lane = DELAY if run.delayed else self.lane
             for seq in range(run.first, run.first + run.count):
-                yield Receipt(self.topic, self.lane, seq, run.appended_at_us)
+                yield Receipt(self.topic, lane, seq, run.appended_at_us)
 
     @overload
     def __getitem__(self, index: int) -> Receipt: ...
@@ -63,4 +66,5 @@ class Receipts(Sequence[Receipt]):
             raise IndexError("there are not so many receipts")
         number = bisect_right(self._ends, index)
         run = self.runs[number]
-        return Receipt(self.topic, self.lane, run.first + index - (self._ends[number] - run.count), run.appended_at_us)
+        seq = run.first + index - (self._ends[number] - run.count)
+        return Receipt(self.topic, DELAY if run.delayed else self.lane, seq, run.appended_at_us)
