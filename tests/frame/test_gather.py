@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ messages = st.lists(
 
 
 @given(st.lists(messages, min_size=1, max_size=4), st.data())
-def test_gathered_messages_are_what_they_were(lists: list[list], data: st.DataObject) -> None:
+def test_gathered_messages_are_what_they_were(lists: list[list[Any]], data: st.DataObject) -> None:
     frames, pieces, rows = [], [], []
     for number, some in enumerate(lists):
         bodies, keys, headers, expiries, timeouts = map(list, zip(*some, strict=True))

@@ -73,7 +73,7 @@ def parcels_in(read: Read, stream: str) -> Iterator[tuple[int, Parcel, int]]:
 class Agenda:
     """State in memory and on its streams, changed in one step: the append first, then the memory."""
 
-    def __init__(self, store: Store, clock: Clock, durability: Durability, *, in_memory: bool) -> None:
+    def __init__(self, store: Store, clock: Clock, durability: Durability, *, borrow_bytes: int = 0) -> None:
         self.store = store
         self.clock = clock
         self.durability = durability
@@ -81,7 +81,8 @@ class Agenda:
         self.position = 0
         """The number of the next mark."""
         self.on_land: Callable[[], None] = lambda: None
-        self._in_memory = in_memory
+        self._borrow_bytes = borrow_bytes
+        self._borrowed = 0
         self._ends: dict[str, int] = {}
         self._pending: dict[asyncio.Future[None], int] = {}
         self._version = 0
@@ -143,12 +144,22 @@ class Agenda:
 
     def _append(self, unit: list[Append]) -> Appended:
         try:
-            return self.store.append(unit, max(self.durability, Durability.OS))
+            appended = self.store.append(unit, max(self.durability, Durability.OS))
         except QueueFull:
-            if not self._in_memory:
+            # A store that is full of delayed messages is emptied by delivering them. So a little of the reserve may be
+            # used; most of it is for the events of consumers.
+            size = sum(len(one.frame) for one in unit)
+            if not self._borrow_bytes or (self._borrowed and self._borrowed + size > self._borrow_bytes):
                 raise
-        # A full memory store must not keep what would make room: the reserve is there for that.
-        return self.store.append([one._replace(control=True) for one in unit], self.durability)
+            appended = self.store.append([one._replace(control=True) for one in unit], self.durability)
+            self._borrowed += size
+            return appended
+        self._borrowed = 0
+        return appended
+
+    def repay(self, freed_bytes: int) -> None:
+        """Consumers have made room."""
+        self._borrowed = max(self._borrowed - freed_bytes, 0)
 
     def limit_us(self, now_us: int) -> int:
         """How far may be delivered: nothing that is not durable yet either."""

@@ -66,9 +66,10 @@ class Broker:
         self._catalog = Catalog(store)
         self._snapshots = Snapshots(store)
         self._topics: dict[str, Topic] = {}
-        in_memory = settings.store.startswith("memory:")
-        self._agenda = Agenda(store, clock, self._durability, in_memory=in_memory)
-        self.scheduler = Scheduler(self._agenda, parse_delay_levels(settings.delay_levels), self._topic_of_delayed)
+        borrow_bytes = settings.capacity_bytes // 32 if settings.store.startswith("memory:") else 0
+        self._agenda = Agenda(store, clock, self._durability, borrow_bytes=borrow_bytes)
+        levels_us = parse_delay_levels(settings.delay_levels)
+        self.scheduler = Scheduler(self._agenda, levels_us, self._topic_of_delayed, self._reclaim)
         self._pulls: Iterator[int] = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._burying: set[Dispatcher] = set()
@@ -104,6 +105,9 @@ class Broker:
             group = await recover_group(self.store, config, self._snapshots.groups.get((topic, name)))
             self._install(self._topics[topic], group)
         await self._agenda.recover()
+        for name in self.scheduler.schedule.counts.keys() - self._topics.keys():
+            log.warning("topic %s has delayed messages but is not in topics.json: added with default settings", name)
+            self._topic_of_delayed(name)
         lanes = [lane.stream for topic in self._topics.values() for lane in topic.lanes]
         producers = await recover_producers(self.store, lanes, list(self._agenda.ends()))
         self._producers = producers
@@ -217,9 +221,18 @@ class Broker:
         return await self._sender.send(frames, durability, source, token)
 
     async def _reclaim(self) -> None:
+        """A memory store has little room."""
+        if not self.settings.store.startswith("memory:"):
+            return
         await self._agenda.save()
         await self._agenda.trim()
+        before = self._lane_bytes()
         await reclaim(self.store, list(self._topics.values()))
+        self._agenda.repay(before - self._lane_bytes())
+
+    def _lane_bytes(self) -> int:
+        lanes = (lane for topic in self._topics.values() for lane in topic.lanes)
+        return sum(self.store.bounds(lane.stream).size_bytes for lane in lanes)
 
     def _topic_of_delayed(self, name: str) -> Topic:
         """A topic that has delayed messages was there when they were sent; a crash may have forgotten it."""
@@ -470,8 +483,7 @@ class Broker:
         await self._save_snapshots()
         await self._catalog.save()
         await self._agenda.trim()
-        if self.settings.store.startswith("memory:"):
-            await reclaim(self.store, list(self._topics.values()))
+        await self._reclaim()
         await retain(
             self.store,
             self.clock,

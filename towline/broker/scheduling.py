@@ -24,7 +24,7 @@ from towline.delivery.schedule import NEAR_US, Slot
 from towline.delivery.schedule_events import Dropped, Due, Moved
 from towline.delivery.wheel import Place
 from towline.delivery.wheel import ripe_at_us as ripe_at
-from towline.errors import TowlineError
+from towline.errors import QueueFull, TowlineError
 from towline.frame import Frame
 from towline.protocol.messages import Sent
 from towline.store import Append, Appended
@@ -87,12 +87,20 @@ class _Pace:
 
 
 class Scheduler:
-    def __init__(self, agenda: Agenda, levels_us: Sequence[int], find_topic: Callable[[str], Topic]) -> None:
+    def __init__(
+        self,
+        agenda: Agenda,
+        levels_us: Sequence[int],
+        find_topic: Callable[[str], Topic],
+        on_full: Callable[[], Awaitable[None]],
+    ) -> None:
         self.agenda = agenda
         self.schedule = agenda.schedule
         self.delivered = 0
         self.levels_us = levels_us
         self._find_topic = find_topic
+        self._on_full = on_full
+        self._unit_bytes = UNIT_BYTES
         self.changing = asyncio.Lock()
         """Held by whoever cancels or moves messages."""
         self.answered: OrderedDict[object, int] = OrderedDict()
@@ -175,12 +183,20 @@ class Scheduler:
             if limit_us <= self.schedule.until_us:
                 return False
             near = self.schedule.near
-            taken = near.take(limit_us, UNIT_BYTES, UNIT_PARCELS)
+            taken = near.take(limit_us, self._unit_bytes, UNIT_PARCELS)
             if not taken:
                 return self._pass_time(limit_us)
             try:
                 taken = await self._fetch(taken)
                 appended = self._deliver(taken)
+                self._unit_bytes = min(self._unit_bytes * 2, UNIT_BYTES)
+            except QueueFull:
+                # What does not fit at once may fit bit by bit, while consumers make room.
+                if len(taken) == 1:
+                    await self._on_full()
+                    raise
+                self._unit_bytes = max(min(self._unit_bytes, sum(entry.size for entry in taken)) // 2, 1)
+                return True
             finally:
                 for entry in taken:
                     near.put_back(entry)
