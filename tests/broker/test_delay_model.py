@@ -103,6 +103,7 @@ class Model:
             assert body not in self.cancelled
             self.cancelled.add(body)
         elif not by_key:
+            await self.look(bench)
             assert body in self.delivered or body in self.cancelled, (body, "should have been there")
             assert answer.gone == [self.ids[body]]
 
@@ -119,6 +120,7 @@ class Model:
             self.due_us[body] = self.clock.now_us() + delay_us
             self.not_before_us[body] = self.latest_us + 1
         else:
+            await self.look(bench)
             assert body in self.delivered or body in self.cancelled
 
     def _some(self) -> bytes | None:

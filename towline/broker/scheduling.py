@@ -396,19 +396,20 @@ class Scheduler:
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
                 continue
             backoff_s = BACKOFF_MIN_S
-            wait_us = (next_us() or FOREVER_US) - self.agenda.clock.now_us()
+            at_us = next_us()
             if not busy:
-                await self._sleep(pace, wait_us)
-            elif wait_us > 0:
+                await self._sleep(pace, FOREVER_US if at_us is None else at_us)
+            elif at_us is not None and at_us > self.agenda.clock.now_us():
                 # Not at once: what comes due meanwhile shares a unit.
                 await asyncio.sleep(max(begin_s + TICK_S - loop.time(), 0))
             else:
                 await asyncio.sleep(0)
 
-    async def _sleep(self, pace: _Pace, wait_us: int) -> None:
+    async def _sleep(self, pace: _Pace, until_us: int) -> None:
+        wait_us = until_us - self.agenda.clock.now_us()
         # What should be done already waits for something else, which wakes us.
         blocked = wait_us <= 0
-        pace.until_us = FOREVER_US if blocked else self.agenda.clock.now_us() + wait_us
+        pace.until_us = FOREVER_US if blocked else until_us
         try:
             async with asyncio.timeout(1.0 if blocked else min(wait_us / SECOND_US, TIMER_MAX_S)):
                 await pace.soon.wait()
