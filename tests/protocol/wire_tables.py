@@ -29,6 +29,7 @@ PARTS: list[type[msgspec.Struct]] = [
     m.Part,
     m.LaneState,
     m.MemberState,
+    m.DelayedMessage,
     tx.Check,
     tx.TransactionState,
 ]

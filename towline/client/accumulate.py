@@ -99,7 +99,15 @@ class Accumulator(Generic[P]):
 
     # Messages in
 
-    def add(self, topic: str, body: bytes, key: str | None, priority: Priority, headers: dict[str, str] | None) -> P:
+    def add(  # noqa: PLR0917 - called for every message: names would cost
+        self,
+        topic: str,
+        body: bytes,
+        key: str | None,
+        priority: Priority,
+        headers: dict[str, str] | None,
+        deliver_at_us: int = 0,
+    ) -> P:
         """Put a message into the parcel of its lane that is being filled."""
         lanes = self._by_priority.get(priority)
         lane = lanes.get(topic) if lanes is not None else None
@@ -128,6 +136,10 @@ class Accumulator(Generic[P]):
             if parcel.headers is None:
                 parcel.headers = [None] * len(bodies)
             parcel.headers.append(headers)
+        if deliver_at_us or parcel.times is not None:
+            if parcel.times is None:
+                parcel.times = [0] * len(bodies)
+            parcel.times.append(deliver_at_us)
         index = len(bodies)
         bodies.append(body)
         parcel.size += size
@@ -209,8 +221,9 @@ class Accumulator(Generic[P]):
 
     # What became of them
 
-    def sent(self, parcel: Parcel, first: int, appended_at_us: int, now: float) -> None:
+    def sent(self, parcel: Parcel, first: int, appended_at_us: int, now: float, *, delayed: bool = False) -> None:
         parcel.first = first
+        parcel.delayed = delayed
         parcel.appended_at_us = appended_at_us
         lane = self._end_flight(parcel)
         lane.backoff = None

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from towline.errors import Timeout, TowlineError, from_code
-from towline.model import LANES, Receipt
+from towline.model import DELAY, LANES, Receipt
 
 __all__ = ["Parcel", "Pending", "call_back"]
 
@@ -28,6 +28,7 @@ class Parcel:
         "callbacks",
         "count",
         "deadline",
+        "delayed",
         "done",
         "error",
         "first",
@@ -39,6 +40,7 @@ class Parcel:
         "opened_at",
         "refusal",
         "size",
+        "times",
         "topic",
         "waiter",
     )
@@ -51,6 +53,9 @@ class Parcel:
         self.bodies: list[bytes] = []
         self.keys: list[str | None] | None = None
         self.headers: list[dict[str, str] | None] | None = None
+        self.times: list[int] | None = None
+        """What the deliver-at column says, if a message is delayed."""
+        self.delayed = False
         self.size = 0
         self.count = 0
         self.frame = b""
@@ -74,7 +79,7 @@ class Parcel:
         """It is a frame now; what it was made of is not needed any more."""
         self.frame = frame
         self.bodies = []
-        self.keys = self.headers = None
+        self.keys = self.headers = self.times = None
 
     def wait(self, timeout: float | None) -> None:
         """Wait in a thread. Whoever ends it sets `done` first and looks for a waiter then."""
@@ -89,7 +94,8 @@ class Parcel:
             self.looked_at = True
             # A new one each time: an exception that is raised again and again grows with every time.
             raise from_code(self.error.code, str(self.error))
-        return Receipt(self.topic, LANES[self.lane], self.first + index, self.appended_at_us)
+        lane = DELAY if self.delayed else LANES[self.lane]
+        return Receipt(self.topic, lane, self.first + index, self.appended_at_us)
 
 
 class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):

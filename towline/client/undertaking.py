@@ -85,9 +85,18 @@ class Undertaking:
         priority: Priority,
         headers: Mapping[str, str] | None,
         dedup_id: str | None,
+        deliver_at_us: int = 0,
     ) -> int:
         self.check(Phase.OPEN)
-        return self._draft.add(topic, body, key=key, priority=priority, headers=headers, dedup_id=dedup_id)
+        return self._draft.add(
+            topic,
+            body,
+            key=key,
+            priority=priority,
+            headers=headers,
+            dedup_id=dedup_id,
+            deliver_at_us=deliver_at_us,
+        )
 
     def add_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority) -> range:
         self.check(Phase.OPEN)
@@ -153,10 +162,10 @@ class Immediate(Undertaking):
                 self._end(Phase.COMMITTED)
                 return []
             self._sender = sender = self._senders.take()
-            heads, frames = self._draft.frames(lambda b, k, h, d: sender.frame(b, k, h, self._compress, d))
+            heads, frames = self._draft.frames(lambda b, k, h, d, t: sender.frame(b, k, h, self._compress, d, t))
             self._request = Send(heads, self._durability), frames
         answer = yield from self._send(*self._request)
-        self.receipts = self._draft.receipts(answer.firsts, answer.appended_at_us, answer.repeats)
+        self.receipts = self._draft.receipts(answer.firsts, answer.appended_at_us, answer.repeats, answer.delayed)
         self._end(Phase.COMMITTED)
         return self.receipts
 
@@ -247,7 +256,7 @@ class Stored(Undertaking):
         answer = yield from self._decide(commit=True)
         if self.phase is not Phase.COMMITTED:
             self.phase = Phase.COMMITTED
-            self.receipts = self._draft.receipts(answer.firsts, answer.decided_at_us, answer.repeats)
+            self.receipts = self._draft.receipts(answer.firsts, answer.decided_at_us, answer.repeats, answer.delayed)
         return self.receipts
 
     def rollback(self) -> Flow[None]:
