@@ -69,7 +69,7 @@ class Near:
         taken: list[Entry] = []
         while self._heap and self._heap[0][0] <= until_us and max_bytes > 0 and len(taken) < max_parcels:
             entry = heapq.heappop(self._heap)[2]
-            max_bytes -= entry.size
+            max_bytes -= _due_bytes(entry, until_us)
             taken.append(entry)
         return taken
 
@@ -93,3 +93,11 @@ class Near:
 
     def _push(self, entry: Entry) -> None:
         heapq.heappush(self._heap, (entry.next_us, next(self._numbers), entry))
+
+
+def _due_bytes(entry: Entry, until_us: int) -> int:
+    """How much of a parcel is due, judged by the mean size of its messages; all of it if it is not at hand."""
+    if entry.opened is None or entry.last_us <= until_us:
+        return entry.size
+    due = bisect_right(entry.opened.times, until_us, entry.at) - entry.at
+    return entry.size * due // entry.opened.parcel.count + 1

@@ -7,6 +7,7 @@ that recovery needs.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -72,6 +73,7 @@ class Slot:
 
     __slots__ = (
         "ahead",
+        "begin_us",
         "cancelled",
         "end",
         "loaded_to",
@@ -86,6 +88,7 @@ class Slot:
 
     def __init__(self, place: Place, first: int, since_us: int) -> None:
         self.place = place
+        self.begin_us = place.begin_us
         self.next = first
         self.end = first
         self.messages = 0
@@ -194,11 +197,8 @@ class Schedule:
 
     def limit_us(self, now_us: int) -> int:
         """How far may be delivered: never the future, and nothing that waits in a slot which was not looked at yet."""
-        limit = now_us
-        for place, slot in self.slots.items():
-            if place.level or slot.loaded_to is None:
-                limit = min(limit, place.begin_us - 1)
-        return limit
+        begins = [slot.begin_us for slot in self.slots.values() if slot.loaded_to is None]
+        return min(now_us, min(begins) - 1) if begins else now_us
 
     def is_quiet(self, now_us: int) -> bool:
         """Whether nothing is due by now, so that time may simply pass."""
@@ -209,7 +209,7 @@ class Schedule:
         """The next slot that has to be read into memory by now."""
         waiting = [slot for slot in self.slots.values() if slot.place.level == 0 and slot.loaded_to is None]
         slot = min(waiting, key=_begin_us, default=None)
-        return slot if slot is not None and slot.place.begin_us <= now_us + NEAR_US else None
+        return slot if slot is not None and slot.begin_us <= now_us + NEAR_US else None
 
     def ripe(self) -> Slot | None:
         """The next slot that has to be moved into finer ones."""
@@ -261,8 +261,7 @@ class Schedule:
             self.cancelled += sum(map(len, slot.cancelled.values()))
 
 
-def _begin_us(slot: Slot) -> int:
-    return slot.place.begin_us
+_begin_us = attrgetter("begin_us")
 
 
 def _slot_out(slot: Slot) -> SlotSnapshot:
