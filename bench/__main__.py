@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from bench import consuming, flatness, machine, sending
+from bench import consuming, delaying, flatness, machine, sending
 from bench.figures import Figure, print_figures
 from bench.stage import Stage
 from towline.errors import TowlineError
@@ -32,6 +32,10 @@ SCENARIOS: dict[str, Scenario] = {
     "large": sending.large,
     "backlog": flatness.backlog,
     "topics": flatness.topics,
+    "delay-in": delaying.delay_in,
+    "delay-out": delaying.delay_out,
+    "delay-minute": delaying.delay_minute,
+    "delay-memory": delaying.delay_memory,
 }
 QUICK = {"seconds": 1.0, "repeats": 1, "backlog": 1_000_000}
 BUSY = 0.5

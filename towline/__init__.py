@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from towline.client.batch import Batch
 from towline.client.blocking import Client, connect
 from towline.client.consumer import Consumer
+from towline.client.delays import DelayedEntry
 from towline.client.message import DeadLetter, Message, Page
 from towline.client.parcel import Pending
 from towline.client.producer import Producer
@@ -68,6 +69,7 @@ __all__ = [
     "Conflict",
     "Consumer",
     "DeadLetter",
+    "DelayedEntry",
     "DiskFull",
     "Durability",
     "GroupConfig",

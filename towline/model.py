@@ -11,6 +11,8 @@ import msgspec
 from towline.errors import BadName, BadRequest
 
 __all__ = [
+    "DELAY",
+    "DELAY_LEVELS",
     "LANES",
     "MAX_GROUPS_PER_TOPIC",
     "MAX_TOPICS",
@@ -30,6 +32,7 @@ __all__ = [
     "lane_stream",
     "message_id",
     "own_stream",
+    "parse_delay_levels",
     "parse_message_id",
     "pull_stream",
 ]
@@ -37,6 +40,11 @@ __all__ = [
 Priority = Literal["high", "middle", "low"]
 LANES: tuple[Priority, ...] = ("high", "middle", "low")
 """The lanes of a shared topic, in the order in which a pull fills from them. A lane's number is its place here."""
+
+DELAY = "delay"
+"""What stands for the lane in the id of a message that is delayed."""
+DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 PRIVATE = "~"
 """A consumer without a group has its own progress; it is kept under its name behind this sign."""
@@ -194,6 +202,15 @@ def dead_stream(topic: str, group: str) -> str:
 def own_stream(topic: str, group: str, lane: str) -> str:
     """Messages for one group alone: dead letters that are sent again."""
     return f"own/{topic}/{group}/{lane}"
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """The delay of level 1, 2, … in microseconds."""
+    words = text.split()
+    matches = [re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smhd])", word) for word in words]
+    if not 1 <= len(words) <= 100 or None in matches:
+        raise BadRequest(f"delay levels {text[:200]!r}: give 1 to 100 lengths of time, such as {DELAY_LEVELS[:14]!r}")
+    return tuple(round(float(match[1]) * _UNITS_S[match[2]] * 1_000_000) for match in matches if match)
 
 
 def message_id(topic: str, lane: str, seq: int) -> str:

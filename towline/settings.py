@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from towline.errors import BadRequest
+from towline.model import DELAY_LEVELS
 
 __all__ = ["PREFIX", "BrokerSettings", "load_settings"]
 
@@ -72,6 +73,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             "What a consumer holds is kept this long after its connection broke, so that it can come back.", ge=0, le=60
         ),
     ] = 0.5
+    delay_levels: Annotated[
+        str, _help("The delays that a producer asks for by number: level 1, level 2, and so on.", max_length=1000)
+    ] = DELAY_LEVELS
     max_connections: Annotated[int, _help("Connections at a time.", ge=1, le=100_000)] = 2_000
     max_frame_bytes: Annotated[int, _help("The largest batch a producer may send.", ge=1 << 10, le=64 << 20)] = 16 << 20
     max_pending_bytes: Annotated[

@@ -13,6 +13,7 @@ import pytest
 from towline.broker.broker import Broker
 from towline.broker.member import Member
 from towline.broker.opening import open_store
+from towline.clock import SYSTEM, Clock
 from towline.frame import Frame, encode
 from towline.model import Durability, GroupConfig, RetryPolicy
 from towline.protocol.messages import Act, Attach, Part, Pull, Pulled, Sent, Settled
@@ -97,10 +98,10 @@ class World:
         return BrokerSettings(store=self.store_url, **fields)
 
     @asynccontextmanager
-    async def open(self, **given: Any) -> AsyncIterator[Bench]:
+    async def open(self, clock: Clock = SYSTEM, **given: Any) -> AsyncIterator[Bench]:
         settings = self.settings(**given)
         store = await open_store(settings)
-        broker = await Broker.open(store, settings)
+        broker = await Broker.open(store, settings, clock=clock)
         try:
             yield Bench(broker, store)
         finally:

@@ -79,3 +79,10 @@ def test_an_unknown_transaction_is_one_line(cli: Cli) -> None:
     assert cli("tx", "resolve", "nonesuch", "commit", code=1).err == (
         "error: there is no transaction nonesuch on this broker\n"
     )
+
+
+def test_a_transaction_can_be_delayed(cli: Cli, mq: towline.Client, topic: str) -> None:
+    receipts = cli("send", topic, "--transaction", "--delay", "1h", "-o", "json", input=b"a\nb\n").lines
+    assert [receipt["lane"] for receipt in receipts] == ["delay", "delay"]
+    assert [one.id for one in mq.delayed(topic)] == [receipt["id"] for receipt in receipts]
+    assert bodies(mq, topic) == []

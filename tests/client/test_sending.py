@@ -98,3 +98,26 @@ async def test_many_messages_go_in_order_whatever_their_sizes(connect: Any, url:
 async def test_sending_nothing_is_fine(connect: Any, url: str, topic: str) -> None:
     async with entered(connect(url)) as mq:
         assert len(await do(mq.send_many(topic, []))) == 0
+
+
+async def test_a_transaction_may_hold_delayed_messages(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        async with entered(mq.transaction()) as tx:
+            await do(tx.send(topic, b"a", dedup_id="x"))
+            await do(tx.send(topic, b"later", delay=3600))
+            await do(tx.send(topic, b"b"))
+            with pytest.raises(BadRequest, match="not both"):
+                await do(tx.send(topic, b"c", dedup_id="y", delay=1))
+        assert [(one.lane, one.seq) for one in tx.receipts if one.lane != "delay"] == [("middle", 0), ("middle", 1)]
+        assert tx.receipts[1].lane == "delay"
+        assert [message.body for message in await do(mq.browse(topic))] == [b"a", b"b"]
+        assert await do(mq.cancel(topic, tx.receipts[1])) == 1
+
+        async with entered(mq.prepare("shop")) as prepared:
+            await do(prepared.send(topic, b"later", delay=3600))
+            await do(prepared.store())
+        (receipt,) = prepared.receipts
+        assert [one.id for one in await do(mq.delayed(topic))] == [receipt.id]
+
+        with pytest.raises(BadRequest, match="both dedup ids and delays"):
+            await do(mq.send(topic, b"x", dedup_id="z", delay=1))

@@ -71,7 +71,7 @@ def test_a_token_that_reaches_beyond_the_frame_is_refused() -> None:
         Frame(with_columns(encode([b"a"]), b"", flags=ZSTD, token_length=8))
 
 
-@pytest.mark.parametrize("flag", [128, 1024, 2048, 4096, 8192, 16384, 32768])
+@pytest.mark.parametrize("flag", [1024, 2048, 4096, 8192, 16384, 32768])
 def test_unknown_flags_are_refused(flag: int) -> None:
     with pytest.raises(BadFrame, match="unknown flags"):
         Frame(reseal(SMALL, flags=Frame(SMALL).flags | flag)).verify()

@@ -13,7 +13,8 @@ GROUP = GroupConfig(
 ACT = m.Act(1, 7, [(0, 10, 5), (2, 1 << 40, 1)], False, 12.5, "no such customer")
 PART = m.Part(1, 1000, 20, 3, 4096, 2, 1_700_000_000_000_002, bytes([127, 0, 0, 1]))
 LANE = m.LaneState("high", 5, 25, 4096)
-TOPIC_STATE = m.TopicState(TOPIC, [LANE], ["billing"])
+TOPIC_STATE = m.TopicState(TOPIC, [LANE], ["billing"], 7)
+DELAYED = m.DelayedMessage(12, "orders", 2, 1_700_000_000_000_006, 1_700_000_000_000_007, "order-4423", 100)
 GROUP_STATE = m.GroupState(
     GROUP, [("high", 5, 25)], 20, 3, 2, 1_700_000_000_000_003, 1, 4, [m.MemberState("c1", "127.0.0.1:5", 3, True, 0.5)]
 )
@@ -46,6 +47,9 @@ REQUESTS: list[m.Request] = [
     m.Resend("orders", "billing", [3, 4], 100),
     m.Locate("orders", 1, 1_700_000_000_000_004),
     m.Stat(),
+    m.ListDelayed("orders", 1_700_000_000_000_006, 12, 50),
+    m.CancelDelayed("orders", [12, 1 << 40], "order-4423", True),
+    m.MoveDelayed("orders", [12], "order-4423", -30_000_000, True),
     tx.Prepare("9f31a7", "shop", "order-4423", [m.FrameHead("orders", 0, 100), m.FrameHead("stock", 2, 70)], 30.0, 2),
     tx.Decide("9f31a7", True, 1),
     tx.AwaitChecks("shop", 20_000),
@@ -61,7 +65,7 @@ REQUESTS: list[m.Request] = [
 
 ANSWERS: list[m.Answer] = [
     m.Welcome(1, "towline", 3, 16_842_752, 30.0),
-    m.Sent([1000, 1 << 40], 1_700_000_000_000_005, True, [(1, 3, 2, 17, 1_700_000_000_000_004)]),
+    m.Sent([1000, 1 << 40], 1_700_000_000_000_005, True, [(1, 3, 2, 17, 1_700_000_000_000_004)], [1]),
     m.Attached(1, [7, 8], GROUP),
     m.Pulled((1 << 40) + 5, [PART], [(0, "lease-lost", "too late")]),
     m.Settled([(1, "lease-lost", "too late")]),
@@ -73,8 +77,11 @@ ANSWERS: list[m.Answer] = [
     m.Resent(2, 5),
     m.Located(12_345),
     m.Stated({"sent": 5, "name": "towline", "up_s": 1.5}),
+    m.Delayed([DELAYED], 20),
+    m.DelayedCancelled(2, [12], 3),
+    m.DelayedMoved(1, [12], 1_700_000_000_000_008),
     tx.Prepared(1_700_000_000_000_006, True),
-    tx.Decided([1000, 1 << 40], 1_700_000_000_000_007, True, [(1, 3, 2, 17, 1_700_000_000_000_004)]),
+    tx.Decided([1000, 1 << 40], 1_700_000_000_000_007, True, [(1, 3, 2, 17, 1_700_000_000_000_004)], [1]),
     tx.Checks([CHECK]),
     tx.Transactions([TRANSACTION], 3),
     m.Templated(TOPIC),

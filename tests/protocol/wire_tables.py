@@ -31,6 +31,7 @@ PARTS: list[type[msgspec.Struct]] = [
     m.MemberState,
     m.TraceCursor,
     m.TraceStep,
+    m.DelayedMessage,
     tx.Check,
     tx.TransactionState,
 ]

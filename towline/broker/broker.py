@@ -13,14 +13,17 @@ from typing import Any
 
 import msgspec
 
+from towline.broker.agenda import Agenda
 from towline.broker.burial import bury, dead_letters, expire, purge, resend, revise
 from towline.broker.catalog import Catalog
+from towline.broker.delayed import cancel_delayed, list_delayed, move_delayed
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.finding import find
 from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
+from towline.broker.scheduling import Scheduler
 from towline.broker.sending import Outgoing, Sender
 from towline.broker.topic import Topic
 from towline.broker.tracing import trace
@@ -39,6 +42,7 @@ from towline.model import (
     check_consumer,
     check_group,
     check_topic,
+    parse_delay_levels,
 )
 from towline.protocol import messages as wire
 from towline.settings import BrokerSettings
@@ -65,6 +69,10 @@ class Broker:
         self._catalog = Catalog(store, clock)
         self._snapshots = Snapshots(store, clock)
         self._topics: dict[str, Topic] = {}
+        borrow_bytes = settings.capacity_bytes // 32 if settings.store.startswith("memory:") else 0
+        self._agenda = Agenda(store, clock, self._durability, borrow_bytes=borrow_bytes)
+        levels_us = parse_delay_levels(settings.delay_levels)
+        self.scheduler = Scheduler(self._agenda, levels_us, self._topic_of_delayed, self._reclaim)
         self._pulls: Iterator[int] = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._burying: set[Dispatcher] = set()
@@ -78,6 +86,8 @@ class Broker:
     async def open(cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM) -> Broker:
         broker = cls(store, settings, clock)
         await broker._recover()
+        for loop in broker.scheduler.loops():
+            broker._start(loop)
         broker._start(every(settings.maintenance_s, "maintenance", broker.maintain))
         broker._start(every(min(max(settings.heartbeat_s / 10, 0.02), 1.0), "heartbeat watch", broker._watch))
         return broker
@@ -97,13 +107,19 @@ class Broker:
                 continue
             group = await recover_group(self.store, config, self._snapshots.groups.get((topic, name)))
             self._install(self._topics[topic], group)
+        await self._agenda.recover()
+        for name in self.scheduler.schedule.counts.keys() - self._topics.keys():
+            log.warning("topic %s has delayed messages but is not in topics.json: added with default settings", name)
+            self._topic_of_delayed(name)
         lanes = {
             lane.stream: (name, number)
             for name, topic in self._topics.items()
             for number, lane in enumerate(topic.lanes)
         }
         self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
-        self._producers = await recover_producers(self.store, lanes, self._dedup, self.clock.now_us())
+        self._producers = await recover_producers(
+            self.store, lanes, list(self._agenda.ends()), self._dedup, self.clock.now_us()
+        )
         self._sender = Sender(
             self.store,
             self._producers,
@@ -112,6 +128,7 @@ class Broker:
             durability=self._durability,
             max_frame_bytes=self.settings.max_frame_bytes,
             clock=self.clock,
+            scheduler=self.scheduler,
         )
         self.transactions = Escrow(self.store, self.clock, self._sender, self.settings, self._reclaim)
         await self.transactions.recover()
@@ -219,7 +236,22 @@ class Broker:
         return await self._sender.send(frames, durability, source, token)
 
     async def _reclaim(self) -> None:
+        """A memory store has little room."""
+        if not self.settings.store.startswith("memory:"):
+            return
+        await self._agenda.save()
+        await self._agenda.trim()
+        before = self._lane_bytes()
         await reclaim(self.store, list(self._topics.values()))
+        self._agenda.repay(before - self._lane_bytes())
+
+    def _lane_bytes(self) -> int:
+        lanes = (lane for topic in self._topics.values() for lane in topic.lanes)
+        return sum(self.store.bounds(lane.stream).size_bytes for lane in lanes)
+
+    def _topic_of_delayed(self, name: str) -> Topic:
+        """A topic that has delayed messages was there when they were sent; a crash may have forgotten it."""
+        return self._topics.get(name) or self._make_topic(TopicConfig(name, self.clock.now_us()))
 
     def _topic_for_send(self, name: str) -> Topic:
         topic = self._topics.get(name)
@@ -328,6 +360,7 @@ class Broker:
 
     async def delete_topic(self, name: str) -> None:
         topic = self._topic(name)
+        await self.scheduler.drop_topic(name)
         for group in list(topic.groups):
             await self.delete_group(name, group)
         self._topics.pop(name, None)
@@ -338,10 +371,10 @@ class Broker:
             await self.store.trim(lane.stream, self.store.bounds(lane.stream).end)
 
     def topic_states(self) -> list[wire.TopicState]:
-        return [self._topics[name].state(self.store) for name in sorted(self._topics)]
+        return [self.topic_state(name) for name in sorted(self._topics)]
 
     def topic_state(self, name: str) -> wire.TopicState:
-        return self._topic(name).state(self.store)
+        return self._topic(name).state(self.store, self.scheduler.schedule.counts.get(name, 0))
 
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(check_topic(name))
@@ -421,6 +454,21 @@ class Broker:
             raise NotFound(f"there is no group {name} on topic {topic}")
         return found
 
+    # Delayed messages
+
+    async def delayed(self, request: wire.ListDelayed) -> wire.Delayed:
+        if request.topic:
+            self._topic(request.topic)
+        return await list_delayed(self.scheduler, request)
+
+    async def cancel_delayed(self, request: wire.CancelDelayed) -> wire.DelayedCancelled:
+        self._topic(request.topic)
+        return await cancel_delayed(self.scheduler, request)
+
+    async def move_delayed(self, request: wire.MoveDelayed) -> wire.DelayedMoved:
+        self._topic(request.topic)
+        return await move_delayed(self.scheduler, request)
+
     # Dead letters and looking around
 
     async def resend(self, request: wire.Resend) -> wire.Resent:
@@ -465,18 +513,22 @@ class Broker:
             "dedup_ids": len(self._dedup),
             "prepared": len(self.transactions),
             "retrying": sum(one.group.retries.messages for one in dispatchers),
+            **self.scheduler.figures(),
         }
 
     # By itself
 
     async def maintain(self) -> None:
         """Snapshots first, because they let go of events; then retention."""
+        self.scheduler.pass_quietly()
+        if self.settings.retention_s:
+            self.scheduler.rewrite_older(self.clock.now_us() - round(self.settings.retention_s * SECOND_US))
         await self._save_snapshots()
         await self._catalog.save()
-        if self.settings.store.startswith("memory:"):
-            await self._reclaim()
+        await self._agenda.trim()
+        await self._reclaim()
         await self.transactions.tidy()
-        pins = self._snapshots.pins() | self.transactions.pins()
+        pins = self._snapshots.pins() | self.transactions.pins() | self._agenda.pins()
         for dispatcher in list(self._dispatchers()):
             pins |= await expire(dispatcher)
         await retain(
@@ -489,7 +541,10 @@ class Broker:
         )
 
     async def _save_snapshots(self) -> None:
+        # The schedule first: what it lets go of is then in what is remembered of producers.
+        await self._agenda.save()
         ends = {lane.stream: lane.end for topic in self._topics.values() for lane in topic.lanes if lane.end}
+        ends |= self._agenda.ends()
         await self._snapshots.save(list(self._dispatchers()), self._producers, self._dedup, ends)
         await self.transactions.save()
 
@@ -500,6 +555,7 @@ class Broker:
             log.error("the list of topics could not be written, and will be tried again: %s", error)
 
     async def _watch(self) -> None:
+        self.scheduler.watch_clock()
         now_s = self.clock.steady_s()
         for dispatcher in sweep_members(list(self._dispatchers()), now_s, self.settings.heartbeat_s):
             config = dispatcher.group.config

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from towline.broker.agenda import parcels_in
 from towline.broker.config_file import ConfigFile, DataVersion
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.scheduling import delay_mark
 from towline.clock import Clock
 from towline.delivery import Dedup, Group, GroupSnapshot, Producers, decode_event, mend, restore, snapshot
 from towline.delivery.dedup import Seen
@@ -139,9 +141,11 @@ def _replay(group: Group, record: bytes, stream: str, *, whole: bool) -> bool:
     return whole
 
 
-async def recover_producers(store: Store, lanes: Mapping[str, tuple[str, int]], dedup: Dedup, now_us: int) -> Producers:
+async def recover_producers(
+    store: Store, lanes: Mapping[str, tuple[str, int]], slots: Sequence[str], dedup: Dedup, now_us: int
+) -> Producers:
     """What producers sent, and the dedup ids of it: from the snapshot, then from the frames that came after it. `lanes`
-    are the topic and number of each lane, by stream."""
+    are the topic and number of each lane, by stream; `slots` the streams of delayed messages."""
     producers, ends = Producers(), dict[str, int]()
     document = await store.load(PRODUCERS)
     if document is not None:
@@ -152,15 +156,30 @@ async def recover_producers(store: Store, lanes: Mapping[str, tuple[str, int]], 
             dedup.restore(decoded.seen)
         except msgspec.MsgspecError as error:
             log.error("%s cannot be read (%s): frames sent before are not recognised if sent again", PRODUCERS, error)
-            ends = {stream: store.bounds(stream).end for stream in lanes}
+            ends = {stream: store.bounds(stream).end for stream in [*lanes, *slots]}
     for stream, (topic, lane) in lanes.items():
         async for chunk in _frames_since(store, stream, ends.get(stream, 0)):
             frame = Frame(chunk.frame)
             if frame.producer_id:
                 producers.remember(frame.producer_id, frame.producer_seq, chunk.first, chunk.appended_at_us)
             dedup.replay(topic, frame, Seen(lane, chunk.first, chunk.appended_at_us), now_us)
+    for stream in slots:
+        await _remember_parcels(store, stream, ends.get(stream, 0), producers)
     dedup.replayed(now_us)
     return producers
+
+
+async def _remember_parcels(store: Store, stream: str, at: int, producers: Producers) -> None:
+    """The frames that went to the schedule, whole or split."""
+    end = store.bounds(stream).end
+    while at < end:
+        read = await store.read(stream, at, READ_COUNT, READ_BYTES)
+        for _, parcel, at_us in parcels_in(read, stream):
+            frame = Frame(parcel.frame)
+            if frame.producer_id:
+                first = delay_mark(parcel.first_id)
+                producers.remember(frame.producer_id, frame.producer_seq, first, at_us)
+        at = max(read.next, at + 1)
 
 
 async def _frames_since(store: Store, stream: str, at: int) -> AsyncIterator[Chunk]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from towline.broker.lane import Lane
+from towline.broker.scheduling import Booking, Scheduler, delay_mark
 from towline.broker.topic import Topic
 from towline.clock import Clock
 from towline.delivery import Dedup, Producers
@@ -27,14 +28,17 @@ Outgoing = tuple[str, int, bytes | memoryview]
 class Mark(Protocol):
     """What is appended in one unit with frames, to say that they are there."""
 
-    def append(self, firsts: Sequence[int], repeats: Sequence[Repeat]) -> Append:
-        """The record, given where each frame goes and which messages are repeats."""
+    def append(self, firsts: Sequence[int], repeats: Sequence[Repeat], delayed: Sequence[int]) -> Append:
+        """The record, given where each frame goes, which messages are repeats and which frames wait for their time."""
 
     def appended(self, sent: Sent) -> None:
         """It has its place now; called before anything else can happen."""
 
 
-NOT_YET: Final = DELIVER_AT | EXPIRES_AT | SHARD_KEY | TIMEOUT
+NOT_YET: Final = EXPIRES_AT | SHARD_KEY | TIMEOUT
+UNJOINED: Final = DEDUP | DELIVER_AT
+"""An id stands for a place on a lane, which a delayed message gets later, or never."""
+NOTHING: Final[Mapping[int, int]] = {}
 
 
 class Sender:
@@ -50,11 +54,13 @@ class Sender:
         durability: Durability,
         max_frame_bytes: int,
         clock: Clock,
+        scheduler: Scheduler,
     ) -> None:
         self._store = store
         self._producers = producers
         self._dedup = dedup
         self._clock = clock
+        self.scheduler = scheduler
         self.find_topic = find_topic
         self._durability = durability
         self._max_frame_bytes = max_frame_bytes
@@ -87,17 +93,31 @@ class Sender:
             topics.append(topic)
             lanes.append(topic.lanes[number])
             flags |= frame.flags
-        placed = self._place(outgoing, lanes, frames) if flags & DEDUP or mark is not None else None
+        booking = self._book(outgoing, frames, source) if flags & DELIVER_AT else None
+        waiting: Mapping[int, int] = booking.firsts if booking is not None else NOTHING
+        placed = self._place(outgoing, lanes, frames, waiting) if flags & DEDUP or mark is not None else None
         kept = [
             None if frame is None else Append(lane.stream, frame.data, frame.count, source)
             for lane, frame in zip(lanes, frames if placed is None else placed.frames, strict=True)
         ]
+        for number in waiting:
+            kept[number] = None
         unit = [append for append in kept if append is not None]
         if mark is not None and placed is not None:
-            unit.append(mark.append(placed.firsts, placed.settle(0)[1]))
+            unit.append(mark.append(placed.firsts, placed.settle(0)[1], sorted(waiting)))
+        ahead = len(unit)
+        if booking is not None:
+            unit += booking.appends
         appended = self._store.append(unit, wanted or Durability.OS)
         done = appended.done
-        sent = Sent(list(appended.firsts), appended.at_us) if placed is None else placed.sent(appended)
+        if booking is not None:
+            self.scheduler.booked(booking, appended, ahead)
+        if placed is not None:
+            sent = placed.sent(appended)
+        elif booking is not None:
+            sent = booking.sent(appended, len(frames))
+        else:
+            sent = Sent(list(appended.firsts), appended.at_us)
         visible = done if len(lanes) == 1 else _together(lanes, done)
         self._submit(lanes, kept, frames, sent, visible)
         if placed is not None:
@@ -119,16 +139,35 @@ class Sender:
             _when(done, sending.stored)
         return sending.answer
 
-    def _place(self, outgoing: Sequence[Outgoing], lanes: Sequence[Lane], frames: Sequence[Frame]) -> _Placed:
-        """Take out what came already, and foretell where the rest goes: only the broker appends to lanes."""
+    def _book(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame], source: bytes) -> Booking | None:
+        """Delayed messages go to the schedule instead of their lanes, unless all of a frame is due by now."""
+        delayed = [
+            (number, topic, lane, frame)
+            for number, ((topic, lane, _), frame) in enumerate(zip(outgoing, frames, strict=True))
+            if frame.flags & DELIVER_AT
+        ]
+        return self.scheduler.book(delayed, source)
+
+    def _place(
+        self,
+        outgoing: Sequence[Outgoing],
+        lanes: Sequence[Lane],
+        frames: Sequence[Frame],
+        waiting: Mapping[int, int],
+    ) -> _Placed:
+        """Take out what came already, and foretell where the rest goes: only the broker appends to lanes. `waiting` are
+        the frames that go to the schedule, and the ids of their first messages."""
         unit = [(topic, frame) for (topic, _, _), frame in zip(outgoing, frames, strict=True)]
         screened = self._dedup.screen(unit, self._clock.now_us())
         next_of = {lane.stream: lane.next for lane in lanes}
         firsts = []
-        for lane, frame in zip(lanes, screened.frames, strict=True):
+        for number, (lane, frame) in enumerate(zip(lanes, screened.frames, strict=True)):
+            if number in waiting:
+                firsts.append(waiting[number])
+                continue
             firsts.append(next_of[lane.stream])
             next_of[lane.stream] += frame.count if frame is not None else 0
-        return _Placed(screened, firsts, [lane for _, lane, _ in outgoing])
+        return _Placed(screened, firsts, [lane for _, lane, _ in outgoing], sorted(waiting))
 
     def check(self, data: bytes | memoryview, token: bytes) -> Frame:
         if len(data) > self._max_frame_bytes:
@@ -141,6 +180,11 @@ class Sender:
             raise BadFrame("a producer sends messages, not delivery events")
         if frame.flags & NOT_YET:
             raise BadRequest(f"this broker does not know what the frame asks for (flags {frame.flags & NOT_YET:#x})")
+        if frame.flags & UNJOINED == UNJOINED:
+            raise BadRequest(
+                "a frame has both dedup ids and delays (deliver at), which this broker does not join: send delayed "
+                "messages without dedup ids"
+            )
         if frame.token != token:
             raise Refused("the frame carries another token than its connection")
         return frame
@@ -157,6 +201,7 @@ class Sender:
         firsts: list[int] = []
         repeats: list[Repeat] = []
         at_us = next(one.at_us for one in remembered if one is not None)
+        delayed: list[int] = []
         for n, ((topic, lane, _), frame, one) in enumerate(zip(outgoing, frames, remembered, strict=True)):
             told: list[Repeat] | None = [] if one is not None else None
             if frame.flags & DEDUP:
@@ -167,9 +212,13 @@ class Sender:
                     f"producer {first.producer_id:x} sends frame {first.producer_seq} again with other frames"
                 )
             repeats += told
-            firsts.append(one.first if one is not None else told[0].seq)
+            if one is not None and one.first < 0:
+                delayed.append(n)
+                firsts.append(delay_mark(one.first))
+            else:
+                firsts.append(one.first if one is not None else told[0].seq)
         answer: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
-        answer.set_result(Sent(firsts, at_us, duplicate=True, repeats=list(repeats)))
+        answer.set_result(Sent(firsts, at_us, True, list(repeats), delayed))
         return answer
 
     def _submit(
@@ -180,7 +229,12 @@ class Sender:
         sent: Sent,
         visible: asyncio.Future[None],
     ) -> None:
-        for lane, append, frame, first in zip(lanes, kept, frames, sent.firsts, strict=True):
+        firsts: Sequence[int] = sent.firsts
+        if sent.delayed:
+            firsts = [delay_mark(first) if n in sent.delayed else first for n, first in enumerate(firsts)]
+            self.messages += sum(frames[n].count for n in sent.delayed)
+            self.bytes += sum(frames[n].length for n in sent.delayed)
+        for lane, append, frame, first in zip(lanes, kept, frames, firsts, strict=True):
             if frame.producer_id:
                 self._producers.remember(frame.producer_id, frame.producer_seq, first, sent.appended_at_us)
             if append is not None:
@@ -258,11 +312,12 @@ class _Sending:
 class _Placed:
     """A unit of which messages may have come already: what of it is stored, and where."""
 
-    __slots__ = ("_lanes", "_screened", "firsts", "frames", "new")
+    __slots__ = ("_delayed", "_lanes", "_screened", "firsts", "frames", "new")
 
-    def __init__(self, screened: Screened, firsts: Sequence[int], lanes: Sequence[int]) -> None:
+    def __init__(self, screened: Screened, firsts: Sequence[int], lanes: Sequence[int], delayed: Sequence[int]) -> None:
         self._screened = screened
         self._lanes = lanes
+        self._delayed = delayed
         self.frames = screened.frames
         self.firsts = firsts
         self.new: dict[tuple[str, bytes], Seen] = {}
@@ -272,10 +327,14 @@ class _Placed:
         return self._screened.placed(self.firsts, self._lanes, at_us)
 
     def sent(self, appended: Appended) -> Sent:
-        foretold = [first for first, frame in zip(self.firsts, self.frames, strict=True) if frame is not None]
+        foretold = [
+            first
+            for number, (first, frame) in enumerate(zip(self.firsts, self.frames, strict=True))
+            if frame is not None and number not in self._delayed
+        ]
         assert foretold == list(appended.firsts[: len(foretold)]), "only the broker appends to lanes"
         self.new, repeats = self.settle(appended.at_us)
-        return Sent(list(self.firsts), appended.at_us, False, list(repeats))
+        return Sent(list(self.firsts), appended.at_us, False, list(repeats), list(self._delayed))
 
 
 def _together(lanes: Sequence[Lane], done: asyncio.Future[None]) -> asyncio.Future[None]:
@@ -311,7 +370,7 @@ def _again(under_way: asyncio.Future[Sent]) -> asyncio.Future[Sent]:
             answer.set_exception(error)
         else:
             sent = first.result()
-            answer.set_result(Sent(sent.firsts, sent.appended_at_us, True, sent.repeats))
+            answer.set_result(Sent(sent.firsts, sent.appended_at_us, True, sent.repeats, sent.delayed))
 
     under_way.add_done_callback(finish)
     return answer

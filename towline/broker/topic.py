@@ -23,6 +23,6 @@ class Topic:
         for dispatcher in self.groups.values():
             dispatcher.wake()
 
-    def state(self, store: Store) -> wire.TopicState:
+    def state(self, store: Store, delayed: int = 0) -> wire.TopicState:
         lanes = [wire.LaneState(name, *store.bounds(lane.stream)) for name, lane in zip(LANES, self.lanes, strict=True)]
-        return wire.TopicState(self.config, lanes, sorted(self.groups))
+        return wire.TopicState(self.config, lanes, sorted(self.groups), delayed)

@@ -35,7 +35,7 @@ from towline.delivery.transactions import (
 )
 from towline.errors import NotFound, QueueFull, Refused, StoreDamaged, Unavailable
 from towline.frame import FRAME_MAX, Frame, encode_events
-from towline.frame.layout import DEDUP
+from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability, check_producer_group
 from towline.protocol import transactions as wire
 from towline.protocol.messages import Sent
@@ -97,6 +97,8 @@ class Escrow:
             self._sender.find_topic(head.topic)
             if frame.flags & DEDUP:
                 dedup_ids_of(head.topic, frame)
+            if frame.flags & DELIVER_AT:
+                self._sender.scheduler.check(frame)
         async with self._alone(request.transaction):
             if not self._state.admit(request.transaction):
                 self._check_token(request.transaction, token)
@@ -146,7 +148,7 @@ class Escrow:
             found = self._state.settle(transaction, commit=commit)
             if isinstance(found, Finished):
                 await self._barrier(durability)
-                return wire.Decided(found.firsts, found.at_us, True, list(found.repeats))
+                return wire.Decided(found.firsts, found.at_us, True, list(found.repeats), found.delayed)
             if commit:
                 return await self._commit(found, durability, reason)
             mark = RolledBack(self._clock.now_us(), transaction, reason)
@@ -173,7 +175,7 @@ class Escrow:
             )
         )
         sent = await asyncio.shield(future)
-        return wire.Decided(sent.firsts, sent.appended_at_us, False, sent.repeats)
+        return wire.Decided(sent.firsts, sent.appended_at_us, False, sent.repeats, sent.delayed)
 
     async def _read(self, waiting: Open) -> Chunk:
         count = 1 + len(waiting.head.frames)
@@ -348,8 +350,10 @@ class _CommitMark:
         self._escrow = escrow
         self._mark = mark
 
-    def append(self, firsts: Sequence[int], repeats: Sequence[Repeat]) -> Append:
-        self._mark = msgspec.structs.replace(self._mark, firsts=list(firsts), repeats=list(repeats))
+    def append(self, firsts: Sequence[int], repeats: Sequence[Repeat], delayed: Sequence[int]) -> Append:
+        self._mark = msgspec.structs.replace(
+            self._mark, firsts=list(firsts), repeats=list(repeats), delayed=list(delayed)
+        )
         return _marks([self._mark])
 
     def appended(self, sent: Sent) -> None:

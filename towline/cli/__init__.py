@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Group
 from towline.cli.bench import bench
 from towline.cli.consume import consume
 from towline.cli.dead import dead
+from towline.cli.delay import delay
 from towline.cli.find import find
 from towline.cli.groups import group
 from towline.cli.log import log
@@ -49,7 +50,7 @@ app.command(consume, group=_MESSAGES, sort_key=2)
 app.command(run_app, name="run", group=_MESSAGES, sort_key=3)
 app.command(find, group=_MESSAGES, sort_key=4)
 app.command(trace, group=_MESSAGES, sort_key=5)
-for place, commands in enumerate((topic, group, dead, tx)):
+for place, commands in enumerate((topic, group, dead, delay, tx)):
     commands.group, commands.sort_key = (_ADMIN,), place
     app.command(commands)
 app.command(serve, group=_BROKER, sort_key=1)

@@ -12,6 +12,8 @@ from cyclopts import Parameter
 
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Format, Output, note, print_json, stamp
+from towline.cli.times import Duration
+from towline.cli.when import when
 from towline.errors import BadRequest, TooLarge, TowlineError
 from towline.model import Priority, Receipt
 
@@ -60,6 +62,15 @@ def send(
     priority: Annotated[
         Priority, Parameter(name=("--priority", "-p"), help="Which lane of the topic it goes to.")
     ] = "middle",
+    delay: Annotated[
+        Duration | None, Parameter(help="Deliver it so long after the broker has it, for example `30s`.")
+    ] = None,
+    at: Annotated[
+        str | None, Parameter(help="Deliver it at this time: `2026-05-01T12:00`, `2026-05-01T12:00Z`, or Unix time.")
+    ] = None,
+    delay_level: Annotated[
+        int | None, Parameter(help="Deliver it after a delay of the broker's table, by number: 1 is 1s, 18 is 2h.")
+    ] = None,
     durability: Annotated[
         Literal["fsync", "os", "received"] | None,
         Parameter(
@@ -92,10 +103,13 @@ def send(
         towline send scans --file page-1.png page-2.png
 
         towline send orders --transaction < batch.txt
+
+        towline send reminders 'pay your bill' --delay 30m
     """
     if dedup_id is not None and (len(file) > 1 or not (file or whole or body not in (None, "-"))):
         raise Usage("--dedup-id is for a single message: give it as an argument, with --whole or with one --file")
     options = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
+    options |= when(delay, at, delay_level)
     batches = _batches(body, file, whole=whole)
     with connection.connect() as client:
         if transaction:
@@ -193,13 +207,13 @@ def _send_batch(client: Client, topic: str, bodies: list[bytes], options: dict[s
     if len(bodies) == 1:
         return [client.send(topic, bodies[0], **options)]
     key, headers = options["key"], options["headers"]
+    others = {name: value for name, value in options.items() if name not in ("key", "headers", "dedup_id")}
     return client.send_many(
         topic,
         bodies,
         keys=[key] * len(bodies) if key else None,
         headers=[headers] * len(bodies) if headers else None,
-        priority=options["priority"],
-        durability=options["durability"],
+        **others,
     )
 
 

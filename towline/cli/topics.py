@@ -116,6 +116,7 @@ def info(name: Name, /, *, output: Output = "text", connection: Connection = Con
             ("created", stamp(state.config.created_at_us)),
             ("retention", _retention(state)),
             ("groups", ", ".join(state.groups) or "none"),
+            ("delayed", f"{state.delayed:,}"),
         ]
     )
     rows = [
@@ -158,4 +159,5 @@ def _facts(state: TopicState) -> dict[str, Any]:
             for lane in state.lanes
         ],
         "groups": state.groups,
+        "delayed": state.delayed,
     }

@@ -99,13 +99,14 @@ class Accumulator(Generic[P]):
 
     # Messages in
 
-    def add(
+    def add(  # noqa: PLR0917 - called for every message: names would cost
         self,
         topic: str,
         body: bytes,
         key: str | None,
         priority: Priority,
         headers: dict[str, str] | None,
+        deliver_at_us: int = 0,
         *,
         dedup_id: str | None = None,
     ) -> P:
@@ -143,6 +144,10 @@ class Accumulator(Generic[P]):
             if parcel.dedup_ids is None:
                 parcel.dedup_ids = [None] * len(bodies)
             parcel.dedup_ids.append(dedup_id)
+        if deliver_at_us or parcel.times is not None:
+            if parcel.times is None:
+                parcel.times = [0] * len(bodies)
+            parcel.times.append(deliver_at_us)
         index = len(bodies)
         bodies.append(body)
         parcel.size += size
@@ -224,8 +229,9 @@ class Accumulator(Generic[P]):
 
     # What became of them
 
-    def sent(self, parcel: Parcel, first: int, appended_at_us: int, now: float) -> None:
+    def sent(self, parcel: Parcel, first: int, appended_at_us: int, now: float, *, delayed: bool = False) -> None:
         parcel.first = first
+        parcel.delayed = delayed
         parcel.appended_at_us = appended_at_us
         lane = self._end_flight(parcel)
         lane.backoff = None

@@ -13,10 +13,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from towline.client import dead, flows, search
+from towline.client import delays as delays_of
 from towline.client.aio_consumer import Batch, Consumer
 from towline.client.aio_link import AioLink
 from towline.client.aio_producer import Pending, Producer
 from towline.client.aio_transaction import Checker, PreparedTransaction, Transacting, Transaction
+from towline.client.delays import DelayedEntry, Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route
 from towline.client.message import DeadLetter, Message, Page
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
@@ -163,6 +165,9 @@ class Client(Transacting):
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
         dedup_id: str | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
         durability: Durability | str | None = None,
         compress: bool = False,
     ) -> Receipt:
@@ -170,7 +175,12 @@ class Client(Transacting):
 
         It is stored once, though the connection may break in between: the broker knows a message that it has seen. With
         a `dedup_id` it is also stored once though you send it again, maybe from another process: while the broker knows
-        the id (10 minutes, unless set otherwise), you are given the receipt of the first one on that topic."""
+        the id (10 minutes, unless set otherwise), you are given the receipt of the first one on that topic.
+
+        With a `delay` in seconds, a `deliver_at` (a time with its time zone, or Unix time) or a `delay_level` (a number
+        of the broker's table: 1 is 1 s, 18 is 2 h) consumers get it then, not before; the receipt's lane is `delay`.
+        A message has a delay or a `dedup_id`, not both.
+        """
         call = flows.send(
             self._sender,
             topic,
@@ -182,6 +192,7 @@ class Client(Transacting):
             compress=compress,
             max_request_bytes=self._max_request_bytes,
             dedup_id=dedup_id,
+            deliver_at_us=as_deliver_at(delay, deliver_at, delay_level),
         )
         return flows.receipt(topic, priority, await self._link.ask(call))
 
@@ -194,11 +205,17 @@ class Client(Transacting):
         priority: Priority = "middle",
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
         dedup_ids: Sequence[str | None] | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
+        delays: Sequence[float | datetime | None] | None = None,
         durability: Durability | str | None = None,
         compress: bool = False,
     ) -> Receipts:
         """Send many messages at a time, by far the quickest way: up to 10,000 messages or 1 MiB are stored together,
-        all or none; more are cut into several such batches, and the first that fails ends it."""
+        all or none; more are cut into several such batches, and the first that fails ends it.
+
+        `delay`, `deliver_at` and `delay_level` are for all of them; `delays` has one for each: seconds, or a time."""
         return await self._link.run(
             flows.send_many(
                 self._sender,
@@ -211,6 +228,7 @@ class Client(Transacting):
                 compress=compress,
                 max_request_bytes=self._max_request_bytes,
                 dedup_ids=dedup_ids,
+                deliver_at_us=as_deliver_at_each(len(bodies), delay, deliver_at, delay_level, delays),
             )
         )
 
@@ -344,6 +362,42 @@ class Client(Transacting):
     async def delete_group(self, topic: str, name: str) -> None:
         """Forget a group, its progress and its dead letters."""
         await self._link.run(flows.delete_group(topic, name))
+
+    # Delayed messages
+
+    async def delayed(
+        self, topic: str | None = None, *, after: DelayedEntry | Time | None = None, max_messages: int = 100
+    ) -> list[DelayedEntry]:
+        """The messages of a topic, or of all, that wait for their time: soonest first, `after` a time or an entry."""
+        return await self._link.run(delays_of.delayed(topic, after, max_messages))
+
+    async def cancel(
+        self,
+        topic: str,
+        id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
+        *,
+        key: str | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Cancel a delayed message by its id or receipt, or all with this key. How many it were: they will not be
+        delivered. `Conflict` if the one with this id does not wait any more."""
+        return await self._link.run(delays_of.cancel(topic, id, key, dry_run))
+
+    async def reschedule(
+        self,
+        topic: str,
+        id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
+        *,
+        key: str | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
+        dry_run: bool = False,
+    ) -> int:
+        """Deliver a delayed message, or all with this key, at another time. How many it were; they keep their ids.
+        `Conflict` if the one with this id does not wait any more."""
+        at_us = delays_of.as_new_time(delay, deliver_at, delay_level)
+        return await self._link.run(delays_of.reschedule(topic, id, key, at_us, dry_run))
 
     # Looking
 

@@ -13,6 +13,7 @@ import msgspec
 
 from towline.client.accumulate import Accumulator, BatchLimits, expired
 from towline.client.aio_link import AioLink
+from towline.client.delays import Time, as_deliver_at
 from towline.client.outgoing import Body, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, call_back
 from towline.client.producer import Shipping, raise_unseen
@@ -116,16 +117,21 @@ class Producer:
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
         dedup_id: str | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
     ) -> Pending:
-        """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`."""
+        """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`. A
+        delay counts from when the broker takes the message."""
         if type(body) is not bytes:
             body = as_body(body)
         as_key(key)
         packed = as_headers(headers)
         as_dedup_id(dedup_id)
+        at_us = as_deliver_at(delay, deliver_at, delay_level)
         if self._closed or self._accumulator.is_full:
             await self._make_room()
-        pending = self._accumulator.add(topic, body, key, priority, packed, dedup_id=dedup_id)
+        pending = self._accumulator.add(topic, body, key, priority, packed, at_us, dedup_id=dedup_id)
         if self._accumulator.stirred:
             self._stirred.set()
         return pending

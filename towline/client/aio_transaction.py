@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from towline.client import flows
 from towline.client.aio_link import AioLink
 from towline.client.backoff import Backoff
+from towline.client.delays import Time, as_deliver_at
 from towline.client.outgoing import Body, Sender, as_durability
 from towline.client.transaction import Verdict
 from towline.client.undertaking import Immediate, Phase, Senders, Stored, Undertaking, await_checks, decide, verdict
@@ -60,9 +61,20 @@ class _Gathering(Generic[U]):
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
         dedup_id: str | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
     ) -> int:
-        """Put a message into the transaction. The answer is its place in `receipts`."""
-        return self._core.add(topic, body, key=key, priority=priority, headers=headers, dedup_id=dedup_id)
+        """Put a message into the transaction. The answer is its place in `receipts`. A delay counts from the commit."""
+        return self._core.add(
+            topic,
+            body,
+            key=key,
+            priority=priority,
+            headers=headers,
+            dedup_id=dedup_id,
+            deliver_at_us=as_deliver_at(delay, deliver_at, delay_level),
+        )
 
     async def send_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority = "middle") -> range:
         """Put many messages into the transaction. The answer is their places in `receipts`."""

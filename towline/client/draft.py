@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from towline.client.outgoing import Body, as_bodies, as_body, as_dedup_id, as_headers, as_key, as_lane
 from towline.errors import BadRequest, TooLarge
-from towline.model import LANES, Priority, Receipt, check_topic
+from towline.model import DELAY, LANES, Priority, Receipt, check_topic
 from towline.protocol.messages import FrameHead
 
 __all__ = ["FRAMES_MAX", "MESSAGES_MAX", "Draft", "places"]
@@ -20,33 +20,37 @@ transaction that is sent again."""
 
 T = TypeVar("T")
 
-Frames = Callable[[Sequence[bytes], Any, Any, Any], bytes]
-"""Makes a frame of bodies, keys, headers and dedup ids."""
+Frames = Callable[[Sequence[bytes], Any, Any, Any, Any], bytes]
+"""Makes a frame of bodies, keys, headers, dedup ids and times of delivery."""
+
+Place = tuple[str, int, bool]
+"""Topic, lane, and whether the messages are delayed: those have a frame of their own."""
 
 
 class _Lane:
     """The messages for one lane. What none of them has so far is no column."""
 
-    __slots__ = ("bodies", "dedup_ids", "headers", "keys")
+    __slots__ = ("bodies", "dedup_ids", "headers", "keys", "times")
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.keys: list[str | None] = []
         self.headers: list[dict[str, str] | None] = []
         self.dedup_ids: list[str | None] = []
+        self.times: list[int | None] = []
 
-    def columns(self) -> tuple[list[bytes], Any, Any, Any]:
-        """All of them, or None; each as long as the bodies."""
+    def columns(self) -> tuple[list[bytes], Any, Any, Any, Any]:
+        """All of them, or None; each as long as the bodies. Delayed messages are a lane of their own."""
         count = len(self.bodies)
         others = (self.keys, self.headers, self.dedup_ids)
         keys, headers, ids = [[*column, *[None] * (count - len(column))] if column else None for column in others]
-        return self.bodies, keys, headers, ids
+        return self.bodies, keys, headers, ids, self.times or None
 
 
 class Draft:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._lanes: dict[Place, _Lane] = {}
         self._places: list[tuple[_Lane, int]] = []
         self._size = 0
 
@@ -63,12 +67,15 @@ class Draft:
         priority: Priority,
         headers: Mapping[str, str] | None,
         dedup_id: str | None,
+        deliver_at_us: int = 0,
     ) -> int:
         """Add a message; its number within the draft. What is refused leaves the draft as it was."""
         lane, packed, named = as_lane(priority), as_body(body), as_headers(headers)
         as_key(key)
         as_dedup_id(dedup_id)
-        place = (check_topic(topic), lane)
+        if deliver_at_us and dedup_id is not None:
+            raise BadRequest("a message has a delay or a dedup_id, not both")
+        place = (check_topic(topic), lane, bool(deliver_at_us))
         # The least that it takes; what was made of it is measured before it is sent.
         size = len(packed) + len(key or "") + len(dedup_id or "")
         if named is not None:
@@ -79,6 +86,7 @@ class Draft:
         _put(messages.keys, key, count)
         _put(messages.headers, named, count)
         _put(messages.dedup_ids, dedup_id, count)
+        _put(messages.times, deliver_at_us or None, count)
         messages.bodies.append(packed)
         self._places.append((messages, count))
         self._size += size
@@ -86,7 +94,7 @@ class Draft:
 
     def add_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority) -> range:
         """Add many messages that have nothing but bodies; their numbers within the draft."""
-        place, packed = (check_topic(topic), as_lane(priority)), as_bodies(bodies)
+        place, packed = (check_topic(topic), as_lane(priority), False), as_bodies(bodies)
         size = sum(map(len, packed))
         if packed:
             self._check_room(place, len(packed), size)
@@ -97,7 +105,7 @@ class Draft:
             self._size += size
         return range(len(self._places) - len(packed), len(self._places))
 
-    def _check_room(self, place: tuple[str, int], count: int, size: int) -> None:
+    def _check_room(self, place: Place, count: int, size: int) -> None:
         if len(self._places) + count > MESSAGES_MAX:
             raise TooLarge(f"a transaction holds at most {MESSAGES_MAX:,} messages: commit it, and begin another")
         if place not in self._lanes and len(self._lanes) >= FRAMES_MAX:
@@ -106,24 +114,28 @@ class Draft:
             raise _too_many_bytes(self._max_bytes)
 
     def frames(self, make: Frames) -> tuple[list[FrameHead], list[bytes]]:
-        """One frame for each lane, in the order in which the lanes were first sent to."""
+        """One frame for each lane, and one for what is delayed on it, in the order in which they were first sent to."""
         frames = [make(*lane.columns()) for lane in self._lanes.values()]
         if sum(map(len, frames)) > self._max_bytes:
             raise _too_many_bytes(self._max_bytes)
-        heads = [FrameHead(*place, len(frame)) for place, frame in zip(self._lanes, frames, strict=True)]
+        heads = [FrameHead(*place[:2], len(frame)) for place, frame in zip(self._lanes, frames, strict=True)]
         return heads, frames
 
     def receipts(
-        self, firsts: Sequence[int], at_us: int, repeats: Sequence[tuple[int, int, int, int, int]]
+        self,
+        firsts: Sequence[int],
+        at_us: int,
+        repeats: Sequence[tuple[int, int, int, int, int]],
+        delayed: Sequence[int],
     ) -> list[Receipt]:
         """Where each message is, in the order in which they were sent."""
         if len(firsts) != len(self._lanes):
             raise BadRequest(f"{len(firsts)} frames were stored of {len(self._lanes)}")
         found: dict[_Lane, list[Receipt]] = {}
-        for n, ((topic, lane), messages) in enumerate(self._lanes.items()):
+        for n, ((topic, lane, _), messages) in enumerate(self._lanes.items()):
             mine = [repeat for repeat in repeats if repeat[0] == n]
             found[messages] = [
-                Receipt(topic, LANES[at], seq, when)
+                Receipt(topic, DELAY if n in delayed else LANES[at], seq, when)
                 for at, seq, when in places(lane, firsts[n], len(messages.bodies), at_us, mine)
             ]
         return [found[lane][index] for lane, index in self._places]

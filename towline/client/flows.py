@@ -22,7 +22,7 @@ from towline.client.outgoing import (
 from towline.client.receipts import Receipts, Run
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, Conflict, NotFound, ProtocolError, TooLarge
-from towline.model import LANES, GroupConfig, Priority, Receipt, TopicConfig, check_group, check_topic
+from towline.model import DELAY, LANES, GroupConfig, Priority, Receipt, TopicConfig, check_group, check_topic
 from towline.protocol import split_attachments
 from towline.protocol.messages import (
     Answer,
@@ -111,6 +111,7 @@ def send(
     compress: bool,
     max_request_bytes: int,
     dedup_id: str | None = None,
+    deliver_at_us: int = 0,
 ) -> Call:
     """The call that sends one message: a flow of one step, which is spared the generator."""
     lane = as_lane(priority)
@@ -120,6 +121,7 @@ def send(
         None if headers is None else [as_headers(headers)],
         compress,
         None if dedup_id is None else [as_dedup_id(dedup_id)],
+        [deliver_at_us] if deliver_at_us else None,
     )
     if len(frame) + _HEAD_ROOM > max_request_bytes:
         raise _too_large(len(body), max_request_bytes)
@@ -133,7 +135,7 @@ def receipt(name: str, priority: Priority, answer: Answer) -> Receipt:
     if answer.repeats:
         _, _, lane, seq, at_us = answer.repeats[0]
         return Receipt(name, LANES[lane], seq, at_us)
-    return Receipt(name, priority, answer.firsts[0], answer.appended_at_us)
+    return Receipt(name, DELAY if answer.delayed else priority, answer.firsts[0], answer.appended_at_us)
 
 
 def send_many(
@@ -148,12 +150,13 @@ def send_many(
     compress: bool,
     max_request_bytes: int,
     dedup_ids: Sequence[str | None] | None = None,
+    deliver_at_us: Sequence[int] | None = None,
 ) -> Flow[Receipts]:
     """One frame after the other, so that one that fails is followed by none; each is made while the one before it is on
     its way."""
     lane = as_lane(priority)
     bodies = as_bodies(given)
-    columns = _Columns(bodies, keys, headers, dedup_ids, max_request_bytes - _HEAD_ROOM)
+    columns = _Columns(bodies, keys, headers, dedup_ids, deliver_at_us, max_frame_bytes=max_request_bytes - _HEAD_ROOM)
     check_topic(name)
     runs: list[Run] = []
     before: tuple[Call, int] | None = None
@@ -171,7 +174,7 @@ def send_many(
 def _sent(lane: int, call: Call, count: int) -> Flow[list[Run]]:
     answer = yield from _ask(call.request, Sent, call)
     if not answer.repeats:
-        return [Run(answer.firsts[0], count, answer.appended_at_us)]
+        return [Run(answer.firsts[0], count, answer.appended_at_us, DELAY if answer.delayed else None)]
     found = places(lane, answer.firsts[0], count, answer.appended_at_us, answer.repeats)
     return [Run(seq, 1, at_us, LANES[at]) for at, seq, at_us in found]
 
@@ -179,11 +182,21 @@ def _sent(lane: int, call: Call, count: int) -> Flow[list[Run]]:
 class _Columns:
     """Many messages, cut into frames that fit."""
 
-    def __init__(self, bodies: Sequence[bytes], keys: Any, headers: Any, dedup_ids: Any, max_frame_bytes: int) -> None:
+    def __init__(
+        self,
+        bodies: Sequence[bytes],
+        keys: Any,
+        headers: Any,
+        dedup_ids: Any,
+        times: Sequence[int] | None,
+        *,
+        max_frame_bytes: int,
+    ) -> None:
         for name, column in (("keys", keys), ("headers", headers), ("dedup_ids", dedup_ids)):
             if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
         self._bodies = bodies
+        self._times = times
         self._keys = keys if keys is None else [as_key(key) for key in keys]
         self._dedup_ids = dedup_ids if dedup_ids is None else [as_dedup_id(one) for one in dedup_ids]
         if isinstance(headers, Mapping):
@@ -216,7 +229,8 @@ class _Columns:
         keys = self._keys if whole or self._keys is None else self._keys[begin:end]
         headers = self._headers if whole or self._headers is None else self._headers[begin:end]
         dedup_ids = self._dedup_ids if whole or self._dedup_ids is None else self._dedup_ids[begin:end]
-        frame = sender.frame(bodies, keys, headers, compress, dedup_ids)
+        times = self._times if whole or self._times is None else self._times[begin:end]
+        frame = sender.frame(bodies, keys, headers, compress, dedup_ids, times)
         if len(frame) <= self._max_frame_bytes:
             yield frame, end - begin
             return

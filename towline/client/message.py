@@ -13,7 +13,7 @@ import msgspec
 
 from towline.errors import BadRequest, Conflict
 from towline.frame import Frame, decode_headers
-from towline.frame.layout import HEADERS, KEY
+from towline.frame.layout import HEADERS, KEY, PRODUCED_AT
 from towline.model import LANES, Priority, message_id
 from towline.protocol import messages
 
@@ -89,10 +89,12 @@ class Section:
     def _column(self, flag: int) -> list[bytes]:
         return self._frame.texts(flag, self.start, self.start + len(self.bodies)) or []
 
-    @property
-    def produced_at_us(self) -> int:
+    def produced_at_us(self, index: int) -> int:
         at_us: int = self._frame.produced_at_us
-        return at_us
+        if not self._frame.flags & PRODUCED_AT:
+            return at_us
+        each = self._frame.produced_at_each_us(self.start + index, self.start + index + 1)
+        return each[0] if each else at_us
 
     @property
     def token(self) -> str:
@@ -200,11 +202,11 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
     @property
     def produced_at_us(self) -> int:
         """When the producer sent it, by the producer's clock."""
-        return self._section.produced_at_us
+        return self._section.produced_at_us(self._index)
 
     @property
     def produced_at(self) -> datetime:
-        return _time(self._section.produced_at_us)
+        return _time(self.produced_at_us)
 
     @property
     def lost(self) -> bool:

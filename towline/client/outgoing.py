@@ -135,19 +135,21 @@ class Sender:
         self._token = packed
         self._clock = clock
 
-    def frame(
+    def frame(  # noqa: PLR0917 - called for every message: names would cost
         self,
         bodies: Sequence[bytes],
         keys: Any = None,
         headers: Any = None,
         compress: bool = False,
         dedup_ids: Any = None,
+        deliver_at_us: Sequence[int] | None = None,
     ) -> bytes:
         return encode(
             bodies,
             keys=keys,
             headers=headers,
             dedup_ids=dedup_ids,
+            deliver_at_us=deliver_at_us,
             producer_id=self.id,
             producer_seq=next(self._numbers),
             produced_at_us=self._clock.now_us(),
@@ -155,13 +157,16 @@ class Sender:
             compress=compress,
         )
 
-    def loose_frame(self, bodies: Sequence[bytes], keys: Any, headers: Any, dedup_ids: Any) -> bytes:
+    def loose_frame(
+        self, bodies: Sequence[bytes], keys: Any, headers: Any, dedup_ids: Any, deliver_at_us: Sequence[int] | None
+    ) -> bytes:
         """A frame without a number: something else makes sure that it is stored once."""
         return encode(
             bodies,
             keys=keys,
             headers=headers,
             dedup_ids=dedup_ids,
+            deliver_at_us=deliver_at_us,
             produced_at_us=self._clock.now_us(),
             token=self._token,
         )

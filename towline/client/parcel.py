@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from towline.errors import Timeout, TowlineError, from_code
-from towline.model import LANES, Receipt
+from towline.model import DELAY, LANES, Receipt
 
 __all__ = ["Parcel", "Pending", "call_back"]
 
@@ -29,6 +29,7 @@ class Parcel:
         "count",
         "deadline",
         "dedup_ids",
+        "delayed",
         "done",
         "error",
         "first",
@@ -41,6 +42,7 @@ class Parcel:
         "places",
         "refusal",
         "size",
+        "times",
         "topic",
         "waiter",
     )
@@ -54,6 +56,9 @@ class Parcel:
         self.keys: list[str | None] | None = None
         self.headers: list[dict[str, str] | None] | None = None
         self.dedup_ids: list[str | None] | None = None
+        self.times: list[int] | None = None
+        """What the deliver-at column says, if a message is delayed."""
+        self.delayed = False
         self.size = 0
         self.count = 0
         self.frame = b""
@@ -79,7 +84,7 @@ class Parcel:
         """It is a frame now; what it was made of is not needed any more."""
         self.frame = frame
         self.bodies = []
-        self.keys = self.headers = self.dedup_ids = None
+        self.keys = self.headers = self.dedup_ids = self.times = None
 
     def wait(self, timeout: float | None) -> None:
         """Wait in a thread. Whoever ends it sets `done` first and looks for a waiter then."""
@@ -101,7 +106,8 @@ class Parcel:
         if self.places is not None:
             lane, seq, at_us = self.places[index]
             return Receipt(self.topic, LANES[lane], seq, at_us)
-        return Receipt(self.topic, LANES[self.lane], self.first + index if self.first >= 0 else -1, self.appended_at_us)
+        name = DELAY if self.delayed else LANES[self.lane]
+        return Receipt(self.topic, name, self.first + index if self.first >= 0 else -1, self.appended_at_us)
 
 
 class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):

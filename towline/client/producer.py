@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 from towline.client.accumulate import Accumulator, BatchLimits, expired
 from towline.client.connection import Call
+from towline.client.delays import Time, as_deliver_at
 from towline.client.draft import places
 from towline.client.link import Link
 from towline.client.outgoing import Body, Sender, as_body, as_dedup_id, as_headers, as_key
@@ -56,8 +57,8 @@ class Shipping:
         """The request for a parcel; None if it cannot be made, which is an answer as well."""
         try:
             if not parcel.frame:
-                columns = (parcel.bodies, parcel.keys, parcel.headers)
-                parcel.packed(self._sender.frame(*columns, self._compress, parcel.dedup_ids))
+                columns = parcel.bodies, parcel.keys, parcel.headers, self._compress, parcel.dedup_ids, parcel.times
+                parcel.packed(self._sender.frame(*columns))
             if len(parcel.frame) > self._max_frame_bytes:
                 raise TooLarge(
                     f"{parcel.count} messages of {parcel.size} bytes are over the broker's limit of "
@@ -99,7 +100,7 @@ class Shipping:
                 if answer.repeats:
                     about = (answer.firsts[0], parcel.count, answer.appended_at_us, answer.repeats)
                     parcel.places = places(parcel.lane, *about)
-                accumulator.sent(parcel, answer.firsts[0], answer.appended_at_us, now)
+                accumulator.sent(parcel, answer.firsts[0], answer.appended_at_us, now, delayed=bool(answer.delayed))
                 ended.append(parcel)
         return ended
 
@@ -184,8 +185,12 @@ class Producer:
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
         dedup_id: str | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
     ) -> Pending:
-        """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`."""
+        """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`. A
+        delay counts from when the broker takes the message."""
         if type(body) is not bytes:
             body = as_body(body)
         if key is not None:
@@ -194,11 +199,12 @@ class Producer:
             headers = as_headers(headers)
         if dedup_id is not None:
             as_dedup_id(dedup_id)
+        at_us = as_deliver_at(delay, deliver_at, delay_level)
         accumulator = self._accumulator
         with self._lock:
             if self._closed or accumulator.is_full:
                 self._make_room()
-            pending = self._add(topic, body, key, priority, headers, dedup_id=dedup_id)
+            pending = self._add(topic, body, key, priority, headers, at_us, dedup_id=dedup_id)
             if self._asleep and accumulator.stirred:
                 self._ring()
         return pending

@@ -20,8 +20,9 @@ class Run(msgspec.Struct, frozen=True, gc=False):
     first: int
     count: int
     appended_at_us: int
-    lane: Priority | None = None
-    """Another lane than that of the others: there the message came first, by its dedup id."""
+    lane: str | None = None
+    """Another lane than that of the others: there the message came first, by its dedup id. Or `delay`: the messages
+    wait for their time, and the numbers are their ids until then."""
 
 
 class Receipts(Sequence[Receipt]):
@@ -49,8 +50,9 @@ class Receipts(Sequence[Receipt]):
 
     def __iter__(self) -> Iterator[Receipt]:
         for run in self.runs:
+            lane = run.lane or self.lane
             for seq in range(run.first, run.first + run.count):
-                yield Receipt(self.topic, run.lane or self.lane, seq, run.appended_at_us)
+                yield Receipt(self.topic, lane, seq, run.appended_at_us)
 
     @overload
     def __getitem__(self, index: int) -> Receipt: ...

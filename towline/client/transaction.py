@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from towline.client import flows
 from towline.client.backoff import Backoff
+from towline.client.delays import Time, as_deliver_at
 from towline.client.link import Link
 from towline.client.outgoing import Body, Sender, as_durability
 from towline.client.undertaking import Immediate, Phase, Senders, Stored, Undertaking, await_checks, decide, verdict
@@ -59,9 +60,20 @@ class _Gathering(Generic[U]):
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
         dedup_id: str | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
     ) -> int:
-        """Put a message into the transaction. The answer is its place in `receipts`."""
-        return self._core.add(topic, body, key=key, priority=priority, headers=headers, dedup_id=dedup_id)
+        """Put a message into the transaction. The answer is its place in `receipts`. A delay counts from the commit."""
+        return self._core.add(
+            topic,
+            body,
+            key=key,
+            priority=priority,
+            headers=headers,
+            dedup_id=dedup_id,
+            deliver_at_us=as_deliver_at(delay, deliver_at, delay_level),
+        )
 
     def send_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority = "middle") -> range:
         """Put many messages into the transaction. The answer is their places in `receipts`."""

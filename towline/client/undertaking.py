@@ -69,7 +69,7 @@ class Undertaking:
     def __init__(self, max_request_bytes: int, durability: int) -> None:
         self.phase = Phase.NEW
         self._receipts: list[Receipt] | None = None
-        self._answer: tuple[Sequence[int], int, Sequence[tuple[int, int, int, int, int]]] | None = None
+        self._answer: tuple[Sequence[int], int, Sequence[tuple[int, int, int, int, int]], Sequence[int]] | None = None
         self._draft = Draft(max_request_bytes - HEAD_ROOM)
         self._durability = durability
         self._thread = threading.get_ident()
@@ -95,9 +95,18 @@ class Undertaking:
         priority: Priority,
         headers: Mapping[str, str] | None,
         dedup_id: str | None,
+        deliver_at_us: int = 0,
     ) -> int:
         self.check(Phase.OPEN)
-        return self._draft.add(topic, body, key=key, priority=priority, headers=headers, dedup_id=dedup_id)
+        return self._draft.add(
+            topic,
+            body,
+            key=key,
+            priority=priority,
+            headers=headers,
+            dedup_id=dedup_id,
+            deliver_at_us=deliver_at_us,
+        )
 
     def add_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority) -> range:
         self.check(Phase.OPEN)
@@ -163,10 +172,10 @@ class Immediate(Undertaking):
                 self._end(Phase.COMMITTED)
                 return
             self._sender = sender = self._sender or self._senders.take()
-            heads, frames = self._draft.frames(lambda b, k, h, d: sender.frame(b, k, h, self._compress, d))
+            heads, frames = self._draft.frames(lambda b, k, h, d, t: sender.frame(b, k, h, self._compress, d, t))
             self._request = Send(heads, self._durability), frames
         answer = yield from self._send(*self._request)
-        self._answer = answer.firsts, answer.appended_at_us, answer.repeats
+        self._answer = answer.firsts, answer.appended_at_us, answer.repeats, answer.delayed
         self._end(Phase.COMMITTED)
 
     def _send(self, request: Request, frames: list[bytes]) -> Flow[Sent]:
@@ -254,7 +263,7 @@ class Stored(Undertaking):
 
     def commit(self) -> Flow[None]:
         answer = yield from self._decide(commit=True)
-        self._answer = answer.firsts, answer.decided_at_us, answer.repeats
+        self._answer = answer.firsts, answer.decided_at_us, answer.repeats, answer.delayed
         self.phase = Phase.COMMITTED
 
     def rollback(self) -> Flow[None]:

@@ -81,6 +81,8 @@ class Committed(_Mark, frozen=True, array_like=True, tag=1):
     repeats: list[Repeat]
     """Those whose first one is in this transaction carry the time 0: it is the time of the mark's record."""
     reason: str = ""
+    delayed: list[int] = []
+    """The places of the frames that wait for their time: `firsts` has the ids of their first messages."""
 
 
 class RolledBack(_Mark, frozen=True, array_like=True, tag=2):
@@ -144,6 +146,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     firsts: list[int]
     repeats: list[Repeat]
     reason: str
+    delayed: list[int] = []
 
 
 class TransactionsSnapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -259,6 +262,7 @@ class Transactions:
             if isinstance(mark, Committed)
             else [],
             mark.reason,
+            mark.delayed if isinstance(mark, Committed) else [],
         )
         while len(self.finished) > FINISHED_MAX:
             self.finished.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from towline.frame.decode import Frame, decode_headers
 from towline.frame.encode import encode, encode_events
+from towline.frame.gather import Piece, gather
 from towline.frame.layout import COUNT_MAX, EVENTS, FRAME_MAX, TOKEN_MAX
 from towline.frame.pick import pick
 from towline.frame.slice import slice_frame
@@ -12,9 +13,11 @@ __all__ = [
     "FRAME_MAX",
     "TOKEN_MAX",
     "Frame",
+    "Piece",
     "decode_headers",
     "encode",
     "encode_events",
+    "gather",
     "pick",
     "slice_frame",
 ]

@@ -23,6 +23,7 @@ from towline.frame.layout import (
     HEADERS,
     KEY,
     MAGIC,
+    PRODUCED_AT,
     SHARD_KEY,
     TIMEOUT,
     TOKEN_MAX,
@@ -240,6 +241,10 @@ class Frame:
 
     def timeouts_us(self, start: int = 0, stop: int | None = None) -> list[int] | None:
         return self.numbers(TIMEOUT, start, stop)
+
+    def produced_at_each_us(self, start: int = 0, stop: int | None = None) -> list[int] | None:
+        """Where the messages of a frame were produced at different times; else `produced_at_us` holds for all."""
+        return self.numbers(PRODUCED_AT, start, stop)
 
 
 def decode_headers(packed: bytes) -> dict[str, str]:

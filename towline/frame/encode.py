@@ -36,7 +36,15 @@ from towline.frame.layout import (
 )
 from towline.frame.zstd import compress_columns
 
-__all__ = ["encode", "encode_columns", "encode_events"]
+__all__ = [
+    "assemble",
+    "earliest_and_latest",
+    "encode",
+    "encode_columns",
+    "encode_events",
+    "number_column",
+    "text_column",
+]
 
 _LARGE: Final = 64 << 10
 """From here on it is cheaper to add up the checksum part by part than to copy all parts once more."""
@@ -63,39 +71,39 @@ def encode(
     """A frame of these messages. A list of another length than `bodies` is an error; None is an absent column, and so
     is a list of nothing but None or 0."""
     count = len(bodies)
-    parts = _text_column(bodies)
+    parts = text_column(bodies)
     flags = 0
     # One `if` a column, in the order of the layout: a loop over them costs a frame of one message a microsecond.
     if keys is not None and _has_values(keys, count):
         flags |= KEY
-        parts += _text_column(_utf8(keys))
+        parts += text_column(_utf8(keys))
     if headers is not None and _has_values(headers, count):
         flags |= HEADERS
-        parts += _text_column([_pack_headers(value) if value else b"" for value in headers])
+        parts += text_column([_pack_headers(value) if value else b"" for value in headers])
     if dedup_ids is not None and _has_values(dedup_ids, count):
         flags |= DEDUP
-        parts += _text_column(_utf8(dedup_ids))
+        parts += text_column(_utf8(dedup_ids))
     if shard_keys is not None and _has_values(shard_keys, count):
         flags |= SHARD_KEY
-        parts += _text_column(_utf8(shard_keys))
+        parts += text_column(_utf8(shard_keys))
     expiry = (0, 0)
     if expires_at_us is not None and _has_values(expires_at_us, count):
         flags |= EXPIRES_AT
-        parts.append(_number_column(expires_at_us))
-        expiry = _earliest_and_latest(expires_at_us)
+        parts.append(number_column(expires_at_us))
+        expiry = earliest_and_latest(expires_at_us)
     if deliver_at_us is not None and _has_values(deliver_at_us, count):
         flags |= DELIVER_AT
-        parts.append(_number_column(deliver_at_us))
+        parts.append(number_column(deliver_at_us))
     if timeouts_us is not None and _has_values(timeouts_us, count):
         flags |= TIMEOUT
-        parts.append(_number_column(timeouts_us))
+        parts.append(number_column(timeouts_us))
     numbers = (producer_id, producer_seq, produced_at_us, *expiry)
-    return _assemble(parts, flags, count, numbers, token=token, compress=compress)
+    return assemble(parts, flags, count, numbers, token=token, compress=compress)
 
 
 def encode_events(events: Sequence[bytes], *, produced_at_us: int = 0) -> bytes:
     """A frame of delivery events, as a pull log keeps them."""
-    return _assemble(_text_column(events), EVENTS, len(events), (0, 0, produced_at_us, 0, 0))
+    return assemble(text_column(events), EVENTS, len(events), (0, 0, produced_at_us, 0, 0))
 
 
 def encode_columns(
@@ -114,12 +122,12 @@ def encode_columns(
     flags = sum(flag for flag, column in [*texts.items(), *numbers.items()] if any(column))
     parts: list[bytes] = []
     for flag in texts_in(flags):
-        parts += _text_column(texts[flag])
+        parts += text_column(texts[flag])
     for flag in numbers_in(flags):
-        parts.append(_number_column(numbers[flag]))
-    expiry = _earliest_and_latest(numbers[EXPIRES_AT]) if flags & EXPIRES_AT else (0, 0)
+        parts.append(number_column(numbers[flag]))
+    expiry = earliest_and_latest(numbers[EXPIRES_AT]) if flags & EXPIRES_AT else (0, 0)
     header = (producer_id, producer_seq, produced_at_us, *expiry)
-    return _assemble(parts, flags, count, header, token=token, compress=compress)
+    return assemble(parts, flags, count, header, token=token, compress=compress)
 
 
 def _has_values(column: Sequence[object], count: int) -> bool:
@@ -142,12 +150,12 @@ def _pack_headers(headers: dict[str, str]) -> bytes:
     return packed
 
 
-def _earliest_and_latest(expires_at_us: Sequence[int]) -> tuple[int, int]:
+def earliest_and_latest(expires_at_us: Sequence[int]) -> tuple[int, int]:
     """When the first message expires, and when all have: 0 if one never does."""
     return min(at for at in expires_at_us if at), max(expires_at_us) if all(expires_at_us) else 0
 
 
-def _text_column(values: Sequence[bytes]) -> list[bytes]:
+def text_column(values: Sequence[bytes]) -> list[bytes]:
     try:
         offsets = array("I", accumulate(map(len, values), initial=0))
     except OverflowError:
@@ -163,7 +171,7 @@ def _text_column(values: Sequence[bytes]) -> list[bytes]:
     return [packed, pad8(len(packed)), data, pad8(length)]
 
 
-def _number_column(values: Sequence[int]) -> bytes:
+def number_column(values: Sequence[int]) -> bytes:
     try:
         return _little_endian(array("q", values))
     except OverflowError:
@@ -176,8 +184,14 @@ def _little_endian(numbers: array[int]) -> bytes:
     return numbers.tobytes()
 
 
-def _assemble(
-    parts: list[bytes], flags: int, count: int, numbers: tuple[int, ...], *, token: bytes = b"", compress: bool = False
+def assemble(
+    parts: Sequence[bytes | memoryview],
+    flags: int,
+    count: int,
+    numbers: tuple[int, ...],
+    *,
+    token: bytes = b"",
+    compress: bool = False,
 ) -> bytes:
     """Put header, token and columns together; `numbers` are the header's, from the producer's id to the expiry."""
     if count == 0:
@@ -192,8 +206,9 @@ def _assemble(
     if compress:
         packed = compress_columns(b"".join(parts))
         if len(packed) < columns_length:
-            parts, flags = [packed, pad8(len(packed))], flags | ZSTD
-            stored_length = len(packed) + len(parts[1])
+            padding = pad8(len(packed))
+            parts, flags = (packed, padding), flags | ZSTD
+            stored_length = len(packed) + len(padding)
     token_length = len(token)
     if token:
         token += pad8(token_length)

@@ -19,8 +19,13 @@ there.
 | 4    | dedup id   | text   | the user's id against double sends; empty is none |
 | 8    | shard key  | text   | what keeps messages in order; empty is none |
 | 16   | expires at | number | microseconds since 1970; 0 is never |
-| 32   | deliver at | number | microseconds since 1970; 0 is at once |
+| 32   | deliver at | number | microseconds since 1970; 0 is at once; below 0 see below |
 | 64   | timeout    | number | microseconds; 0 is the group's |
+| 128  | produced at | number | where a frame's messages were produced at different times: microseconds since 1970 |
+
+On the way to the broker a deliver-at below 0 is a delay, so that the producer's clock does not matter: -1 to -999 is a
+level of the broker's table of delays, and anything below is that many microseconds. The broker puts the time in its
+place.
 
 With flag 256 the columns region is one zstd frame that unpacks to `columns_length` bytes, padded with zeros to a
 multiple of 8. With flag 512 the bodies are delivery events, not messages. All other flags are 0.
@@ -52,6 +57,7 @@ __all__ = [
     "MAGIC",
     "NUMBER_COLUMNS",
     "PREFIX",
+    "PRODUCED_AT",
     "SHARD_KEY",
     "TEXT_COLUMNS",
     "TIMEOUT",
@@ -82,12 +88,13 @@ SHARD_KEY: Final = 8
 EXPIRES_AT: Final = 16
 DELIVER_AT: Final = 32
 TIMEOUT: Final = 64
+PRODUCED_AT: Final = 128
 ZSTD: Final = 256
 EVENTS: Final = 512
-UNKNOWN_FLAGS: Final = 0xFFFF & ~(127 | ZSTD | EVENTS)
+UNKNOWN_FLAGS: Final = 0xFFFF & ~(255 | ZSTD | EVENTS)
 
 TEXT_COLUMNS: Final = (KEY, HEADERS, DEDUP, SHARD_KEY)
-NUMBER_COLUMNS: Final = (EXPIRES_AT, DELIVER_AT, TIMEOUT)
+NUMBER_COLUMNS: Final = (EXPIRES_AT, DELIVER_AT, TIMEOUT, PRODUCED_AT)
 
 TOKEN_MAX: Final = 64
 COUNT_MAX: Final = 1 << 20
@@ -95,7 +102,7 @@ FRAME_MAX: Final = 64 << 20
 
 # Worked out beforehand, because every frame that passes through a broker asks.
 _TEXTS: Final = tuple((BODY, *(flag for flag in TEXT_COLUMNS if flag & flags)) for flags in range(16))
-_NUMBERS: Final = tuple(tuple(flag for flag in NUMBER_COLUMNS if flag & flags << 4) for flags in range(8))
+_NUMBERS: Final = tuple(tuple(flag for flag in NUMBER_COLUMNS if flag & flags << 4) for flags in range(16))
 _ZEROS: Final = tuple(bytes(-length % 8) for length in range(8))
 
 
@@ -106,7 +113,7 @@ def texts_in(flags: int) -> tuple[int, ...]:
 
 def numbers_in(flags: int) -> tuple[int, ...]:
     """The number columns of a frame with these flags, in their order."""
-    return _NUMBERS[flags >> 4 & 7]
+    return _NUMBERS[flags >> 4 & 15]
 
 
 def pad8(length: int) -> bytes:

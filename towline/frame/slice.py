@@ -8,7 +8,7 @@ from towline.errors import BadFrame
 from towline.frame.decode import Frame
 from towline.frame.layout import COVERED, CRC_FROM, HEADER, MAGIC, PREFIX, numbers_in, pad8, texts_in
 
-__all__ = ["slice_frame"]
+__all__ = ["slice_frame", "text_slices"]
 
 
 def slice_frame(frame: Frame, start: int, stop: int) -> list[bytes | memoryview]:
@@ -20,7 +20,7 @@ def slice_frame(frame: Frame, start: int, stop: int) -> list[bytes | memoryview]
     assert not frame.compressed, "a compressed frame is sent whole"
     buffers: list[bytes | memoryview] = []
     for flag in texts_in(frame.flags):
-        buffers += _text_slices(frame, flag, start, stop)
+        buffers += text_slices(frame, flag, start, stop)
     for flag in numbers_in(frame.flags):
         at = frame.number_column(flag)
         assert at is not None, "the flags name this column"
@@ -35,7 +35,7 @@ def slice_frame(frame: Frame, start: int, stop: int) -> list[bytes | memoryview]
     return [PREFIX.pack(MAGIC, HEADER.size + len(token) + columns_length, checksum) + covered, *buffers]
 
 
-def _text_slices(frame: Frame, flag: int, start: int, stop: int) -> list[bytes | memoryview]:
+def text_slices(frame: Frame, flag: int, start: int, stop: int) -> list[bytes | memoryview]:
     column = frame.text_column(flag)
     assert column is not None, "the flags name this column"
     region, at = frame.columns, column.offsets_at

@@ -24,7 +24,12 @@ __all__ = [
     "Beat",
     "Browse",
     "Browsed",
+    "CancelDelayed",
     "CreateTopic",
+    "Delayed",
+    "DelayedCancelled",
+    "DelayedMessage",
+    "DelayedMoved",
     "DeleteGroup",
     "DeleteTopic",
     "Detach",
@@ -38,11 +43,13 @@ __all__ = [
     "Groups",
     "Hello",
     "LaneState",
+    "ListDelayed",
     "ListGroups",
     "ListTopics",
     "Locate",
     "Located",
     "MemberState",
+    "MoveDelayed",
     "Part",
     "Pull",
     "Pulled",
@@ -163,6 +170,8 @@ class Sent(Answer, frozen=True, array_like=True):
     repeats: list[tuple[int, int, int, int, int]] = []
     """Messages whose dedup id came before, and which were not stored again: (number of the frame, number of the message
     in it, lane, sequence number and time of the first one). The others are numbered on from `firsts`."""
+    delayed: list[int] = []
+    """The places of the frames that wait for their time: `firsts` has the ids of their first messages."""
 
 
 # Consuming
@@ -275,6 +284,8 @@ class TopicState(Answer, frozen=True, array_like=True):
     config: TopicConfig
     lanes: list[LaneState]
     groups: list[str]
+    delayed: int = 0
+    """Messages that wait for their time."""
 
 
 class CreateTopic(Request, frozen=True, array_like=True):
@@ -554,6 +565,78 @@ class PurgeDead(Request, frozen=True, array_like=True):
 class Purged(Answer, frozen=True, array_like=True):
     kind = 184
     count: int
+
+
+# Delayed messages
+
+
+class DelayedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    id: int
+    topic: str
+    lane: int
+    deliver_at_us: int
+    produced_at_us: int
+    key: str
+    size_bytes: int
+
+
+class ListDelayed(Request, frozen=True, array_like=True):
+    """Messages that wait for their time, of a topic or (when it is empty) of all, soonest first: those behind the
+    message `after_id` that is due at `after_us`."""
+
+    kind = 20
+    topic: _Name = ""
+    after_us: _Natural = 0
+    after_id: _Natural = 0
+    max_messages: Annotated[int, msgspec.Meta(ge=1, le=_Many)] = 100
+
+
+class Delayed(Answer, frozen=True, array_like=True):
+    """`count` is how many wait in all."""
+
+    kind = 148
+    messages: list[DelayedMessage]
+    count: int
+
+
+class CancelDelayed(Request, frozen=True, array_like=True):
+    """Messages of a topic, by their ids or with this key, are not to be delivered."""
+
+    kind = 21
+    topic: _Name
+    ids: Annotated[list[_Natural], msgspec.Meta(max_length=_Many)] = []
+    key: _Text = ""
+    dry_run: bool = False
+
+
+class DelayedCancelled(Answer, frozen=True, array_like=True):
+    """Durable. `gone` lists the ids that do not wait any more: delivered, or cancelled before. `before` is the count
+    that the very same request was answered with a short time ago, if it was."""
+
+    kind = 149
+    count: int
+    gone: list[int] = []
+    before: int = 0
+
+
+class MoveDelayed(Request, frozen=True, array_like=True):
+    """Messages of a topic, by their ids or with this key, are to be delivered at another time."""
+
+    kind = 22
+    topic: _Name
+    ids: Annotated[list[_Natural], msgspec.Meta(max_length=_Many)]
+    key: _Text
+    deliver_at_us: Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+    """As in a frame's deliver-at column: a time, or a level or delay from now on."""
+    dry_run: bool = False
+
+
+class DelayedMoved(Answer, frozen=True, array_like=True):
+    kind = 150
+    count: int
+    gone: list[int]
+    deliver_at_us: int
+    """When they are due now."""
 
 
 REQUESTS: dict[int, type[Request]] = {cls.kind: cls for cls in Request.__subclasses__()}

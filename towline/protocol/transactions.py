@@ -71,6 +71,7 @@ class Decided(Answer, frozen=True, array_like=True):
     decided_at_us: int
     duplicate: bool
     repeats: list[tuple[int, int, int, int, int]]
+    delayed: list[int] = []  # noqa: RUF012 - a Struct copies it
 
 
 class AwaitChecks(Request, frozen=True, array_like=True):

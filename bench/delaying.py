@@ -1,0 +1,154 @@
+"""Delayed messages: how fast they go in, how late they come, and what they cost while they wait."""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import towline
+from bench.figures import Figure
+from bench.stage import Stage
+from towline.load.broker import BrokerProcess
+
+__all__ = ["delay_in", "delay_memory", "delay_minute", "delay_out"]
+
+BATCH = 1_000
+PADDING = bytes(92)
+DUE = struct.Struct("<d")
+RATE = 5_000
+
+
+def delay_in(stage: Stage) -> Iterator[Figure]:
+    """`send_many` of 1,000 messages of 100 bytes: all with the same delay, and each with its own."""
+    for name, target, wait_s in (("one delay", 200_000, lambda: 3600.0), ("own delays", None, _within_a_day)):
+        with stage.broker(durability="os") as broker:
+            rate, busy_us = _fill(broker, stage.seconds, wait_s)
+        yield Figure(
+            scenario="delay-in",
+            name=f"send_many, {name}, os",
+            value=rate,
+            unit="msg/s",
+            target=target,
+            note=f"1,000 × 100 B a frame, 4 threads; broker {busy_us:.3g} µs/msg of CPU",
+        )
+
+
+def _within_a_day() -> float:
+    return random.random() * 86400
+
+
+def _fill(broker: BrokerProcess, seconds: float, wait_s: object) -> tuple[float, float]:
+    assert callable(wait_s)
+    sent = [0] * 4
+    begin, busy_s = time.perf_counter(), broker.cpu_s
+
+    def work(number: int) -> None:
+        with towline.connect(broker.url) as mq:
+            while time.perf_counter() - begin < seconds:
+                mq.send_many("later", [PADDING] * BATCH, delays=[wait_s() for _ in range(BATCH)])
+                sent[number] += BATCH
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(sent))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    total = sum(sent)
+    return total / (time.perf_counter() - begin), (broker.cpu_s - busy_s) / total * 1e6
+
+
+def delay_out(stage: Stage) -> Iterator[Figure]:
+    """How late messages come, when 5,000 are due a second."""
+    for durability in ("os", "fsync"):
+        with stage.broker(durability=durability) as broker:
+            late_ms, _ = _deliver(broker, count=int(RATE * stage.seconds * 3), begin_s=3.0, span_s=stage.seconds * 3)
+        yield Figure(
+            scenario="delay-out",
+            name=f"late at the consumer, {RATE:,} due/s, p99, {durability}",
+            value=_quantile(late_ms, 0.99),
+            unit="ms",
+            target=100,
+            less_is_better=True,
+            note=f"p50 {_quantile(late_ms, 0.5):.1f} ms, worst {late_ms[-1]:.1f} ms, "
+            f"early {sum(x < 0 for x in late_ms)}",
+        )
+
+
+def delay_minute(stage: Stage) -> Iterator[Figure]:
+    """Many messages due within a minute that is some minutes away when they are sent."""
+    count = min(stage.backlog, 1_000_000)
+    with stage.broker(durability="os") as broker:
+        late_ms, last_s = _deliver(broker, count=count, begin_s=150.0, span_s=60.0)
+    yield Figure(
+        scenario="delay-minute",
+        name=f"{count:,} due within 60 s, all delivered after",
+        value=last_s,
+        unit="s",
+        target=60.5,
+        less_is_better=True,
+        note=f"late p50 {_quantile(late_ms, 0.5):.1f} ms, p99 {_quantile(late_ms, 0.99):.1f} ms, "
+        f"worst {late_ms[-1]:.0f} ms",
+    )
+
+
+def _deliver(broker: BrokerProcess, *, count: int, begin_s: float, span_s: float) -> tuple[list[float], float]:
+    """Send messages due at random times within a span; how late each came, and when the last came, from its begin."""
+    begin = time.time() + begin_s
+    late_ms: list[float] = []
+    last = 0.0
+    with (
+        towline.connect(broker.url) as mq,
+        mq.consumer("later", group="late", max_messages=5_000) as consumer,
+    ):
+        for _ in range(count // BATCH):
+            due = [begin + random.random() * span_s for _ in range(BATCH)]
+            now = time.time()
+            mq.send_many("later", [DUE.pack(at) + PADDING for at in due], delays=[at - now for at in due])
+        if time.time() > begin:
+            raise towline.TowlineError("the messages could not be sent before they were due")
+        while len(late_ms) < count // BATCH * BATCH:
+            batch = consumer.pull(wait=30.0 + begin_s)
+            now = time.time()
+            bodies = batch.bodies()
+            if not bodies:
+                raise towline.TowlineError("delayed messages did not come")
+            late_ms += [(now - DUE.unpack_from(body)[0]) * 1000 for body in bodies]
+            batch.ack()
+            last = now - begin
+    return sorted(late_ms), last
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+def delay_memory(stage: Stage) -> Iterator[Figure]:
+    """What the broker's memory grows by while messages wait."""
+    count = stage.backlog
+    with stage.broker(durability="os") as broker:
+        with towline.connect(broker.url) as mq:
+            for _ in range(100):
+                mq.send_many("later", [PADDING] * BATCH, delays=[_within_a_day() for _ in range(BATCH)])
+            before = _resident_mib(broker.pid)
+            for _ in range(count // BATCH):
+                mq.send_many("later", [PADDING] * BATCH, delays=[_within_a_day() * 30 for _ in range(BATCH)])
+            waiting = mq.stat()["delayed"]
+        after = _resident_mib(broker.pid)
+    yield Figure(
+        scenario="delay-memory",
+        name=f"growth of the broker, {waiting:,} delayed messages waiting",
+        value=after - before,
+        unit="MiB",
+        target=100,
+        less_is_better=True,
+        note=f"{before:.0f} → {after:.0f} MiB resident",
+    )
+
+
+def _resident_mib(pid: int) -> float:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024

@@ -1,0 +1,343 @@
+"""Delayed messages, as a broker keeps and delivers them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.broker.conftest import Bench, World
+from tests.broker.test_delay_model import lanes
+from tests.broker.test_recovery import crash
+from towline.broker import scheduling
+from towline.clock import SECOND_US, ManualClock
+from towline.errors import BadRequest, Conflict, NotFound, QueueFull
+from towline.frame import encode
+from towline.model import Durability, TopicConfig, parse_delay_levels
+from towline.protocol.messages import CancelDelayed, ListDelayed, MoveDelayed
+from towline.store import Append, Appended
+
+DAY_S = 86_400
+
+
+async def pass_time(bench: Bench, clock: ManualClock, seconds: float) -> None:
+    clock.advance(seconds)
+    await bench.broker.scheduler.catch_up()
+
+
+def test_a_delayed_message_comes_when_it_is_due(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        member = await bench.attach()
+        sent = await bench.send("orders", b"later", deliver_at_us=[-300_000])
+        assert (sent.delayed, sent.firsts) == ([0], [1])
+        await bench.send("orders", b"now")
+        assert (await bench.pull(member, wait_ms=5_000)).bodies == [b"now"]
+        begin_s = time.monotonic()
+        assert (await bench.pull(member, wait_ms=5_000)).bodies == [b"later"]
+        assert 0.2 < time.monotonic() - begin_s < 0.5
+
+    world.run(scenario)
+
+
+def test_an_old_time_is_no_delay(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        sent = await bench.send("orders", b"a", b"b", deliver_at_us=[5, 0])
+        assert (sent.delayed, sent.firsts) == ([], [0])
+        assert (await bench.pull(await bench.attach())).bodies == [b"a", b"b"]
+
+    world.run(scenario)
+
+
+def test_levels_are_the_brokers(world: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with world.open(clock, delay_levels="2s 1.5m 3d") as bench:
+            await bench.send("orders", b"1", b"3", b"2", deliver_at_us=[-1, -3, -2])
+            await pass_time(bench, clock, 1.9)
+            assert not await lanes(bench)
+            await pass_time(bench, clock, 0.2)
+            assert (await lanes(bench)).keys() == {b"1"}
+            await pass_time(bench, clock, 88)
+            assert (await lanes(bench)).keys() == {b"1", b"2"}
+            await pass_time(bench, clock, 3 * DAY_S)
+            assert (await lanes(bench)).keys() == {b"1", b"2", b"3"}
+            with pytest.raises(BadRequest, match="levels 1 to 3"):
+                await bench.send("orders", b"x", deliver_at_us=[-4])
+            with pytest.raises(BadRequest, match="100 years"):
+                await bench.send("orders", b"x", deliver_at_us=[-200 * 365 * DAY_S * SECOND_US])
+
+    asyncio.run(main())
+
+
+def test_the_table_of_levels_is_read_as_people_write_it() -> None:
+    assert parse_delay_levels("1s 5s 1m 2h 1d") == tuple(s * SECOND_US for s in (1, 5, 60, 7200, DAY_S))
+    for text in ("", "5", "1s 5x", "1s " * 101):
+        with pytest.raises(BadRequest, match="delay levels"):
+            parse_delay_levels(text)
+
+
+def test_a_unit_of_delayed_and_other_frames_is_taken_as_one(world: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with world.open(clock) as bench:
+            await bench.send("orders", b"before")
+            unit = [
+                ("orders", 1, encode([b"now"])),
+                ("stock", 0, encode([b"x", b"y"], deliver_at_us=[-SECOND_US, -DAY_S * SECOND_US])),
+                ("orders", 2, encode([b"past"], deliver_at_us=[7])),
+                ("stock", 1, encode([b"z"], deliver_at_us=[-SECOND_US])),
+            ]
+            sent = await bench.broker.send(unit)
+            assert (sent.firsts, sent.delayed) == ([1, 1, 0, 3], [1, 3])
+            assert (await lanes(bench)).keys() == {b"before", b"now", b"past"}
+            await pass_time(bench, clock, 1)
+            assert (await lanes(bench))[b"x"] == ("stock", 0)
+            assert (await lanes(bench))[b"z"] == ("stock", 1)
+            assert bench.broker.topic_state("stock").delayed == 1
+            assert bench.broker.figures()["delayed"] == 1
+
+    asyncio.run(main())
+
+
+def test_what_is_sent_again_is_known_again(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        frame = encode([b"a", b"b"], deliver_at_us=[-60_000_000, -9_000_000_000], producer_id=7, producer_seq=1)
+        first, under_way = await asyncio.gather(*(bench.broker.send([("orders", 0, frame)]) for _ in range(2)))
+        again = await bench.broker.send([("orders", 0, frame)])
+        assert [one.duplicate for one in (first, under_way, again)] == [False, True, True]
+        assert {(*one.firsts, *one.delayed) for one in (first, under_way, again)} == {(1, 0)}
+        assert bench.broker.topic_state("orders").delayed == 2
+
+    world.run(scenario)
+
+
+def test_when_too_much_is_due_at_the_same_moment_it_is_delivered_in_parts(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling, "UNIT_BYTES", 300)
+
+    async def main() -> None:
+        clock = ManualClock()
+        at_us = clock.now_us() + SECOND_US
+        async with world.open(clock) as bench:
+            for number in range(20):
+                bodies = [b"%d-%d" % (number, k) for k in range(3)]
+                await bench.send("orders", *bodies, deliver_at_us=[at_us] * 3)
+            await bench.send("orders", b"last", deliver_at_us=[at_us + 1])
+            clock.advance(1)
+            steps = 0
+            while await bench.broker.scheduler.move_step() or await bench.broker.scheduler.deliver_step():
+                await bench.flush()
+                steps += 1
+                if world.kind == "log":
+                    async with crash(world, tmp_path / f"after-{steps}").open(clock) as other:
+                        await other.broker.scheduler.catch_up()
+                        assert len(await lanes(other)) == 60
+            assert steps > 5
+            assert len(await lanes(bench)) == 60
+            await pass_time(bench, clock, 1)
+            assert len(await lanes(bench)) == 61
+
+    asyncio.run(main())
+
+
+def test_what_the_near_index_has_no_room_for_is_read_again(world: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with world.open(clock) as bench:
+            bench.broker.scheduler.schedule.near._budget_bytes = 500
+            for number in range(50):
+                bodies = [b"%d-%d" % (number, k) for k in range(10)]
+                times = [-(3 + number % 7 + k) * 100_000 for k in range(10)]
+                await bench.send("orders", *bodies, deliver_at_us=times)
+            for _ in range(30):
+                await pass_time(bench, clock, 0.1)
+            assert len(await lanes(bench)) == 500
+
+    asyncio.run(main())
+
+
+def test_nothing_is_delivered_and_time_does_not_pass_it_before_it_is_durable() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        world = World("memory", Path())
+        async with world.open(clock) as bench:
+            held: list[tuple[asyncio.Future[None], asyncio.Future[None]]] = []
+            append = bench.store.append
+
+            def slow(unit: Sequence[Append], durability: Durability) -> Appended:
+                appended = append(unit, durability)
+                if not any(one.stream.startswith("delay/0") for one in unit):
+                    return appended
+                done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                held.append((done, appended.done))
+                return appended._replace(done=done)
+
+            await bench.send("orders", b"first", deliver_at_us=[-500_000])
+            bench.store.append = slow  # type: ignore[method-assign]
+            answer = bench.broker.send([("orders", 1, encode([b"slow"], deliver_at_us=[-1_000_000]))])
+            await pass_time(bench, clock, 2)
+            assert (await lanes(bench)).keys() == {b"first"}
+            assert bench.broker.scheduler.schedule.until_us < clock.now_us() - SECOND_US
+            held[0][0].set_result(None)
+            await answer
+            await bench.broker.scheduler.catch_up()
+            assert (await lanes(bench)).keys() == {b"first", b"slow"}
+
+    asyncio.run(main())
+
+
+def test_a_deleted_topic_takes_its_delayed_messages_with_it(world: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with world.open(clock) as bench:
+            for topic in ("orders", "stock"):
+                for delay_s in (1, 100, 10_000):
+                    body = f"{topic}-{delay_s}".encode()
+                    await bench.send(topic, body, deliver_at_us=[-delay_s * SECOND_US])
+            await bench.broker.delete_topic("orders")
+            await bench.broker.create_topic(TopicConfig("orders"))
+            assert bench.broker.topic_state("orders").delayed == 0
+            assert not (await bench.broker.delayed(ListDelayed("orders"))).messages
+            await bench.send("orders", b"new", deliver_at_us=[-SECOND_US])
+            for _ in range(5):
+                await pass_time(bench, clock, 5_000)
+                await bench.broker.maintain()
+            expected = {b"new", b"stock-1", b"stock-100", b"stock-10000"}
+            assert (await lanes(bench)).keys() == expected
+            assert bench.broker.figures()["delayed"] == 0
+            assert not bench.broker.scheduler.schedule.dropped
+
+    asyncio.run(main())
+
+
+def test_delayed_messages_outlive_retention_and_do_not_hold_on_to_the_log(disk: World) -> None:
+    async def main() -> None:
+        clock = ManualClock(time.time_ns() // 1000)
+        async with disk.open(clock, retention_s=0.001, segment_bytes=64 << 10) as bench:
+            await bench.send("orders", b"far", deliver_at_us=[-400 * DAY_S * SECOND_US])
+            for _ in range(20):
+                await bench.send("orders", bytes(20_000))
+            folder = Path(disk.store_url.removeprefix("file:")) / "log"
+            for _ in range(4):
+                clock.value_us = time.time_ns() // 1000
+                await bench.broker.scheduler.catch_up()
+                await bench.broker.maintain()
+            assert sum(path.stat().st_size for path in folder.iterdir()) < 200_000, "it was written anew"
+        async with disk.open(clock) as bench:
+            await pass_time(bench, clock, 401 * DAY_S)
+            assert b"far" in await lanes(bench)
+
+    asyncio.run(main())
+
+
+def test_delivered_slots_are_let_go_of(disk: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with disk.open(clock) as bench:
+            for delay_s in (1, 100, 10_000, 1_000_000):
+                await bench.send("orders", bytes(1000), deliver_at_us=[-delay_s * SECOND_US])
+            await pass_time(bench, clock, 2_000_000)
+            for _ in range(2):
+                clock.advance(100)
+                await bench.broker.maintain()
+            for stream in bench.store.streams("delay/"):
+                first, end, _ = bench.store.bounds(stream)
+                assert end - first <= (stream == "delay/marks"), (stream, first, end)
+
+    asyncio.run(main())
+
+
+def test_a_full_memory_store_still_delivers_what_is_due() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with World("memory", Path()).open(clock, capacity_bytes=100_000) as bench:
+            sent = 0
+            with suppress(QueueFull):
+                while True:
+                    await bench.send("orders", bytes(900) + b"%d" % sent, deliver_at_us=[-(1 + sent % 5) * SECOND_US])
+                    sent += 1
+            assert sent > 50
+            got = 0
+            member = await bench.attach()
+            for _ in range(60):
+                with suppress(QueueFull):
+                    await pass_time(bench, clock, 1)
+                pulled = await bench.pull(member, 1000)
+                got += len(pulled.bodies)
+                if pulled.bodies:
+                    await bench.act(member, 0, pulled)
+                await bench.broker.maintain()
+            assert got == sent
+
+    asyncio.run(main())
+
+
+def test_a_damaged_parcel_harms_only_itself(disk: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with disk.open(clock) as bench:
+            for number in range(5):
+                await bench.send("orders", b"message-%d" % number, deliver_at_us=[-10_000 * SECOND_US])
+        (segment,) = (Path(disk.store_url.removeprefix("file:")) / "log").glob("*.log")
+        data = bytearray(segment.read_bytes())
+        data[data.index(b"message-2")] ^= 1
+        segment.write_bytes(data)
+        async with disk.open(clock) as bench:
+            await pass_time(bench, clock, 20_000)
+            assert (await lanes(bench)).keys() == {b"message-%d" % n for n in (0, 1, 3, 4)}
+
+    asyncio.run(main())
+
+
+def test_cancelling_and_moving_are_exact(world: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with world.open(clock) as bench:
+            broker = bench.broker
+            keys = ["a", "b", "a", None, "b"]
+            times = [-n * 3_000 * SECOND_US for n in range(1, 6)]
+            await bench.send("orders", b"0", b"1", b"2", b"3", b"4", keys=keys, deliver_at_us=times)
+            await bench.send("stock", b"5", keys=["a"], deliver_at_us=[-SECOND_US])
+            assert (await broker.cancel_delayed(CancelDelayed("orders", [], "a", True))).count == 2
+            assert (await broker.cancel_delayed(CancelDelayed("orders", [], "a"))).count == 2
+            again = await broker.cancel_delayed(CancelDelayed("orders", [], "a"))
+            assert (again.count, again.before) == (0, 2)
+            moved = await broker.move_delayed(MoveDelayed("orders", [], "b", clock.now_us() + 500_000))
+            assert (moved.count, moved.gone) == (2, [])
+            wrong_topic = await broker.cancel_delayed(CancelDelayed("stock", [2]))
+            assert (wrong_topic.count, wrong_topic.gone) == (0, [2])
+            with pytest.raises(NotFound, match="orders/delay/99"):
+                await broker.cancel_delayed(CancelDelayed("orders", [99]))
+            with pytest.raises(BadRequest, match="one of them"):
+                await broker.cancel_delayed(CancelDelayed("orders"))
+            with pytest.raises(NotFound, match="nowhere"):
+                await broker.cancel_delayed(CancelDelayed("nowhere", [1]))
+            await pass_time(bench, clock, 0.5)
+            assert (await lanes(bench)).keys() == {b"1", b"4"}
+            late = await broker.cancel_delayed(CancelDelayed("orders", [2, 4]))
+            assert (late.count, late.gone) == (1, [2])
+            await pass_time(bench, clock, 20_000)
+            assert (await lanes(bench)).keys() == {b"1", b"4", b"5"}
+
+    asyncio.run(main())
+
+
+def test_a_topic_known_only_by_its_delayed_messages_is_made_again(disk: World, tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with disk.open(clock) as bench:
+            await bench.send("orders", b"a", deliver_at_us=[-SECOND_US])
+            after = crash(disk, tmp_path / "crashed")
+        (Path(after.store_url.removeprefix("file:")) / "config" / "topics.json").unlink(missing_ok=True)
+        async with after.open(clock, auto_create_topics=False, auto_create_groups=False) as bench:
+            await pass_time(bench, clock, 1)
+            assert (await lanes(bench)).keys() == {b"a"}
+            with pytest.raises(Conflict):
+                await bench.broker.create_topic(TopicConfig("orders"))
+
+    asyncio.run(main())

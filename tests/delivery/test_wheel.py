@@ -1,0 +1,56 @@
+"""Where a delayed message waits, and when it moves nearer."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from towline.clock import SECOND_US
+from towline.delivery.wheel import LEVELS, is_over, place_of, ripe_at_us, span_end_us
+
+NOW = 1_700_000_000 * SECOND_US
+CENTURY = 36_525 * 86_400 * SECOND_US
+times = st.integers(0, CENTURY).map(lambda offset: NOW + offset)
+steps = st.one_of(
+    st.integers(1, 200 * SECOND_US),
+    st.integers(1, 3 * 3600 * SECOND_US),
+    st.integers(1, 600 * 86400 * SECOND_US),
+    st.integers(1, CENTURY),
+)
+
+
+@given(until=times, ahead=steps)
+def test_a_message_waits_in_a_slot_that_does_not_begin_after_it_is_due(until: int, ahead: int) -> None:
+    at_us = until + ahead
+    place = place_of(at_us, until)
+    assert place.begin_us <= at_us < span_end_us(place, until)
+    assert place.level == len(LEVELS) - 1 or at_us < place.end_us
+    assert not is_over(place, until)
+
+
+@given(until=times, first=steps, second=steps)
+def test_what_is_due_within_the_same_span_waits_in_the_same_slot(until: int, first: int, second: int) -> None:
+    place = place_of(until + min(first, second), until)
+    later = until + max(first, second)
+    assert (place_of(later, until) == place) == (later < span_end_us(place, until))
+
+
+@given(until=times, ahead=steps, more=steps)
+def test_a_ripe_slot_takes_nothing_new_and_all_of_it_fits_into_the_finer_level(
+    until: int, ahead: int, more: int
+) -> None:
+    at_us = until + ahead
+    place = place_of(at_us, until)
+    if place.level:
+        ripe_us = ripe_at_us(place)
+        assert ripe_us < place.begin_us, "there is time to move it before it begins"
+        assert until < ripe_us, "nothing is put into a slot that should have been moved"
+        for when in (ripe_us, (ripe_us + place.begin_us - 1) // 2, place.begin_us - 1):
+            assert place_of(place.end_us - 1, when).level < place.level
+            assert place_of(max(at_us, when + 1), when) != place
+
+
+@given(until=times, ahead=steps, more=steps)
+def test_slots_that_share_a_stream_are_never_in_use_at_the_same_time(until: int, ahead: int, more: int) -> None:
+    first, second = place_of(until + ahead, until), place_of(until + more, until)
+    assert (first == second) or (first.stream != second.stream)

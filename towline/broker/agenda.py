@@ -1,0 +1,289 @@
+"""The schedule of delayed messages on its streams: recording what happens, reading what waits, coming back.
+
+The streams `delay/<level>/<slot>` hold parcels, `delay/marks` says what became of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from towline.clock import Clock
+from towline.delivery.parcel import Parcel, decode_parcel, encode_parcels
+from towline.delivery.schedule import NEAR_US, Schedule, ScheduleSnapshot, Slot
+from towline.delivery.schedule_events import ScheduleEvent, decode_schedule_event, encode_schedule_event
+from towline.delivery.wheel import Place
+from towline.errors import QueueFull
+from towline.frame import Frame, encode_events
+from towline.model import Durability
+from towline.store import Append, Appended, Read, Store
+
+__all__ = ["MARKS", "Agenda", "marks", "parcels_in", "put"]
+
+log = logging.getLogger("towline.broker")
+
+MARKS: Final = "delay/marks"
+OFFSETS: Final = "delayOffset.json"
+READ_COUNT: Final = 10_000
+READ_BYTES: Final = 1 << 20
+
+Placed = tuple[Place, Parcel]
+
+
+class _Offsets(ScheduleSnapshot, frozen=True, kw_only=True):
+    version: int = 0
+    until: str = ""
+    """`until_us` for people."""
+
+
+def put(parcels: Sequence[Placed]) -> tuple[list[Append], list[Placed]]:
+    """The frames that put parcels into their slots, one a slot; and the parcels in the order they have there."""
+    by_place: dict[Place, list[Parcel]] = {}
+    for place, parcel in parcels:
+        by_place.setdefault(place, []).append(parcel)
+    appends = [Append(place.stream, encode_parcels(some), len(some)) for place, some in by_place.items()]
+    return appends, [(place, parcel) for place, some in by_place.items() for parcel in some]
+
+
+def marks(events: Sequence[ScheduleEvent]) -> Append:
+    frame = encode_events([encode_schedule_event(event) for event in events])
+    return Append(MARKS, frame, len(events), control=True)
+
+
+def parcels_in(read: Read, stream: str) -> Iterator[tuple[int, Parcel, int]]:
+    """What was read of a slot: number, parcel, time. What cannot be read is reported and passed over."""
+    for lost in read.lost:
+        log.error(
+            "%s: %d parcels of delayed messages from %d on are lost: %s", stream, lost.count, lost.first, lost.reason
+        )
+    for chunk in read.chunks:
+        records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
+        for seq, record in enumerate(records, chunk.first):
+            try:
+                yield seq, decode_parcel(record), chunk.appended_at_us
+            except msgspec.MsgspecError as error:
+                log.error("%s: parcel %d of delayed messages cannot be read and is passed over: %s", stream, seq, error)
+
+
+class Agenda:
+    """State in memory and on its streams, changed in one step: the append first, then the memory."""
+
+    def __init__(self, store: Store, clock: Clock, durability: Durability, *, borrow_bytes: int = 0) -> None:
+        self.store = store
+        self.clock = clock
+        self.durability = durability
+        self.schedule = Schedule()
+        self.position = 0
+        """The number of the next mark."""
+        self.on_land: Callable[[], None] = lambda: None
+        self._borrow_bytes = borrow_bytes
+        self._borrowed = 0
+        self._ends: dict[str, int] = {}
+        self._pending: dict[asyncio.Future[None], int] = {}
+        self._version = 0
+        self._saved: ScheduleSnapshot | None = None
+
+    # Recording
+
+    def append(
+        self, parcels: Sequence[Placed], events: Sequence[ScheduleEvent], also: Sequence[Append] = ()
+    ) -> Appended:
+        """Record events, put parcels into slots and append `also`, as one unit. If that is refused, nothing has
+        happened. The first sequence numbers of the answer are those of `also`."""
+        puts, lying = put(parcels)
+        unit = [*also, *puts]
+        if events:
+            unit.append(marks(events))
+        appended = self._append(unit)
+        self.note(lying, events, appended, len(also))
+        return appended
+
+    def note(self, lying: Sequence[Placed], events: Sequence[ScheduleEvent], appended: Appended, skip: int) -> None:
+        """Remember what was appended: behind the first `skip` frames of the unit come the parcels, then the events."""
+        schedule, firsts = self.schedule, appended.firsts
+        if events:
+            self.position = firsts[-1] + len(events)
+        for event in events:
+            schedule.apply(event)
+        if not lying:
+            return
+        near_us = self.clock.now_us() + NEAR_US
+        at, before, seq = skip - 1, None, 0
+        landing = []
+        for place, parcel in lying:
+            at, seq = (at, seq + 1) if place == before else (at + 1, firsts[at + 1])
+            before = place
+            slot = schedule.register(place, seq, parcel, appended.at_us)
+            self._ends[place.stream] = seq + 1
+            if slot.end == slot.next + 1 and place.level == 0 and place.begin_us <= near_us:
+                # It is new, so there is nothing to read.
+                slot.loaded_to = seq
+            landing.append((place, seq, parcel))
+        if appended.done.done():
+            self._land(appended.done, landing)
+            return
+        self._pending[appended.done] = min(parcel.first_us for _, parcel in lying)
+        appended.done.add_done_callback(lambda done: self._land(done, landing))
+
+    def _land(self, done: asyncio.Future[None], landing: Iterable[tuple[Place, int, Parcel]]) -> None:
+        """The parcels are durable: what is due soon is seen now."""
+        self._pending.pop(done, None)
+        if done.cancelled() or done.exception() is not None:
+            return
+        schedule = self.schedule
+        for place, seq, parcel in landing:
+            slot = schedule.slots.get(place)
+            if slot is not None and slot.loaded_to is not None and seq >= slot.loaded_to:
+                schedule.near.add(place, seq, parcel, 0, schedule.until_us)
+        self.on_land()
+
+    def _append(self, unit: list[Append]) -> Appended:
+        try:
+            appended = self.store.append(unit, max(self.durability, Durability.OS))
+        except QueueFull:
+            # A store that is full of delayed messages is emptied by delivering them. So a little of the reserve may be
+            # used; most of it is for the events of consumers.
+            size = sum(len(one.frame) for one in unit)
+            if not self._borrow_bytes or (self._borrowed and self._borrowed + size > self._borrow_bytes):
+                raise
+            appended = self.store.append([one._replace(control=True) for one in unit], self.durability)
+            self._borrowed += size
+            return appended
+        self._borrowed = 0
+        return appended
+
+    def repay(self, freed_bytes: int) -> None:
+        """Consumers have made room."""
+        self._borrowed = max(self._borrowed - freed_bytes, 0)
+
+    def limit_us(self, now_us: int) -> int:
+        """How far may be delivered: nothing that is not durable yet either."""
+        return min([self.schedule.limit_us(now_us), *(first_us - 1 for first_us in self._pending.values())])
+
+    # Reading
+
+    async def read(self, stream: str, first: int, max_bytes: int = READ_BYTES) -> Read:
+        """Read parcels that are known to be there; waits until they are written."""
+        while True:
+            read = await self.store.read(stream, first, READ_COUNT, max_bytes)
+            if read.chunks or read.lost or read.next > first:
+                return read
+            await self.store.append([], Durability.OS).done
+
+    async def parcels(self, slot: Slot) -> AsyncIterator[tuple[int, Parcel]]:
+        """All parcels of a slot, as long as it is there."""
+        stream, at = slot.place.stream, slot.next
+        while at < slot.end:
+            read = await self.store.read(stream, at, READ_COUNT, READ_BYTES)
+            if read.next <= at:
+                return
+            for seq, parcel, _ in parcels_in(read, stream):
+                if parcel.number == slot.place.number:
+                    yield seq, parcel
+            at = read.next
+
+    # Coming back
+
+    async def recover(self) -> None:
+        schedule, ends = self.schedule, dict[str, int]()
+        document = await self._load()
+        if document is not None:
+            schedule.restore(document)
+            ends, self.position = document.ends, document.position
+            self._saved = document
+        # Parcels before marks: so all slots are there that the marks speak of.
+        for stream in self.store.streams("delay/"):
+            if stream != MARKS:
+                await self._recover_slots(stream, ends.get(stream, 0))
+        await self._replay()
+        for slot in schedule.slots.values():
+            slot.next = slot.loading = max(slot.next, self.store.bounds(slot.place.stream).first)
+
+    async def _load(self) -> _Offsets | None:
+        document = await self.store.load(OFFSETS)
+        if document is None:
+            return None
+        try:
+            offsets = msgspec.json.decode(document, type=_Offsets)
+        except msgspec.MsgspecError as error:
+            log.error("%s cannot be read (%s): the schedule is replayed from its beginning", OFFSETS, error)
+            return None
+        self._version = offsets.version
+        return offsets
+
+    async def _recover_slots(self, stream: str, first: int) -> None:
+        level = int(stream.split("/")[1])
+        bounds = self.store.bounds(stream)
+        at, self._ends[stream] = max(first, bounds.first), bounds.end
+        while at < bounds.end:
+            read = await self.store.read(stream, at, READ_COUNT, READ_BYTES)
+            for seq, parcel, at_us in parcels_in(read, stream):
+                self.schedule.register(Place(level, parcel.number), seq, parcel, at_us)
+            at = max(read.next, at + 1)
+
+    async def _replay(self) -> None:
+        first, end, _ = self.store.bounds(MARKS)
+        if self.position > end:
+            log.error("%s ends at %d, but %s speaks of %d: marks are missing", MARKS, end, OFFSETS, self.position)
+        at, self.position = max(first, self.position), max(end, self.position)
+        while at < end:
+            read = await self.store.read(MARKS, at, READ_COUNT, READ_BYTES)
+            for lost in read.lost:
+                log.error("%s: %d marks from %d on are lost: %s", MARKS, lost.count, lost.first, lost.reason)
+            for chunk in read.chunks:
+                for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
+                    try:
+                        self.schedule.apply(decode_schedule_event(record))
+                    except msgspec.MsgspecError as error:
+                        log.error("%s: a mark cannot be read and is passed over: %s", MARKS, error)
+            at = max(read.next, at + 1)
+
+    # Keeping
+
+    async def save(self) -> None:
+        """Write what recovery begins with. It never speaks of anything that is not durable."""
+        snapshot = self.schedule.snapshot(self.position, dict(sorted(self._ends.items())))
+        saved = self._saved
+        if saved is not None and (saved.position, saved.ends) == (snapshot.position, snapshot.ends):
+            return
+        if saved is None and not snapshot.ends and not snapshot.position:
+            return
+        await self.store.append([], Durability.FSYNC).done
+        until = datetime.fromtimestamp(snapshot.until_us / 1e6, UTC).isoformat(timespec="milliseconds")
+        fields = {name: getattr(snapshot, name) for name in ScheduleSnapshot.__struct_fields__}
+        document = _Offsets(**fields, version=self._version + 1, until=until)
+        await self.store.save(OFFSETS, msgspec.json.format(msgspec.json.encode(document), indent=1))
+        self._version += 1
+        self._saved = snapshot
+
+    async def trim(self) -> None:
+        """Let go of what was delivered or moved, as far as the last snapshot says so; then of the marks, but for one:
+        so even without the snapshot nothing is delivered twice."""
+        if self._saved is None:
+            return
+        before = dict(self._saved.ends)
+        for slot in self._saved.slots:
+            before[Place(slot.level, slot.number).stream] = slot.next
+        going = [stream for stream, at in before.items() if self.store.bounds(stream).first < at]
+        await asyncio.gather(*(self.store.trim(stream, before[stream]) for stream in going))
+        if self.store.bounds(MARKS).first < self._saved.position - 1:
+            await self.store.trim(MARKS, self._saved.position - 1)
+
+    def pins(self) -> dict[str, int]:
+        """What waits, and what recovery needs: delayed messages outlive retention."""
+        pins = {slot.place.stream: slot.next for slot in self.schedule.slots.values()}
+        for one in self._saved.slots if self._saved is not None else ():
+            stream = Place(one.level, one.number).stream
+            pins[stream] = min(one.next, pins.get(stream, one.next))
+        if self.position:
+            pins[MARKS] = max((self._saved.position if self._saved is not None else 0) - 1, 0)
+        return pins
+
+    def ends(self) -> dict[str, int]:
+        """How much of each stream of parcels is readable now."""
+        return {stream: end for stream in self._ends if (end := self.store.bounds(stream).end)}

@@ -1,0 +1,246 @@
+"""Delayed messages, looked at, cancelled and moved while they wait.
+
+Searching reads the schedule slot by slot, and messages move while it does. They move from coarse slots to fine ones, so
+that is the order in which slots are read; and what was found is looked at again in the very step that changes it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Final
+
+from towline.broker.agenda import Agenda
+from towline.broker.scheduling import Scheduler
+from towline.delivery.parcel import Opened, Parcel, join, resolve_delay
+from towline.delivery.schedule import CANCELLED_MAX, Position, Slot
+from towline.delivery.schedule_events import Cancelled
+from towline.delivery.wheel import Place
+from towline.errors import BadRequest, NotFound, TooLarge
+from towline.frame.layout import KEY
+from towline.model import DELAY, message_id
+from towline.protocol.messages import (
+    CancelDelayed,
+    Delayed,
+    DelayedCancelled,
+    DelayedMessage,
+    DelayedMoved,
+    ListDelayed,
+    MoveDelayed,
+)
+
+__all__ = ["cancel_delayed", "list_delayed", "move_delayed"]
+
+FOUND_MAX: Final = 100_000
+"""Messages cancelled or moved by one request."""
+ROUNDS_MAX: Final = 20
+
+Found = list[tuple[Position, Opened]]
+
+
+# Looking
+
+
+async def list_delayed(scheduler: Scheduler, request: ListDelayed) -> Delayed:
+    """The next messages behind the one named in the request. Slots are read in the order of their times, as far as
+    needed."""
+    agenda, schedule = scheduler.agenda, scheduler.schedule
+    after = request.after_us, request.after_id
+    waiting = sorted(schedule.slots.values(), key=lambda slot: slot.place.begin_us)
+    rows: dict[int, DelayedMessage] = {}
+    for slot in waiting:
+        if len(rows) >= request.max_messages:
+            rows = _soonest(rows, request.max_messages)
+            if max(row.deliver_at_us for row in rows.values()) < slot.place.begin_us:
+                break
+        if slot.place.level < 4 and slot.place.end_us <= request.after_us:
+            continue
+        async for seq, parcel in agenda.parcels(slot):
+            wanted = not request.topic or parcel.topic == request.topic
+            if wanted and parcel.last_us >= after[0] and not schedule.is_dropped(parcel):
+                for row in _rows(scheduler, slot.place, seq, Opened(parcel)):
+                    if (row.deliver_at_us, row.id) > after:
+                        rows[row.id] = row
+                if len(rows) > 4 * request.max_messages:
+                    rows = _soonest(rows, request.max_messages)
+    counts = schedule.counts
+    total = counts.get(request.topic, 0) if request.topic else sum(counts.values())
+    return Delayed(list(_soonest(rows, request.max_messages).values()), total)
+
+
+def _soonest(rows: dict[int, DelayedMessage], count: int) -> dict[int, DelayedMessage]:
+    soonest = heapq.nsmallest(count, rows.values(), key=lambda row: (row.deliver_at_us, row.id))
+    return {row.id: row for row in soonest}
+
+
+def _rows(scheduler: Scheduler, place: Place, seq: int, opened: Opened) -> list[DelayedMessage]:
+    frame, parcel = opened.frame, opened.parcel
+    column = frame.text_column(0)
+    assert column is not None, "the body column is always there"
+    offsets = frame.offsets(column)
+    keys = frame.keys()
+    produced = frame.produced_at_each_us()
+    rows = []
+    for at, (number, due_us) in enumerate(zip(opened.ids(0, parcel.count), opened.times, strict=True)):
+        if scheduler.schedule.is_waiting(Position(place, seq, at, number, due_us)):
+            key = (keys[at] if keys is not None else None) or ""
+            made_us = frame.produced_at_us if produced is None else produced[at]
+            size = offsets[at + 1] - offsets[at]
+            rows.append(DelayedMessage(number, parcel.topic, parcel.lane, due_us, made_us, key, size))
+    return rows
+
+
+# Finding
+
+
+async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> Found:
+    """Messages that wait, by id or key."""
+    schedule, packed = agenda.schedule, key.encode()
+    found: Found = []
+    missing = set(ids)
+    # Coarse before fine: what moves meanwhile is seen where it goes to.
+    for place in sorted(schedule.slots, key=lambda place: (-place.level, place.number)):
+        slot = schedule.slots.get(place)
+        if slot is None or (ids and not any(slot.min_id <= one <= slot.max_id for one in missing)):
+            continue
+        async for seq, opened in _opened(agenda, slot, lambda parcel: parcel.topic == topic):
+            places = _with_key(opened, packed) if key else _with_ids(opened, missing)
+            for at in places:
+                number = opened.ids(at, at + 1)[0]
+                position = Position(place, seq, at, number, opened.times[at])
+                if schedule.is_waiting(position):
+                    found.append((position, opened))
+                    missing.discard(number)
+            if len(found) > FOUND_MAX:
+                raise TooLarge(f"more than {FOUND_MAX} delayed messages of topic {topic} have this key")
+        if ids and not missing:
+            break
+    return found
+
+
+async def _opened(agenda: Agenda, slot: Slot, wanted: Callable[[Parcel], bool]) -> AsyncIterator[tuple[int, Opened]]:
+    async for seq, parcel in agenda.parcels(slot):
+        if wanted(parcel) and not agenda.schedule.is_dropped(parcel):
+            yield seq, Opened(parcel)
+
+
+def _with_ids(opened: Opened, ids: Collection[int]) -> list[int]:
+    low, high = opened.parcel.id_range()
+    places = [opened.index_of(one) for one in ids if low <= one <= high]
+    return [at for at in places if at is not None]
+
+
+def _with_key(opened: Opened, key: bytes) -> list[int]:
+    column = opened.frame.text_column(KEY)
+    if column is None:
+        return []
+    # One look at the whole column spares most parcels the cutting of it.
+    if key not in bytes(opened.frame.columns[column.data_at : column.data_at + column.data_length]):
+        return []
+    return [at for at, value in enumerate(opened.frame.texts(KEY) or ()) if value == key]
+
+
+def _check(scheduler: Scheduler, topic: str, ids: Collection[int], key: str) -> None:
+    if bool(ids) == bool(key):
+        raise BadRequest(f"delayed messages of topic {topic}: give ids or a key, one of them")
+    unknown = [one for one in ids if not 0 < one < scheduler.schedule.next_id]
+    if unknown:
+        raise NotFound(f"there never was a delayed message {message_id(topic, DELAY, unknown[0])}")
+
+
+def _still_there(agenda: Agenda, found: Found) -> Found:
+    return [(position, opened) for position, opened in found if agenda.schedule.is_waiting(position)]
+
+
+# Changing
+
+
+async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> DelayedCancelled:
+    _check(scheduler, request.topic, request.ids, request.key)
+    agenda, ids = scheduler.agenda, set(request.ids)
+    name = ("cancel", request.topic, tuple(sorted(ids)), request.key)
+    before = scheduler.answered.get(name, 0)
+    count = 0
+    async with scheduler.changing:
+        for _ in range(ROUNDS_MAX):
+            found = await _find(agenda, request.topic, ids, request.key)
+            there = _still_there(agenda, found)
+            if request.dry_run:
+                gone = ids - {position.id for position, _ in there}
+                return DelayedCancelled(len(there), sorted(gone), before)
+            if there:
+                _check_room(agenda, len(there))
+                appended = agenda.append([], _cancelled(there, request.topic, counted=True))
+                count += len(there)
+                ids -= {position.id for position, _ in there}
+                await appended.done
+                _tidy(scheduler, there)
+            if len(there) == len(found):
+                break
+    if count:
+        scheduler.remember_answer(name, count)
+    return DelayedCancelled(count, sorted(ids), before)
+
+
+async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMoved:
+    _check(scheduler, request.topic, request.ids, request.key)
+    agenda, ids = scheduler.agenda, set(request.ids)
+    at_us = resolve_delay(request.deliver_at_us, agenda.clock.now_us(), scheduler.levels_us)
+    moved: set[int] = set()
+    async with scheduler.changing:
+        for _ in range(ROUNDS_MAX):
+            found = await _find(agenda, request.topic, ids - moved, request.key)
+            found = [one for one in found if one[0].id not in moved]
+            there = _still_there(agenda, found)
+            if request.dry_run:
+                there_ids = {position.id for position, _ in there}
+                return DelayedMoved(len(there), sorted(ids - there_ids), at_us)
+            if there:
+                _check_room(agenda, len(there))
+                await _move(scheduler, there, request.topic, at_us)
+                moved |= {position.id for position, _ in there}
+            if len(there) == len(found):
+                break
+    return DelayedMoved(len(moved), sorted(ids - moved), at_us)
+
+
+async def _move(scheduler: Scheduler, there: Found, topic: str, at_us: int) -> None:
+    """Out of the slots they are in and into others, in one unit; they keep their ids."""
+    agenda = scheduler.agenda
+    until_us = agenda.schedule.until_us
+    pieces: dict[tuple[str, int, bytes, bytes], list[tuple[Opened, int, int]]] = {}
+    for position, opened in there:
+        pieces.setdefault(opened.origin(), []).append((opened, position.at, position.at + 1))
+    due_us = max(at_us, until_us + 1)
+    parcels = [placed for some in pieces.values() for placed in join(some, until_us, due_us)]
+    appended = agenda.append(parcels, _cancelled(there, topic, counted=False))
+    scheduler.wake()
+    await appended.done
+    _tidy(scheduler, there)
+
+
+def _check_room(agenda: Agenda, count: int) -> None:
+    if agenda.schedule.cancelled + count > CANCELLED_MAX:
+        raise TooLarge(f"{CANCELLED_MAX} cancelled messages still wait for their time to pass: try again later")
+
+
+def _cancelled(found: Found, topic: str, *, counted: bool) -> list[Cancelled]:
+    """The events that take these messages out of where they wait."""
+    by_place: dict[Place, dict[int, list[int]]] = {}
+    for position, _ in found:
+        by_place.setdefault(position.place, {}).setdefault(position.seq, []).append(position.at)
+    return [
+        Cancelled(
+            place.level,
+            place.number,
+            topic,
+            sum(map(len, some.values())) if counted else 0,
+            [(seq, sorted(places)) for seq, places in sorted(some.items())],
+        )
+        for place, some in by_place.items()
+    ]
+
+
+def _tidy(scheduler: Scheduler, there: Found) -> None:
+    for place in {position.place for position, _ in there}:
+        scheduler.tidy(place)

@@ -1,0 +1,442 @@
+"""Delayed messages at work: taking them in, moving them nearer, and delivering what is due.
+
+What is due is copied into its lanes in one unit with the mark that says up to which time everything was: a crash undoes
+both or neither, so each message is delivered exactly once. Two loops run: one delivers, one keeps the near future in
+memory and moves slots that come near. Both sleep until time makes a difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from towline.broker.agenda import Agenda, Placed, marks, parcels_in, put
+from towline.broker.lane import Lane
+from towline.broker.topic import Topic
+from towline.clock import SECOND_US
+from towline.delivery.near import Entry
+from towline.delivery.parcel import Opened, Origin, join, ready, resolve_times, split
+from towline.delivery.schedule import NEAR_US, Slot
+from towline.delivery.schedule_events import Dropped, Due, Moved
+from towline.delivery.wheel import Place
+from towline.delivery.wheel import ripe_at_us as ripe_at
+from towline.errors import QueueFull, TowlineError
+from towline.frame import Frame
+from towline.protocol.messages import Sent
+from towline.store import Append, Appended
+
+__all__ = ["Booking", "Scheduler", "delay_mark"]
+
+log = logging.getLogger("towline.broker")
+
+TICK_S: Final = 0.02
+"""Units of due messages are at least this far apart while messages are due all the time."""
+UNIT_BYTES: Final = 1 << 20
+UNIT_PARCELS: Final = 2_000
+UNITS_MAX: Final = 4
+"""Units on their way to the disk at a time."""
+MOVE_BYTES: Final = 1 << 20
+BOOK_LAG_US: Final = 8 * SECOND_US
+TIMER_MAX_S: Final = 60.0
+BACKOFF_MIN_S: Final = 0.05
+BACKOFF_MAX_S: Final = 2.0
+FOREVER_US: Final = 1 << 63
+ANSWERS_MAX: Final = 1_000
+CANCELLED_PER_SLOT: Final = 20_000
+"""A slot with more cancelled messages than this is rewritten without them."""
+
+Pieces = list[tuple[Opened, int, int]]
+
+
+class Booking(NamedTuple):
+    """Frames that wait for their time: what is to be appended, and the id of the first message of each."""
+
+    appends: list[Append]
+    firsts: dict[int, int]
+    """By the frame's place in its unit."""
+    lying: list[Placed]
+    events: list[Due]
+
+    def sent(self, appended: Appended, frames: int) -> Sent:
+        """The answer to a unit of so many frames: those that do not wait come first in what was appended."""
+        now = iter(appended.firsts)
+        firsts = [self.firsts[number] if number in self.firsts else next(now) for number in range(frames)]
+        return Sent(firsts, appended.at_us, delayed=sorted(self.firsts))
+
+
+def delay_mark(first: int) -> int:
+    """How the id of a delayed message is told from a sequence number where both are remembered; and back again."""
+    return ~first
+
+
+class _Pace:
+    """When a loop goes on: at a time, or when it is told to."""
+
+    def __init__(self) -> None:
+        self.soon = asyncio.Event()
+        self.until_us = FOREVER_US
+
+    def not_after(self, time_us: int) -> None:
+        """Something is to be done at this time."""
+        if time_us < self.until_us:
+            self.soon.set()
+
+
+class Scheduler:
+    def __init__(
+        self,
+        agenda: Agenda,
+        levels_us: Sequence[int],
+        find_topic: Callable[[str], Topic],
+        on_full: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.agenda = agenda
+        self.schedule = agenda.schedule
+        self.delivered = 0
+        self.levels_us = levels_us
+        self._find_topic = find_topic
+        self._on_full = on_full
+        self._unit_bytes = UNIT_BYTES
+        self.changing = asyncio.Lock()
+        """Held by whoever cancels or moves messages."""
+        self.answered: OrderedDict[object, int] = OrderedDict()
+        """Requests to cancel and their answers, for those who ask again because the connection broke."""
+        self._delivering = asyncio.Lock()
+        self._moving = asyncio.Lock()
+        self._deliver_pace = _Pace()
+        self._move_pace = _Pace()
+        self._under_way: deque[asyncio.Future[None]] = deque()
+        self._rewriting: dict[Place, int] = {}
+        self._drift_us = 0
+        agenda.on_land = self._landed
+
+    def loops(self) -> list[Awaitable[None]]:
+        return [
+            self._run("delivering what is due", self.deliver_step, self._deliver_pace, self.schedule.deliver_at_us),
+            self._run("moving what comes near", self.move_step, self._move_pace, self.schedule.load_at_us),
+        ]
+
+    def wake(self) -> None:
+        self._deliver_pace.soon.set()
+        self._move_pace.soon.set()
+
+    def watch_clock(self) -> None:
+        """Timers run on the steady clock. Where the other one was set, they are set anew."""
+        drift_us = self.agenda.clock.now_us() - round(self.agenda.clock.steady_s() * SECOND_US)
+        if abs(drift_us - self._drift_us) > SECOND_US // 50:
+            self._drift_us = drift_us
+            self.wake()
+
+    # Taking in
+
+    def book(self, frames: Sequence[tuple[int, str, int, Frame]], source: bytes) -> Booking | None:
+        """Put frames, each with its place in its unit, topic and lane number, into their slots; None if all of it is
+        due by now. Nothing has happened before `booked`."""
+        now_us = self.agenda.clock.now_us()
+        times = [resolve_times(frame, now_us, self.levels_us) for *_, frame in frames]
+        late = [number for number, values in enumerate(times) if max(values) > now_us]
+        if not late:
+            return None
+        until_us, events = self.schedule.until_us, list[Due]()
+        if now_us - until_us > BOOK_LAG_US and not self._delivering.locked() and self._is_quiet(now_us):
+            until_us = now_us
+            events.append(Due(now_us, self.schedule.next_id))
+        firsts, parcels, next_id = dict[int, int](), list[Placed](), self.schedule.next_id
+        for number in late:
+            place, topic, lane, frame = frames[number]
+            firsts[place] = next_id
+            parcels += split(frame, times[number], until_us, Origin(topic, lane, source), next_id)
+            next_id += frame.count
+        appends, lying = put(parcels)
+        if events:
+            appends.append(marks(events))
+        return Booking(appends, firsts, lying, events)
+
+    def check(self, frame: Frame) -> None:
+        """Raise what `book` would have against the times of a frame that is to be booked later."""
+        resolve_times(frame, self.agenda.clock.now_us(), self.levels_us)
+
+    def booked(self, booking: Booking, appended: Appended, skip: int) -> None:
+        """The booking was appended, behind `skip` other frames."""
+        self.agenda.note(booking.lying, booking.events, appended, skip)
+        for place, _ in booking.lying:
+            if place.level:
+                self._deliver_pace.not_after(ripe_at(place))
+            else:
+                self._move_pace.not_after(place.begin_us - NEAR_US)
+
+    def _landed(self) -> None:
+        """Parcels became durable, and what is due soon is in the near index."""
+        next_us = self.schedule.near.next_us
+        if next_us is not None:
+            self._deliver_pace.not_after(next_us)
+
+    def _is_quiet(self, now_us: int) -> bool:
+        return self.schedule.is_quiet(now_us) and self.agenda.limit_us(now_us) >= now_us
+
+    # Delivering
+
+    async def deliver_step(self) -> bool:
+        """Deliver what is due, as much as one unit holds. False if there is nothing to do now."""
+        async with self._delivering:
+            limit_us = self.agenda.limit_us(self.agenda.clock.now_us())
+            if limit_us <= self.schedule.until_us:
+                return False
+            near = self.schedule.near
+            taken = near.take(limit_us, self._unit_bytes, UNIT_PARCELS)
+            if not taken:
+                return self._pass_time(limit_us)
+            try:
+                taken = await self._fetch(taken)
+                appended = self._deliver(taken)
+                self._unit_bytes = min(self._unit_bytes * 2, UNIT_BYTES)
+            except QueueFull:
+                # What does not fit at once may fit bit by bit, while consumers make room.
+                if len(taken) == 1:
+                    await self._on_full()
+                    raise
+                self._unit_bytes = max(min(self._unit_bytes, sum(entry.size for entry in taken)) // 2, 1)
+                return True
+            finally:
+                for entry in taken:
+                    near.put_back(entry)
+        if appended is None:
+            return False
+        self._under_way.append(appended.done)
+        while len(self._under_way) > UNITS_MAX:
+            await self._under_way.popleft()
+        return True
+
+    def _pass_time(self, limit_us: int) -> bool:
+        """Nothing is due, but a slot has come near: say so, that it may be moved."""
+        ripe = any(self.schedule.until_us < ripe_at(place) <= limit_us for place in self.schedule.slots if place.level)
+        if ripe:
+            self.agenda.append([], [Due(limit_us, self.schedule.next_id)])
+            self._move_pace.soon.set()
+        return ripe
+
+    async def _fetch(self, taken: Sequence[Entry]) -> list[Entry]:
+        """Read what the near index has no room for. What cannot be read is passed over."""
+        there = []
+        for entry in taken:
+            if entry.opened is None:
+                stream = entry.place.stream
+                read = await self.agenda.store.read(stream, entry.seq, 1, 1)
+                found = [parcel for seq, parcel, _ in parcels_in(read, stream) if seq == entry.seq]
+                if not found:
+                    continue
+                self.schedule.near.keep(entry, Opened(found[0]))
+            there.append(entry)
+        return there
+
+    def _deliver(self, taken: Sequence[Entry]) -> Appended | None:
+        """What is due of these parcels goes to its lanes, and the mark with it: decided and done in one step."""
+        schedule = self.schedule
+        limit_us = self.agenda.limit_us(self.agenda.clock.now_us())
+        rest_us = schedule.near.next_us
+        # Where more is due than one unit holds, this one ends where the rest begins.
+        last = rest_us is None or rest_us > limit_us
+        end_us = limit_us if last or rest_us is None else rest_us
+        until_us = max(limit_us if last else end_us - 1, schedule.until_us)
+        pieces: dict[tuple[str, int, bytes, bytes], Pieces] = {}
+        ahead, stops = [], []
+        for entry in taken:
+            opened = entry.opened
+            assert opened is not None, "it was fetched"
+            stop = bisect_right(opened.times, end_us, entry.at)
+            stops.append(stop)
+            if stop > entry.at:
+                if opened.times[stop - 1] > until_us:
+                    ahead.append((entry.place.number, entry.seq, stop))
+                for start, end in self._runs(schedule.slots.get(entry.place), entry.seq, opened, entry.at, stop):
+                    pieces.setdefault(opened.origin(), []).append((opened, start, end))
+        if until_us <= schedule.until_us and not ahead:
+            return None
+        lanes: list[tuple[Topic, Lane]] = []
+        unit: list[Append] = []
+        counts: dict[str, int] = {}
+        for (name, number, source, _), some in pieces.items():
+            topic = self._find_topic(name)
+            lane = topic.lanes[min(number, len(topic.lanes) - 1)]
+            count = sum(stop - start for _, start, stop in some)
+            counts[name] = counts.get(name, 0) + count
+            lanes.append((topic, lane))
+            unit.append(Append(lane.stream, ready(some), count, source))
+        appended = self.agenda.append([], [Due(until_us, schedule.next_id, list(counts.items()), ahead)], unit)
+        for entry, stop in zip(taken, stops, strict=True):
+            entry.at = stop
+        self.delivered += sum(counts.values())
+        _show(lanes, unit, appended)
+        return appended
+
+    def _runs(self, slot: Slot | None, seq: int, opened: Opened, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Which of these messages are to be delivered: (from, to)."""
+        if self.schedule.is_dropped(opened.parcel):
+            return
+        gone = slot.cancelled.get(seq) if slot is not None else None
+        for at in sorted(gone) if gone else ():
+            if start <= at < stop:
+                if start < at:
+                    yield start, at
+                start = at + 1
+        if start < stop:
+            yield start, stop
+
+    # Moving
+
+    async def move_step(self) -> bool:
+        """Read a slot into memory, or move a part of one nearer. False if there is nothing to do now."""
+        async with self._moving:
+            slot = self.schedule.to_load(self.agenda.clock.now_us())
+            if slot is not None:
+                await self._load(slot)
+                self._deliver_pace.soon.set()
+                return True
+            slot = self.schedule.ripe() or self._to_rewrite()
+            if slot is None:
+                return False
+            await self._move(slot)
+            self._deliver_pace.soon.set()
+            return True
+
+    async def _load(self, slot: Slot) -> None:
+        schedule, stream = self.schedule, slot.place.stream
+        while slot.loading < slot.end:
+            read = await self.agenda.read(stream, slot.loading)
+            for seq, parcel, _ in parcels_in(read, stream):
+                schedule.near.add(slot.place, seq, parcel, slot.ahead.get(seq, 0), schedule.until_us)
+            slot.loading = read.next
+        slot.loaded_to = slot.loading
+
+    async def _move(self, slot: Slot) -> None:
+        """Put some parcels of a slot where they belong now: into finer slots, or anew into the same one."""
+        schedule, stream = self.schedule, slot.place.stream
+        if slot.next == slot.end:
+            return
+        read = await self.agenda.read(stream, slot.next, MOVE_BYTES)
+        pieces: dict[tuple[str, int, bytes, bytes], Pieces] = {}
+        messages = 0
+        for seq, parcel, _ in parcels_in(read, stream):
+            opened = Opened(parcel)
+            messages += parcel.count
+            for start, stop in self._runs(slot, seq, opened, 0, parcel.count):
+                pieces.setdefault(opened.origin(), []).append((opened, start, stop))
+        parcels = [placed for some in pieces.values() for placed in join(some, schedule.until_us)]
+        moved = Moved(slot.place.level, slot.place.number, read.next, messages)
+        appended = self.agenda.append(parcels, [moved])
+        slot.since_us = appended.at_us
+        await appended.done
+
+    def rewrite_older(self, before_us: int) -> None:
+        """Have everything that was written before then written anew: what is delayed for years must not hold on to log
+        files that retention would drop."""
+        for slot in self.schedule.slots.values():
+            if slot.place.level and slot.since_us < before_us:
+                self._rewriting.setdefault(slot.place, slot.end)
+        self._move_pace.soon.set()
+
+    def tidy(self, place: Place) -> None:
+        """A slot with very many cancelled messages is rewritten without them."""
+        slot = self.schedule.slots.get(place)
+        if slot is not None and place.level and sum(map(len, slot.cancelled.values())) > CANCELLED_PER_SLOT:
+            self._rewriting.setdefault(place, slot.end)
+            self._move_pace.soon.set()
+
+    def _to_rewrite(self) -> Slot | None:
+        for place, end in list(self._rewriting.items()):
+            slot = self.schedule.slots.get(place)
+            if slot is not None and slot.next < end:
+                return slot
+            del self._rewriting[place]
+        return None
+
+    # Topics
+
+    async def drop_topic(self, topic: str) -> None:
+        """The topic is being deleted, and its delayed messages with it."""
+        if self.schedule.counts.get(topic):
+            await self.agenda.append([], [Dropped(topic, self.schedule.next_id)]).done
+
+    def pass_quietly(self) -> None:
+        """Where nothing is due, say now and then that time has passed: so old slots can go."""
+        now_us = self.agenda.clock.now_us()
+        idle = self.schedule.slots and not self._delivering.locked() and now_us - self.schedule.until_us > BOOK_LAG_US
+        if idle and self._is_quiet(now_us):
+            self.agenda.append([], [Due(now_us, self.schedule.next_id)])
+
+    def remember_answer(self, name: object, count: int) -> None:
+        self.answered[name] = count
+        while len(self.answered) > ANSWERS_MAX:
+            self.answered.popitem(last=False)
+
+    def figures(self) -> dict[str, int]:
+        next_us = self.schedule.near.next_us
+        late_us = 0 if next_us is None else max(self.agenda.clock.now_us() - next_us, 0)
+        waiting = sum(self.schedule.counts.values())
+        return {"delayed": waiting, "delayed_delivered": self.delivered, "delayed_late_ms": late_us // 1000}
+
+    # The loops
+
+    async def catch_up(self) -> None:
+        """Do all there is to do now; consumers see it when this returns."""
+        while await self.move_step() or await self.deliver_step():
+            pass
+        await asyncio.gather(*self._under_way)
+
+    async def _run(
+        self, what: str, step: Callable[[], Awaitable[bool]], pace: _Pace, next_us: Callable[[], int | None]
+    ) -> None:
+        loop, backoff_s = asyncio.get_running_loop(), BACKOFF_MIN_S
+        while True:
+            pace.soon.clear()
+            begin_s = loop.time()
+            try:
+                busy = await step()
+            except TowlineError as error:
+                log.error("%s failed, and is tried again: %s", what, error)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+                continue
+            backoff_s = BACKOFF_MIN_S
+            at_us = next_us()
+            if not busy:
+                await self._sleep(pace, FOREVER_US if at_us is None else at_us)
+            elif at_us is not None and at_us > self.agenda.clock.now_us():
+                # Not at once: what comes due meanwhile shares a unit.
+                await asyncio.sleep(max(begin_s + TICK_S - loop.time(), 0))
+            else:
+                await asyncio.sleep(0)
+
+    async def _sleep(self, pace: _Pace, until_us: int) -> None:
+        wait_us = until_us - self.agenda.clock.now_us()
+        # What should be done already waits for something else, which wakes us.
+        blocked = wait_us <= 0
+        pace.until_us = FOREVER_US if blocked else until_us
+        try:
+            async with asyncio.timeout(1.0 if blocked else min(wait_us / SECOND_US, TIMER_MAX_S)):
+                await pace.soon.wait()
+        except TimeoutError:
+            pass
+        finally:
+            pace.until_us = 0
+
+
+def _show(lanes: Sequence[tuple[Topic, Lane]], unit: Sequence[Append], appended: Appended) -> None:
+    """The messages are in their lanes: consumers see them once they are durable."""
+    for (_, lane), append, first in zip(lanes, unit, appended.firsts[: len(unit)], strict=True):
+        lane.submitted(first, append, appended.at_us, appended.done)
+
+    def finish(done: asyncio.Future[None]) -> None:
+        for _, lane in lanes:
+            lane.advance()
+        for topic in {topic for topic, _ in lanes}:
+            topic.wake()
+
+    if appended.done.done():
+        finish(appended.done)
+    else:
+        appended.done.add_done_callback(finish)

@@ -1,0 +1,278 @@
+"""The schedule of delayed messages: what is delivered, what waits where, what was cancelled. Pure, as all of delivery.
+
+`until_us` is the time up to which everything has been delivered. It never goes back, whatever the clock does, and never
+passes a message that waits: so "due after `until_us`" is the same as "not delivered yet", and one number is nearly all
+that recovery needs.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+import msgspec
+
+from towline.clock import SECOND_US
+from towline.delivery.near import Near
+from towline.delivery.parcel import Parcel
+from towline.delivery.schedule_events import Cancelled, Dropped, Due, Moved, ScheduleEvent
+from towline.delivery.wheel import Place, is_over, ripe_at_us
+
+__all__ = ["CANCELLED_MAX", "Position", "Schedule", "ScheduleSnapshot", "Slot", "SlotSnapshot"]
+
+NEAR_US: Final = 2 * SECOND_US
+"""Slots of seconds are read into memory this long before they begin."""
+NEAR_BYTES: Final = 64 << 20
+CANCELLED_MAX: Final = 1_000_000
+
+
+class Position(NamedTuple):
+    """Where a message waits, and when it is due."""
+
+    place: Place
+    seq: int
+    """Its parcel, …"""
+    at: int
+    """… and its place in that."""
+    id: int
+    due_us: int
+
+
+class SlotSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    level: int
+    number: int
+    next: int
+    """The first parcel of its stream that still waits, …"""
+    end: int
+    """… and the one behind the last."""
+    messages: int
+    ids: tuple[int, int]
+    since_us: int
+    """When the oldest of it was written."""
+    cancelled: list[tuple[int, list[int]]] = []
+    ahead: list[tuple[int, int]] = []
+
+
+class ScheduleSnapshot(msgspec.Struct, frozen=True):
+    """What `delayOffset.json` holds."""
+
+    position: int
+    """The marks before this one are in here."""
+    until_us: int
+    next_id: int
+    delayed: dict[str, int]
+    """Messages that wait, by topic."""
+    slots: list[SlotSnapshot]
+    ends: dict[str, int]
+    """The parcels before these, by stream, are in here."""
+    dropped: dict[str, int] = {}
+
+
+class Slot:
+    """Parcels `next` to `end` of a stream, that wait."""
+
+    __slots__ = (
+        "ahead",
+        "begin_us",
+        "cancelled",
+        "end",
+        "loaded_to",
+        "loading",
+        "max_id",
+        "messages",
+        "min_id",
+        "next",
+        "place",
+        "since_us",
+    )
+
+    def __init__(self, place: Place, first: int, since_us: int) -> None:
+        self.place = place
+        self.begin_us = place.begin_us
+        self.next = first
+        self.end = first
+        self.messages = 0
+        self.min_id = (1 << 63) - 1
+        self.max_id = -1
+        self.since_us = since_us
+        self.cancelled: dict[int, set[int]] = {}
+        """By parcel, the places of the messages in it that are not to be delivered."""
+        self.ahead: dict[int, int] = {}
+        """By parcel, how many of its messages were delivered before all others due at the same time were."""
+        self.loading = first
+        """Slots of seconds: the next parcel to read into the near index. Once all are there, …"""
+        self.loaded_to: int | None = None
+        """… those from this one on come there by themselves."""
+
+
+class Schedule:
+    def __init__(self) -> None:
+        self.until_us = 0
+        self.next_id = 1
+        self.slots: dict[Place, Slot] = {}
+        self.counts: dict[str, int] = {}
+        self.dropped: dict[str, int] = {}
+        self.cancelled = 0
+        """How many cancelled messages are remembered."""
+        self.near = Near(NEAR_BYTES)
+
+    # What happens
+
+    def register(self, place: Place, seq: int, parcel: Parcel, at_us: int) -> Slot:
+        """A parcel is in its slot."""
+        slot = self.slots.get(place)
+        if slot is None:
+            slot = self.slots[place] = Slot(place, seq, at_us)
+        low, high = parcel.id_range()
+        slot.end = seq + 1
+        slot.messages += parcel.count
+        slot.min_id = min(slot.min_id, low)
+        slot.max_id = max(slot.max_id, high)
+        self.next_id = max(self.next_id, high + 1)
+        if not parcel.moved and not self.is_dropped(parcel):
+            self.counts[parcel.topic] = self.counts.get(parcel.topic, 0) + parcel.count
+        return slot
+
+    def apply(self, event: ScheduleEvent) -> None:
+        match event:
+            case Due():
+                self._apply_due(event)
+            case Moved():
+                self._apply_moved(event)
+            case Cancelled():
+                self._apply_cancelled(event)
+            case Dropped():
+                self.dropped[event.topic] = max(event.before_id, self.dropped.get(event.topic, 0))
+                self.counts.pop(event.topic, None)
+
+    def _apply_due(self, event: Due) -> None:
+        self.until_us = max(self.until_us, event.until_us)
+        self.next_id = max(self.next_id, event.next_id)
+        for topic, count in event.delivered:
+            self._count_down(topic, count)
+        for number, seq, at in event.ahead:
+            slot = self.slots.get(Place(0, number))
+            if slot is not None:
+                slot.ahead[seq] = at
+        for place in [place for place in self.slots if is_over(place, self.until_us)]:
+            self._remove(self.slots[place])
+
+    def _apply_moved(self, event: Moved) -> None:
+        slot = self.slots.get(Place(event.level, event.number))
+        if slot is None:
+            return
+        slot.next = max(slot.next, event.next)
+        slot.messages -= event.messages
+        for seq in [seq for seq in slot.cancelled if seq < slot.next]:
+            self.cancelled -= len(slot.cancelled.pop(seq))
+        if slot.next >= slot.end:
+            self._remove(slot)
+
+    def _apply_cancelled(self, event: Cancelled) -> None:
+        self._count_down(event.topic, event.count)
+        slot = self.slots.get(Place(event.level, event.number))
+        if slot is None:
+            return
+        for seq, indices in event.positions:
+            gone = slot.cancelled.setdefault(seq, set())
+            self.cancelled -= len(gone)
+            gone.update(indices)
+            self.cancelled += len(gone)
+
+    def _count_down(self, topic: str, count: int) -> None:
+        left = self.counts.get(topic, 0) - count
+        if left:
+            self.counts[topic] = left
+        else:
+            self.counts.pop(topic, None)
+
+    def _remove(self, slot: Slot) -> None:
+        del self.slots[slot.place]
+        self.cancelled -= sum(map(len, slot.cancelled.values()))
+        if self.dropped:
+            lowest = min((one.min_id for one in self.slots.values()), default=self.next_id)
+            self.dropped = {topic: before for topic, before in self.dropped.items() if before > lowest}
+
+    # What is to be done
+
+    def limit_us(self, now_us: int) -> int:
+        """How far may be delivered: never the future, and nothing that waits in a slot which was not looked at yet."""
+        begins = [slot.begin_us for slot in self.slots.values() if slot.loaded_to is None]
+        return min(now_us, min(begins) - 1) if begins else now_us
+
+    def is_quiet(self, now_us: int) -> bool:
+        """Whether nothing is due by now, so that time may simply pass."""
+        next_us = self.near.next_us
+        return (next_us is None or next_us > now_us) and self.limit_us(now_us) >= now_us
+
+    def to_load(self, now_us: int) -> Slot | None:
+        """The next slot that has to be read into memory by now."""
+        waiting = [slot for slot in self.slots.values() if slot.place.level == 0 and slot.loaded_to is None]
+        slot = min(waiting, key=_begin_us, default=None)
+        return slot if slot is not None and slot.begin_us <= now_us + NEAR_US else None
+
+    def ripe(self) -> Slot | None:
+        """The next slot that has to be moved into finer ones."""
+        waiting = [one for one in self.slots.values() if one.place.level and ripe_at_us(one.place) <= self.until_us]
+        return min(waiting, key=_begin_us, default=None)
+
+    def deliver_at_us(self) -> int | None:
+        """When time makes a difference next for what is delivered, if nothing else happens."""
+        times = [] if self.near.next_us is None else [self.near.next_us]
+        ripe = [ripe_at_us(place) for place in self.slots if place.level]
+        return min([*times, *(time_us for time_us in ripe if time_us > self.until_us)], default=None)
+
+    def load_at_us(self) -> int | None:
+        """When the next slot is to be read into memory."""
+        waiting = [one.place for one in self.slots.values() if one.place.level == 0 and one.loaded_to is None]
+        return min((place.begin_us - NEAR_US for place in waiting), default=None)
+
+    def is_dropped(self, parcel: Parcel) -> bool:
+        return bool(self.dropped) and parcel.first_id < self.dropped.get(parcel.topic, 0)
+
+    def is_waiting(self, position: Position) -> bool:
+        """Whether the message is still where it was found."""
+        slot = self.slots.get(position.place)
+        return (
+            slot is not None
+            and slot.next <= position.seq
+            and position.due_us > self.until_us
+            and position.at >= slot.ahead.get(position.seq, 0)
+            and position.at not in slot.cancelled.get(position.seq, ())
+        )
+
+    # Documents
+
+    def snapshot(self, position: int, ends: dict[str, int]) -> ScheduleSnapshot:
+        slots = [_slot_out(self.slots[place]) for place in sorted(self.slots)]
+        counts = dict(sorted(self.counts.items()))
+        return ScheduleSnapshot(position, self.until_us, self.next_id, counts, slots, ends, dict(self.dropped))
+
+    def restore(self, document: ScheduleSnapshot) -> None:
+        self.until_us, self.next_id = document.until_us, document.next_id
+        self.counts, self.dropped = dict(document.delayed), dict(document.dropped)
+        for one in document.slots:
+            slot = Slot(Place(one.level, one.number), one.next, one.since_us)
+            slot.end, slot.messages = one.end, one.messages
+            slot.min_id, slot.max_id = one.ids
+            slot.cancelled = {seq: set(indices) for seq, indices in one.cancelled}
+            slot.ahead = dict(one.ahead)
+            self.slots[slot.place] = slot
+            self.cancelled += sum(map(len, slot.cancelled.values()))
+
+
+_begin_us = attrgetter("begin_us")
+
+
+def _slot_out(slot: Slot) -> SlotSnapshot:
+    return SlotSnapshot(
+        level=slot.place.level,
+        number=slot.place.number,
+        next=slot.next,
+        end=slot.end,
+        messages=slot.messages,
+        ids=(slot.min_id, slot.max_id),
+        since_us=slot.since_us,
+        cancelled=[(seq, sorted(indices)) for seq, indices in sorted(slot.cancelled.items())],
+        ahead=sorted(slot.ahead.items()),
+    )

@@ -1,0 +1,70 @@
+"""What happened in the schedule of delayed messages: the records of the stream `delay/marks`.
+
+Events are MessagePack arrays that begin with the event's number. A field may be added at the end with a default. That a
+parcel was put into a slot is no event: the parcel says it itself.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Cancelled", "Dropped", "Due", "Moved", "ScheduleEvent", "decode_schedule_event", "encode_schedule_event"]
+
+
+class _Event(msgspec.Struct, frozen=True, array_like=True):
+    pass
+
+
+class Due(_Event, frozen=True, array_like=True, tag=1):
+    """Everything due up to `until_us` has been put into its lane; in the same unit, so that a crash undoes both or
+    neither."""
+
+    until_us: int
+    next_id: int
+    delivered: list[tuple[str, int]] = []
+    """How many messages of which topic."""
+    ahead: list[tuple[int, int, int]] = []
+    """(number of the slot, parcel, messages of it): of these parcels more was delivered than `until_us` says, because
+    too much is due at the same microsecond for one unit."""
+
+
+class Moved(_Event, frozen=True, array_like=True, tag=2):
+    """The parcels of a slot before `next` were put into other slots, in the same unit."""
+
+    level: int
+    number: int
+    next: int
+    messages: int
+
+
+class Cancelled(_Event, frozen=True, array_like=True, tag=3):
+    """Messages of a slot are not to be delivered from there: they were cancelled (`count` of them), or put elsewhere in
+    the same unit (`count` is 0)."""
+
+    level: int
+    number: int
+    topic: str
+    count: int
+    positions: list[tuple[int, list[int]]]
+    """By parcel, the places of the messages in it."""
+
+
+class Dropped(_Event, frozen=True, array_like=True, tag=4):
+    """The topic was deleted: its messages with lower ids than this are not to be delivered."""
+
+    topic: str
+    before_id: int
+
+
+ScheduleEvent = Due | Moved | Cancelled | Dropped
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[ScheduleEvent] = msgspec.msgpack.Decoder(ScheduleEvent)
+
+
+def encode_schedule_event(event: ScheduleEvent) -> bytes:
+    return _ENCODER.encode(event)
+
+
+def decode_schedule_event(record: bytes) -> ScheduleEvent:
+    return _DECODER.decode(record)
