@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -27,10 +26,8 @@ from towline.protocol.transactions import (
     ListTransactions,
     Prepare,
     Prepared,
-    Resolve,
 )
 from towline.store.log import LogSettings, LogStore
-from towline.store.memory import MemoryStore
 
 Unit = list[tuple[str, int, list[bytes]]]
 """Topic, lane and bodies of each frame."""
@@ -319,111 +316,6 @@ def test_answers_are_the_same_after_a_crash(disk: World, tmp_path: Path) -> None
                 assert again.decided_at_us == first.decided_at_us
 
     asyncio.run(main())
-
-
-# Asking back
-
-
-async def _manual(**given: float) -> tuple[Broker, ManualClock]:
-    clock = ManualClock()
-    settings = World("memory", Path()).settings(**given)
-    return await Broker.open(MemoryStore(clock=clock), settings, clock=clock), clock
-
-
-def test_a_silent_transaction_is_asked_after_again_and_again_and_then_parked(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        broker, clock = await _manual(tx_check_after_s=60.0, tx_max_checks=3)
-        await prepare(broker)
-        clock.advance(59)
-        assert await checks(broker) == []
-        for attempt, pause_s in ((1, 1), (2, 120), (3, 240)):
-            clock.advance(pause_s - 0.5 if attempt > 1 else 0.5)
-            assert await checks(broker) == []
-            clock.advance(0.5)
-            (check,) = await checks(broker)
-            assert (check.transaction, check.name, check.attempt) == ("t1", "business t1", attempt)
-            assert (check.messages, check.topics) == (4, ["orders", "stock"])
-            assert await checks(broker) == []
-        clock.advance(480)
-        with caplog.at_level(logging.ERROR):
-            assert await checks(broker) == []
-        assert "towline tx resolve t1" in caplog.text
-        assert states(broker) == [("t1", "parked")]
-        clock.advance(10_000)
-        assert await checks(broker) == [], "parked: nobody is asked any more"
-        await broker.transactions.resolve(Resolve("t1", True))
-        assert states(broker, "t1") == [("t1", "committed")]
-        assert broker.topic_state("stock").lanes[0].end == 1
-        await broker.close()
-
-    asyncio.run(main())
-
-
-def test_while_nobody_is_there_it_is_not_counted_as_asked() -> None:
-    async def main() -> None:
-        broker, clock = await _manual(tx_check_after_s=60.0, tx_max_checks=2)
-        await prepare(broker)
-        clock.advance(1_000_000)
-        broker.transactions.asking.look_round()
-        clock.advance(1_000_000)
-        (check,) = await checks(broker)
-        assert check.attempt == 1
-        await broker.close()
-
-    asyncio.run(main())
-
-
-def test_a_waiting_producer_is_asked_as_soon_as_a_transaction_is_due_and_each_round_asks_another(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        one = asyncio.create_task(checks(bench.broker, 20_000))
-        await asyncio.sleep(0)
-        two = asyncio.create_task(checks(bench.broker, 20_000))
-        await asyncio.sleep(0)
-        await prepare(bench.broker, check_after_s=0.05)
-        (first,) = await one
-        assert first.attempt == 1
-        assert not two.done()
-        (second,) = await two
-        assert second.attempt == 2
-
-    world.run(scenario)
-
-
-def test_a_decided_transaction_is_not_asked_after(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        await prepare(bench.broker, check_after_s=0.001)
-        bench.broker.transactions.asking.look_round()
-        await asyncio.sleep(0.002)
-        bench.broker.transactions.asking.look_round()
-        assert bench.broker.transactions.asking._ready
-        await decide(bench.broker, True)
-        assert not bench.broker.transactions.asking._ready, "nothing is left of it"
-        assert await checks(bench.broker, 1) == []
-
-    world.run(scenario)
-
-
-def test_many_are_asked_after_in_several_rounds(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        for n in range(130):
-            await prepare(bench.broker, f"t{n}", [("orders", 1, [b"x"])], check_after_s=0.001)
-        await asyncio.sleep(0.002)
-        first, second = await checks(bench.broker), await checks(bench.broker)
-        assert (len(first), len(second)) == (100, 30)
-        assert len({one.transaction for one in first + second}) == 130
-
-    world.run(scenario, tx_check_after_s=60.0)
-
-
-def test_a_stopping_broker_lets_go_of_those_who_wait(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        waiting = asyncio.create_task(checks(bench.broker, 20_000))
-        await asyncio.sleep(0)
-        bench.broker.release_waiters()
-        assert await waiting == []
-        assert await checks(bench.broker, 20_000) == []
-
-    world.run(scenario)
 
 
 # Looking after itself
