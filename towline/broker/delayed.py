@@ -158,8 +158,8 @@ def _still_there(agenda: Agenda, found: Found) -> Found:
 async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> DelayedCancelled:
     _check(scheduler, request.topic, request.ids, request.key)
     agenda, ids = scheduler.agenda, set(request.ids)
-    name = ("cancel", request.topic, tuple(sorted(ids)), request.key)
-    before = scheduler.answered.get(name, 0)
+    name = f"{request.topic} {request.key or request.ids[0]}" if len(ids) <= 1 else ""
+    before = scheduler.schedule.answers.get(name, 0)
     count = 0
     async with scheduler.changing:
         for _ in range(ROUNDS_MAX):
@@ -170,15 +170,13 @@ async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> Delaye
                 return DelayedCancelled(len(there), sorted(gone), before)
             if there:
                 _check_room(agenda, len(there))
-                appended = agenda.append([], _cancelled(there, request.topic, counted=True))
                 count += len(there)
+                appended = agenda.append([], _cancelled(there, request.topic, name, count))
                 ids -= {position.id for position, _ in there}
                 await appended.done
                 _tidy(scheduler, there)
             if len(there) == len(found):
                 break
-    if count:
-        scheduler.remember_answer(name, count)
     return DelayedCancelled(count, sorted(ids), before)
 
 
@@ -213,7 +211,7 @@ async def _move(scheduler: Scheduler, there: Found, topic: str, at_us: int) -> N
         pieces.setdefault(opened.origin(), []).append((opened, position.at, position.at + 1))
     due_us = max(at_us, until_us + 1)
     parcels = [placed for some in pieces.values() for placed in join(some, until_us, due_us)]
-    appended = agenda.append(parcels, _cancelled(there, topic, counted=False))
+    appended = agenda.append(parcels, _cancelled(there, topic))
     scheduler.wake()
     await appended.done
     _tidy(scheduler, there)
@@ -224,8 +222,8 @@ def _check_room(agenda: Agenda, count: int) -> None:
         raise TooLarge(f"{CANCELLED_MAX} cancelled messages still wait for their time to pass: try again later")
 
 
-def _cancelled(found: Found, topic: str, *, counted: bool) -> list[Cancelled]:
-    """The events that take these messages out of where they wait."""
+def _cancelled(found: Found, topic: str, request: str = "", answer: int = 0) -> list[Cancelled]:
+    """The events that take these messages out of where they wait; for good if there is an `answer` to give."""
     by_place: dict[Place, dict[int, list[int]]] = {}
     for position, _ in found:
         by_place.setdefault(position.place, {}).setdefault(position.seq, []).append(position.at)
@@ -234,8 +232,10 @@ def _cancelled(found: Found, topic: str, *, counted: bool) -> list[Cancelled]:
             place.level,
             place.number,
             topic,
-            sum(map(len, some.values())) if counted else 0,
+            sum(map(len, some.values())) if answer else 0,
             [(seq, sorted(places)) for seq, places in sorted(some.items())],
+            request,
+            answer,
         )
         for place, some in by_place.items()
     ]

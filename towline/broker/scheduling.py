@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -45,7 +45,6 @@ TIMER_MAX_S: Final = 60.0
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 FOREVER_US: Final = 1 << 63
-ANSWERS_MAX: Final = 1_000
 CANCELLED_PER_SLOT: Final = 20_000
 """A slot with more cancelled messages than this is rewritten without them."""
 
@@ -103,8 +102,6 @@ class Scheduler:
         self._unit_bytes = UNIT_BYTES
         self.changing = asyncio.Lock()
         """Held by whoever cancels or moves messages."""
-        self.answered: OrderedDict[object, int] = OrderedDict()
-        """Requests to cancel and their answers, for those who ask again because the connection broke."""
         self._delivering = asyncio.Lock()
         self._moving = asyncio.Lock()
         self._deliver_pace = _Pace()
@@ -367,11 +364,6 @@ class Scheduler:
         idle = self.schedule.slots and not self._delivering.locked() and now_us - self.schedule.until_us > BOOK_LAG_US
         if idle and self._is_quiet(now_us):
             self.agenda.append([], [Due(now_us, self.schedule.next_id)])
-
-    def remember_answer(self, name: object, count: int) -> None:
-        self.answered[name] = count
-        while len(self.answered) > ANSWERS_MAX:
-            self.answered.popitem(last=False)
 
     def figures(self) -> dict[str, int]:
         next_us = self.schedule.near.next_us

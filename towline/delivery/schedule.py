@@ -24,6 +24,7 @@ NEAR_US: Final = 2 * SECOND_US
 """Slots of seconds are read into memory this long before they begin."""
 NEAR_BYTES: Final = 64 << 20
 CANCELLED_MAX: Final = 1_000_000
+ANSWERS_MAX: Final = 1_000
 
 
 class Position(NamedTuple):
@@ -66,6 +67,7 @@ class ScheduleSnapshot(msgspec.Struct, frozen=True):
     ends: dict[str, int]
     """The parcels before these, by stream, are in here."""
     dropped: dict[str, int] = {}
+    answers: dict[str, int] = {}
 
 
 class Slot:
@@ -114,6 +116,8 @@ class Schedule:
         self.dropped: dict[str, int] = {}
         self.cancelled = 0
         """How many cancelled messages are remembered."""
+        self.answers: dict[str, int] = {}
+        """How many messages the last requests to cancel some have cancelled."""
         self.near = Near(NEAR_BYTES)
 
     # What happens
@@ -169,6 +173,8 @@ class Schedule:
             self._remove(slot)
 
     def _apply_cancelled(self, event: Cancelled) -> None:
+        if event.request:
+            self._remember_answer(event.request, event.answer)
         self._count_down(event.topic, event.count)
         slot = self.slots.get(Place(event.level, event.number))
         if slot is None:
@@ -178,6 +184,12 @@ class Schedule:
             self.cancelled -= len(gone)
             gone.update(indices)
             self.cancelled += len(gone)
+
+    def _remember_answer(self, request: str, answer: int) -> None:
+        self.answers.pop(request, None)
+        self.answers[request] = answer
+        while len(self.answers) > ANSWERS_MAX:
+            del self.answers[next(iter(self.answers))]
 
     def _count_down(self, topic: str, count: int) -> None:
         left = self.counts.get(topic, 0) - count
@@ -246,11 +258,21 @@ class Schedule:
     def snapshot(self, position: int, ends: dict[str, int]) -> ScheduleSnapshot:
         slots = [_slot_out(self.slots[place]) for place in sorted(self.slots)]
         counts = dict(sorted(self.counts.items()))
-        return ScheduleSnapshot(position, self.until_us, self.next_id, counts, slots, ends, dict(self.dropped))
+        return ScheduleSnapshot(
+            position=position,
+            until_us=self.until_us,
+            next_id=self.next_id,
+            delayed=counts,
+            slots=slots,
+            ends=ends,
+            dropped=dict(self.dropped),
+            answers=dict(self.answers),
+        )
 
     def restore(self, document: ScheduleSnapshot) -> None:
         self.until_us, self.next_id = document.until_us, document.next_id
         self.counts, self.dropped = dict(document.delayed), dict(document.dropped)
+        self.answers = dict(document.answers)
         for one in document.slots:
             slot = Slot(Place(one.level, one.number), one.next, one.since_us)
             slot.end, slot.messages = one.end, one.messages

@@ -47,6 +47,9 @@ class Cancelled(_Event, frozen=True, array_like=True, tag=3):
     count: int
     positions: list[tuple[int, list[int]]]
     """By parcel, the places of the messages in it."""
+    request: str = ""
+    """Who asked for it, and how many it were in all: for those who ask again because they got no answer."""
+    answer: int = 0
 
 
 class Dropped(_Event, frozen=True, array_like=True, tag=4):

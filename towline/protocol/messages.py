@@ -610,8 +610,8 @@ class CancelDelayed(Request, frozen=True, array_like=True):
 
 
 class DelayedCancelled(Answer, frozen=True, array_like=True):
-    """Durable. `gone` lists the ids that do not wait any more: delivered, or cancelled before. `before` is the count
-    that the very same request was answered with a short time ago, if it was."""
+    """Durable. `gone` lists the ids that do not wait any more: delivered, or cancelled before. `before` is how many the
+    same request cancelled when it was carried out last, if that is remembered."""
 
     kind = 149
     count: int

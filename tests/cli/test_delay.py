@@ -1,0 +1,54 @@
+"""`towline send --delay` and `towline delay`."""
+
+from __future__ import annotations
+
+import towline
+from tests.cli.conftest import Cli, until
+
+
+def test_a_message_is_sent_for_later(cli: Cli, mq: towline.Client, topic: str) -> None:
+    begun = cli("send", topic, "soon", "--delay", "200ms").text
+    assert begun.startswith(f"{topic}/delay/")
+    until(lambda: len(mq.browse(topic)))
+    assert mq.browse(topic)[0].body == b"soon"
+    receipts = cli("send", topic, "--delay-level", "18", "-o", "json", input=b"a\nb\n").lines
+    assert [receipt["lane"] for receipt in receipts] == ["delay", "delay"]
+    cli("send", topic, "far", "--at", "2099-05-01T12:00Z")
+    assert [entry.deliver_at.year for entry in mq.delayed(topic)][-1] == 2099
+
+
+def test_what_waits_is_listed_soonest_first(cli: Cli, topic: str) -> None:
+    assert "no delayed messages" in cli("delay", "ls", topic).err + cli("delay", "ls", topic).text
+    for delay in ("3h", "1h", "2h"):
+        cli("send", topic, delay, "--delay", delay, "--key", delay)
+    lines = cli("delay", "ls", topic, "-o", "json").lines
+    assert [line["key"] for line in lines] == ["1h", "2h", "3h"]
+    assert lines[0].keys() == {"id", "topic", "priority", "deliver_at", "produced_at", "key", "size_bytes"}
+    text = cli("delay", "ls", topic, "-n", "2")
+    assert lines[1]["id"] in text.text
+    assert "there are more" in text.err
+    assert cli("topic", "info", topic, "-o", "json").line["delayed"] == 3
+    assert "delayed" in cli("topic", "info", topic).text
+
+
+def test_messages_are_cancelled_and_moved(cli: Cli, mq: towline.Client, topic: str) -> None:
+    one = cli("send", topic, "one", "--delay", "1h").text.strip()
+    cli("send", topic, "--key", "k", "--delay", "1h", input=b"a\nb\n")
+    assert cli("delay", "cancel", topic, "--key", "k", "--dry-run", "-o", "json").line == {
+        "topic": topic,
+        "cancelled": 0,
+        "found": 2,
+        "dry_run": True,
+    }
+    assert cli("delay", "cancel", topic, "--key", "k").text == "cancelled 2 delayed messages\n"
+    assert cli("delay", "move", topic, one, "--delay", "2h", "--dry-run").text == "would move 1 delayed messages\n"
+    assert cli("delay", "move", topic, one, "--delay", "0s", "-o", "json").line["moved"] == 1
+    until(lambda: len(mq.browse(topic)))
+    assert "does not wait any more" in cli("delay", "cancel", topic, one, code=1).err
+
+
+def test_wrong_calls_are_explained(cli: Cli, topic: str) -> None:
+    assert "one of them" in cli("send", topic, "x", "--delay", "1s", "--delay-level", "2", code=2).err
+    assert "is not a time" in cli("send", topic, "x", "--at", "tomorrow", code=2).err
+    assert "say which" in cli("delay", "cancel", topic, code=2).err
+    assert "say when" in cli("delay", "move", topic, "--key", "k", code=2).err
