@@ -137,8 +137,26 @@ def test_a_closed_pipe_ends_it_cleanly_and_what_was_not_written_comes_again(
         process.stdout.close()
         mq.send(topic, b"nobody reads this")
         assert process.wait() == 0
-        assert process.stderr.read() == b""
+        assert b"error" not in process.stderr.read()
     assert cli("consume", topic, "-g", "g", "-n", "1").out == b"nobody reads this\n"
+
+
+def test_a_closed_pipe_is_noticed_while_nothing_comes(cli: Cli, topic: str) -> None:
+    with cli.start("consume", topic, "-g", "g") as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(30) == 0
+
+
+def test_it_says_once_that_it_waits(cli: Cli, mq: towline.Client, topic: str) -> None:
+    new = topic + "-new"
+    for name, said in ((topic, b""), (new, f"topic {new} is new\n".encode())):
+        with cli.start("consume", name, "-g", "g") as process:
+            assert process.stderr is not None
+            whole = said + f"waiting for messages on topic {name} (group g); Ctrl-C ends\n".encode()
+            assert process.stderr.read(len(whole)) == whole
+            assert stop(process, signal.SIGTERM).err == ""
+    mq.delete_topic(new)
 
 
 def test_without_a_buffer_nothing_is_acknowledged_that_was_not_written(
