@@ -27,7 +27,7 @@ from towline.cli.topics import topic
 from towline.cli.trace import trace
 from towline.cli.transactions import tx
 from towline.cli.version import version, version_text
-from towline.errors import TowlineError
+from towline.errors import BadName, TowlineError
 
 __all__ = ["main", "run"]
 
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
     except CycloptsError as error:
         fail(str(error))
         return 2
-    except Usage as error:
+    except (Usage, BadName) as error:
         fail(str(error))
         return 2
     except TowlineError as error:
