@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import IO, TYPE_CHECKING
 
 import msgspec
@@ -43,6 +44,7 @@ POISON = 777
 RETRY_DELAYS_S = (0.2, 0.4)
 MAX_ATTEMPTS = 5
 PATIENCE_S = 60.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -63,7 +65,6 @@ class HandlerFailed(Exception):
 def consume(url: str, group: str, name: str, mended: str, hangs_at: str) -> None:
     import towline
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with towline.connect(url) as mq, mq.consumer(TOPIC, group=group, name=name, max_messages=20) as consumer:
         for message in consumer:
             order = int(message.body)
@@ -97,7 +98,8 @@ class Consumer:
         self.group, self.name = group, name
         self.told: list[tuple[float, Told]] = []
         command = [sys.executable, "-m", "towline.demo", "consume", url, group, name, str(mended), str(hangs_at)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603 our own module
+        # A process group of its own: Ctrl-C is for the demo, which then ends its consumers.
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0)  # noqa: S603 our own module
         assert self.process.stdout is not None
         self._listener = threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True)
         self._listener.start()
@@ -160,6 +162,7 @@ class Story:
         self.begin = time.monotonic()
         self.mended = folder / "mended"
         self.broker = BrokerProcess(f"file:{folder / 'data'}", log_level="warning")
+        self.broker.process_group = 0
         self.consumers: list[Consumer] = []
         self.faults: list[str] = []
 
@@ -224,7 +227,9 @@ class Story:
         self.until("the first consumer of billing hangs", lambda: held() > 0 and shop.sent >= ORDERS // 2.5, shop)
         count = held()
         victim.kill()
-        self.tell(f"consumer {victim.name} hangs with {count} orders in its hands: [red]kill -9[/red]")
+        self.tell(
+            f"consumer {victim.name} hangs with {count} order{'s' * (count != 1)} in its hands: [red]kill -9[/red]"
+        )
         waited_s = self.until("what it held was given to the other", lambda: held() == 0, shop)
         self.tell(f"its orders went to the other consumer of its group after {waited_s:.2f} s")
         self.expect("a crashed consumer's messages come back within 2 s", waited_s < 2)
@@ -303,21 +308,53 @@ class Story:
             if consumer.process.poll() is None:
                 consumer.kill()
         if self.broker.running:
-            self.broker.stop()
+            self.broker.kill()
+
+
+class ToldToStop(BaseException):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    # The first one ends the demo; those that follow must not keep it from tidying up.
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise ToldToStop(number)
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["consume"]:
-        consume(*sys.argv[2:])
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["consume"]:
+        consume(*arguments[1:])
         return 0
+    if arguments:
+        asked = arguments[0] in ("-h", "--help", "help")
+        print(
+            __doc__ if asked else f"error: the demo takes no arguments: {arguments[0]}",
+            file=None if asked else sys.stderr,
+        )
+        return 0 if asked else 2
+    try:
+        for number in SIGNALS:
+            signal.signal(number, _on_signal)
+        return _play()
+    except ToldToStop as told:
+        return 128 + told.number
+    except KeyboardInterrupt:
+        return 130
+
+
+def _play() -> int:
     from rich.console import Console
 
-    with tempfile.TemporaryDirectory(prefix="towline-demo-") as folder:
-        story = Story(Console(), Path(folder))
+    # Who reads a pipe wants whole lines.
+    console = Console(width=None if sys.stdout.isatty() else 10_000)
+    with tempfile.TemporaryDirectory(prefix="towline-demo-", ignore_cleanup_errors=True) as folder:
+        story = Story(console, Path(folder))
         try:
             return story.play()
-        except KeyboardInterrupt:
-            return 130
         finally:
             story.close()
 

@@ -55,7 +55,7 @@ class Cli:
         return subprocess.Popen(
             [sys.executable, "-m", "towline", *map(str, arguments)],
             stdin=options.pop("stdin", subprocess.PIPE),
-            stdout=subprocess.PIPE,
+            stdout=options.pop("stdout", subprocess.PIPE),
             stderr=subprocess.PIPE,
             cwd=self.folder,
             env=environment,

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -136,8 +137,61 @@ def test_a_closed_pipe_ends_it_cleanly_and_what_was_not_written_comes_again(
         process.stdout.close()
         mq.send(topic, b"nobody reads this")
         assert process.wait() == 0
-        assert process.stderr.read() == b""
+        assert b"error" not in process.stderr.read()
     assert cli("consume", topic, "-g", "g", "-n", "1").out == b"nobody reads this\n"
+
+
+def test_a_closed_pipe_is_noticed_while_nothing_comes(cli: Cli, topic: str) -> None:
+    with cli.start("consume", topic, "-g", "g") as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(30) == 0
+
+
+def test_it_says_once_that_it_waits(cli: Cli, mq: towline.Client, topic: str) -> None:
+    new = topic + "-new"
+    for name, said in ((topic, b""), (new, f"topic {new} is new\n".encode())):
+        with cli.start("consume", name, "-g", "g") as process:
+            assert process.stderr is not None
+            whole = said + f"waiting for messages on topic {name} (group g); Ctrl-C ends\n".encode()
+            assert process.stderr.read(len(whole)) == whole
+            assert stop(process, signal.SIGTERM).err == ""
+    mq.delete_topic(new)
+
+
+def test_without_a_buffer_nothing_is_acknowledged_that_was_not_written(
+    cli: Cli, mq: towline.Client, topic: str
+) -> None:
+    bodies = [b"%05d " % number + b"x" * 2_000 for number in range(200)]
+    mq.send_many(topic, bodies)
+    unbuffered = {"PYTHONUNBUFFERED": "1"}
+    with cli.start("consume", topic, "-g", "g", env=unbuffered) as process:
+        assert process.stdout is not None
+        seen = os.read(process.stdout.fileno(), 10)  # the pipe holds far less than all
+        process.stdout.close()
+        assert process.wait() == 0
+    assert seen.startswith(b"00000")
+    rest = cli("consume", topic, "-g", "g", *ENDS, env=unbuffered).out
+    assert rest.splitlines() == bodies
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_a_full_disk_did_not_take_comes_again(cli: Cli, mq: towline.Client, topic: str, unbuffered: str) -> None:
+    mq.send_many(topic, [b"1", b"2"])
+    with Path("/dev/full").open("wb") as full:
+        result = cli("consume", topic, "-g", "g", "-n", "2", stdout=full, env={"PYTHONUNBUFFERED": unbuffered}, code=1)
+    assert result.err == "error: cannot write the output: No space left on device\n"
+    assert cli("consume", topic, "-g", "g", "-n", "2").out == b"1\n2\n"
+
+
+@pytest.mark.parametrize(
+    "command", [("--help",), ("topic", "ls"), ("topic", "ls", "-o", "json"), ("send", "{topic}", "x")]
+)
+def test_output_that_cannot_be_written_is_said_and_not_a_traceback(cli: Cli, topic: str, command: list[str]) -> None:
+    arguments = [each.format(topic=topic) for each in command]
+    with Path("/dev/full").open("wb") as full:
+        result = cli(*arguments, stdout=full, code=1)
+    assert result.err == "error: cannot write the output: No space left on device\n"
 
 
 def test_a_topic_that_does_not_exist_is_an_error(cli: Cli) -> None:

@@ -108,4 +108,4 @@ def test_a_broker_that_is_not_there_is_one_line(cli: Cli) -> None:
 
 
 def test_a_bad_topic_name_is_one_line(cli: Cli) -> None:
-    assert cli("send", "No Such!", "x", code=1).err.startswith("error: topic ")
+    assert cli("send", "No Such!", "x", code=2).err.startswith("error: topic ")

@@ -64,3 +64,20 @@ def test_an_address_in_use_is_said_and_not_a_traceback(cli: Cli, tmp_path: Path)
     result = cli("serve", "--store", "memory:", "--listen", address, code=1)
     assert "Traceback" not in result.err
     assert result.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--store", "memory:", "--listen", "nonsense"), "error: listen 'nonsense': write HOST:PORT"),
+        (("--store", "./data2"), "error: store './data2': write memory: or file:DIR; for a folder: file:./data2"),
+        (("--store", "memory:", "--tls-cert", "x.pem"), "error: TLS takes both"),
+    ],
+)
+def test_being_called_wrongly_is_code_2(cli: Cli, flags: tuple[str, ...], said: str) -> None:
+    assert cli("serve", *flags, code=2).err.startswith(said)
+
+
+@pytest.mark.parametrize("arguments", [("-u", "http://x"), ("-u", "towline://x:y"), ("--ca-file", "x.pem")])
+def test_a_url_that_cannot_be_is_code_2(cli: Cli, arguments: tuple[str, ...]) -> None:
+    assert cli("topic", "ls", *arguments, code=2).err.startswith("error: ")

@@ -99,13 +99,13 @@ def test_a_tokens_file_that_others_can_read_is_refused(tmp_path: Path, mode: int
 
 def test_a_broker_with_a_faulty_tokens_file_does_not_start(tmp_path: Path) -> None:
     error = failing_start(tokens_file=str(tmp_path / "missing"))
-    assert error == f"towline: tokens file {tmp_path}/missing: No such file or directory\n"
+    assert error == f"error: tokens file {tmp_path}/missing: No such file or directory\n"
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", ":0"])
 def test_the_world_is_not_served_without_tokens(listen: str) -> None:
     error = failing_start(listen=listen)
-    assert error.startswith("towline: not listening on ")
+    assert error.startswith("error: not listening on ")
     assert "allow_remote" in error
 
 
@@ -123,7 +123,7 @@ def test_a_taken_port_is_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         error = failing_start(listen=f"127.0.0.1:{port}")
-        assert error == f"towline: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+        assert error == f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
 
 @pytest.mark.parametrize("text", ["7400", "host", "host:", "host:x", "host:70000", "::1:7400", "host:-1", "host:٣"])

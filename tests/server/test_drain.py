@@ -88,7 +88,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
 def test_a_second_broker_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     with BrokerProcess(store=f"file:{tmp_path}") as broker:
         error = failing_start(store=f"file:{tmp_path}")
-        assert error.startswith("towline: ")
+        assert error.startswith("error: ")
         assert str(tmp_path) in error
         with RawClient.hello(broker.port) as client:
             client.send("t", [b"still here"])
@@ -96,12 +96,12 @@ def test_a_second_broker_on_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("store", ["", "memory", "file:", "mysql://x", "memory:x"])
 def test_a_store_that_is_none_is_refused(store: str) -> None:
-    assert failing_start(store=store) == f"towline: store {store!r}: write memory: or file:DIR\n"
+    assert failing_start(store=store) == f"error: store {store!r}: write memory: or file:DIR\n"
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "a file").write_text("in the way")
-    assert failing_start(store=f"file:{tmp_path}/a file/data").startswith("towline: ")
+    assert failing_start(store=f"file:{tmp_path}/a file/data").startswith("error: ")
 
 
 def test_the_log_has_times_and_its_level_is_set() -> None:

@@ -20,4 +20,5 @@ async def open_store(settings: BrokerSettings) -> Store:
     if colon and scheme == "file" and rest:
         limits = LogSettings(segment_bytes=settings.segment_bytes, min_free_bytes=settings.min_free_bytes)
         return await LogStore.open(Path(rest), limits)
-    raise BadRequest(f"store {settings.store!r}: write memory: or file:DIR")
+    hint = f"; for a folder: file:{settings.store}" if settings.store.startswith((".", "/", "~")) else ""
+    raise BadRequest(f"store {settings.store!r}: write memory: or file:DIR{hint}")

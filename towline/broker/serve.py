@@ -30,14 +30,14 @@ KEEP_BYTES = 32 << 20
 
 
 def run(settings: BrokerSettings) -> int:
-    """Serve until SIGTERM or SIGINT; the answer is the exit code."""
+    """Serve until SIGTERM or SIGINT; the answer is the exit code: 1 if it failed, 2 if the settings cannot be."""
     _log_to_stderr(settings.log_level)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings))
     except (TowlineError, OSError) as error:
-        sys.stderr.write(f"towline: {error}\n")
-        return 1
+        sys.stderr.write(f"error: {error}\n")
+        return 2 if isinstance(error, BadRequest) else 1
     return 0
 
 

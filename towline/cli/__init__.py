@@ -20,7 +20,7 @@ from towline.cli.find import find
 from towline.cli.groups import group
 from towline.cli.log import log
 from towline.cli.options import Usage
-from towline.cli.output import fail
+from towline.cli.output import OutputFailed, fail, guarded
 from towline.cli.run import run as run_app
 from towline.cli.send import send
 from towline.cli.serve import serve
@@ -28,7 +28,7 @@ from towline.cli.topics import topic
 from towline.cli.trace import trace
 from towline.cli.transactions import tx
 from towline.cli.version import version, version_text
-from towline.errors import TowlineError
+from towline.errors import BadName, TowlineError
 
 __all__ = ["main", "run"]
 
@@ -61,6 +61,10 @@ app.command(version, group=_BROKER, sort_key=4)
 
 
 def main() -> None:
+    if sys.stdout is None:
+        fail("cannot write the output: stdout is closed")
+        sys.exit(1)
+    sys.stdout = guarded(sys.stdout)
     sys.exit(run(sys.argv[1:]))
 
 
@@ -72,19 +76,27 @@ def run(arguments: Sequence[str]) -> int:
     except CycloptsError as error:
         fail(str(error))
         return 2
-    except Usage as error:
+    except (Usage, BadName) as error:
         fail(str(error))
         return 2
     except TowlineError as error:
         fail(str(error))
         return 1
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain when it flushes stdout at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # Whoever read it has seen enough.
         return 0
+    except OutputFailed as error:
+        _drop_output()
+        fail(str(error))
+        return 1
     except KeyboardInterrupt:
         return 130
     return int(code)
+
+
+def _drop_output() -> None:
+    """What could not be written goes nowhere: Python would complain when it flushes stdout at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _lone_hyphen_last(arguments: Sequence[str]) -> list[str]:

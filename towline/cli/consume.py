@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from towline.cli.options import Connection, Usage
+from towline.cli.output import note
 from towline.cli.render import MessageFormat, renderer
 from towline.cli.signals import Stop
 from towline.cli.times import Duration, Start, parse_start
 from towline.clock import SYSTEM
+from towline.errors import NotFound
 from towline.model import LANES, Priority
 
 if TYPE_CHECKING:
@@ -101,7 +104,7 @@ def consume(
         idle_timeout = 0.0
     render = renderer(output)
     with connection.connect() as client, Stop() as stop:
-        end = End(stop, count, idle_timeout)
+        end = End(stop, count, idle_timeout, _Reader(sys.stdout.fileno()))
         if looking:
             batches = _look(client, topic, (priority,) if priority else LANES, start, end)
         else:
@@ -121,18 +124,31 @@ def _start(text: str) -> Start:
         raise Usage(str(error)) from None
 
 
-class End:
-    """When to stop: after so many messages, when none has come for so long, or when told to."""
+class _Reader:
+    """Whoever reads our output."""
 
-    def __init__(self, stop: Stop, count: int | None, idle_timeout: float | None) -> None:
+    def __init__(self, descriptor: int) -> None:
+        self._poll = select.poll()
+        self._poll.register(descriptor, 0)  # errors and hang-ups are told unasked
+
+    @property
+    def is_gone(self) -> bool:
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in self._poll.poll(0))
+
+
+class End:
+    """When to stop: after so many messages, when none has come for so long, when nobody reads them, or when told to."""
+
+    def __init__(self, stop: Stop, count: int | None, idle_timeout: float | None, reader: _Reader) -> None:
         self.stop = stop
+        self._reader = reader
         self._left = count
         self._idle_timeout = idle_timeout
         self._idle_since = SYSTEM.steady_s()
 
     @property
     def reached(self) -> bool:
-        return bool(self.stop) or self._left == 0
+        return bool(self.stop) or self._left == 0 or self._reader.is_gone
 
     @property
     def most(self) -> int:
@@ -154,16 +170,37 @@ class End:
 def _pull(client: Client, topic: str, group: str | None, start: Start, end: End) -> Batches:
     """Batches of messages; one is acknowledged when the next is asked for."""
     first: Literal["earliest", "latest"] = "latest" if start.where == "latest" else "earliest"
+    is_new = _is_new(client, topic)
+    is_said = False
     with client.consumer(topic, group=group, start=first) as consumer:
         while not end.reached:
             wait_s = end.patience_s(WAIT_S)
             batch = consumer.pull(max_messages=end.most, wait=wait_s)
             if batch:
+                is_said = True
                 yield list(batch)
                 batch.ack()
                 end.took(len(batch))
             elif not wait_s or not end.patience_s(WAIT_S):
                 return
+            elif not is_said and not end.reached:
+                is_said = True
+                _say_it_waits(topic, group, is_new)
+
+
+def _is_new(client: Client, topic: str) -> bool:
+    try:
+        client.topic(topic)
+    except NotFound:
+        return True
+    return False
+
+
+def _say_it_waits(topic: str, group: str | None, is_new: bool) -> None:
+    """Once, and only if no message came at first: who sees nothing may wonder whether the topic's name is right."""
+    if is_new:
+        note(f"topic {topic} is new")
+    note(f"waiting for messages on topic {topic}{f' (group {group})' if group else ''}; Ctrl-C ends")
 
 
 def _look(client: Client, topic: str, lanes: Sequence[Priority], start: Start, end: End) -> Batches:

@@ -70,7 +70,11 @@ class Connection:
         import towline
 
         ca_file = None if self.ca_file is None else str(self.ca_file)
-        return towline.connect(self.url, token=self.token, secret=self.secret(), timeout=self.patience, ca_file=ca_file)
+        secret = self.secret()
+        try:
+            return towline.connect(self.url, token=self.token, secret=secret, timeout=self.patience, ca_file=ca_file)
+        except BadRequest as error:
+            raise Usage(str(error)) from None
 
     def secret(self) -> str:
         if self.secret_file is None:

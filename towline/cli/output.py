@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import select
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TextIO
 
 import msgspec
 from cyclopts import Parameter
@@ -16,9 +18,11 @@ from cyclopts import Parameter
 __all__ = [
     "Format",
     "Output",
+    "OutputFailed",
     "ask",
     "fail",
     "figure",
+    "guarded",
     "harmless",
     "note",
     "print_json",
@@ -36,6 +40,39 @@ Output = Annotated[
 ]
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class OutputFailed(OSError):
+    """Stdout cannot be written; a closed pipe is not meant, for that is how a reader says it has seen enough."""
+
+    def __str__(self) -> str:
+        return f"cannot write the output: {self.strerror}"
+
+
+class _Stdout(io.FileIO):
+    """The descriptor of stdout. Its errors can be told from all others, and it waits where it would block."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            while (count := super().write(data)) is None:
+                select.select((), (self,), ())
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputFailed(error.errno, error.strerror) from None
+        return count
+
+
+def guarded(stdout: TextIO) -> TextIO:
+    """The same stdout, with errors of its own and always with a buffer. Without one (PYTHONUNBUFFERED) a write may take
+    a part of the bytes only, and whoever does not look at its answer loses the rest."""
+    kind = stdout if isinstance(stdout, io.TextIOWrapper) else None
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Stdout(stdout.fileno(), "wb", closefd=False)),
+        encoding=stdout.encoding,
+        errors=stdout.errors,
+        line_buffering=kind is not None and (kind.line_buffering or kind.write_through),
+    )
 
 
 class Step(Protocol):

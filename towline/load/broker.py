@@ -23,6 +23,9 @@ READY = "listening on "
 class BrokerProcess:
     """`towline serve`. Starting it again after `stop` or `kill` takes the same port, so that clients find it again."""
 
+    process_group: int | None = None
+    """0 puts it into a process group of its own, where Ctrl-C on the terminal does not reach it."""
+
     def __init__(self, store: str, **settings: Any) -> None:
         self._store = store
         self._settings = settings
@@ -64,7 +67,9 @@ class BrokerProcess:
         for name, value in self._settings.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         begin = time.perf_counter()
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log)  # noqa: S603 our own command
+        self._process = subprocess.Popen(  # noqa: S603 our own command
+            command, stdout=subprocess.PIPE, stderr=self._log, process_group=self.process_group
+        )
         self._address = self._wait_until_ready(begin + READY_S)
         return time.perf_counter() - begin
 
