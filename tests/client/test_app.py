@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -305,7 +307,7 @@ app = towline.App({url!r}, stop_timeout=10)
 @app.on("orders", group="billing")
 def bill(message):
     print("billed", message.body.decode(), flush=True)
-    import time; time.sleep(0.3)
+    import time; time.sleep(30 if message.body == b"slow" else 0.3)
     print("done", flush=True)
 """
 
@@ -333,6 +335,33 @@ def test_towline_run_ends_gracefully_upon_a_signal(
         assert process.wait(10) == 0
         state = mq.group("orders", "billing")
         assert (state.lag, state.in_flight) == (1, 0)
+
+
+def test_a_second_signal_does_not_wait(serve: Callable[..., Any], tmp_path: Path) -> None:
+    broker = serve()
+    url = f"towline://{broker.address}"
+    with start_app(tmp_path, url) as process, towline.connect(url) as mq:
+        mq.send("orders", b"slow")
+        assert process.stdout is not None
+        assert process.stdout.readline() == "billed slow\n"
+        process.send_signal(signal.SIGTERM)
+        # The first one closed its pull: from now on no message is taken.
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(8) == 0
+        state = mq.group("orders", "billing")
+        assert (state.lag, state.in_flight) == (1, 0)
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "client.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        code = "import towline\n" + block.replace("towline://127.0.0.1:7400", "memory:")
+        (tmp_path / "example.py").write_text(code)
+        runpy.run_path("example.py", run_name="example")
 
 
 def test_an_app_outlives_its_broker(serve: Callable[..., Any], tmp_path: Path) -> None:
