@@ -186,3 +186,15 @@ def test_a_long_list_of_dead_letters_is_cut_and_says_so(cli: Cli, mq: towline.Cl
 def test_no_group_is_an_error(cli: Cli, topic: str) -> None:
     assert cli("dead", "ls", topic, "nobody", code=1).err.startswith("error: ")
     assert cli("dead", "resend", topic, "nobody", "--all", code=1).err.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--max-attempts", "0", "--max-attempts is between 1 and 10,000, not 0"),
+        ("--max-in-flight", "0", "--max-in-flight is between 1 and 10,000,000, not 0"),
+        ("--retry-delays", "900d", "--retry-delays: give 1 to 100 of them, each between 0 seconds and a year"),
+    ],
+)
+def test_group_settings_out_of_bounds_name_the_flag(cli: Cli, flag: str, value: str, said: str) -> None:
+    assert cli("group", "create", "t", "g", flag, value, code=2).err == f"error: {said}\n"
