@@ -108,6 +108,8 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """The wait after the first, second, … failed attempt; the last one holds for all that follow."""
 
     def __post_init__(self) -> None:
+        if not 1 <= self.max_attempts <= 10_000:
+            raise BadRequest(f"max_attempts is between 1 and 10,000, not {self.max_attempts}")
         if not 1 <= len(self.delays_s) <= 100 or any(not 0 <= delay <= 366 * 86400 for delay in self.delays_s):
             raise BadRequest("retry delays: give 1 to 100 of them, each between 0 seconds and a year")
 
@@ -149,6 +151,10 @@ class GroupConfig(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         check_topic(self.topic)
         check_group(self.name)
+        if not 1 <= self.max_in_flight <= 10_000_000:
+            raise BadRequest(f"max_in_flight is between 1 and 10,000,000, not {self.max_in_flight}")
+        if not self.timeout_s >= 0:
+            raise BadRequest(f"timeout_s is at least 0, not {self.timeout_s}")
 
 
 def check_topic(name: str) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from towline.errors import BadRequest
 from towline.model import DELAY_LEVELS
 
-__all__ = ["PREFIX", "BrokerSettings", "load_settings"]
+__all__ = ["PREFIX", "BrokerSettings", "load_settings", "misspelt_variables"]
 
 PREFIX = "TOWLINE_"
+_OF_CLIENTS = ("TOWLINE_URL", "TOWLINE_TOKEN", "TOWLINE_SECRET", "TOWLINE_SECRET_FILE")
 
 
 def _help(text: str, **limits: Any) -> Any:
@@ -107,26 +109,85 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("What is logged to stderr.")] = "info"
 
 
+class _Given(NamedTuple):
+    value: Any
+    source: str
+    """Where it came from, as people know it: a flag, a variable, a file."""
+
+
 def load_settings(
     given: Mapping[str, Any] | None = None,
     *,
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    given_as: Callable[[str], str] = lambda name: f"flag --{name.replace('_', '-')}",
 ) -> BrokerSettings:
-    """Settings from a TOML file, overlaid by the environment, overlaid by what was `given`; a None does not count."""
-    merged: dict[str, Any] = {}
+    """Settings from a TOML file, overlaid by the environment, overlaid by what was `given`; a None does not count.
+    `given_as` says what a given setting is called where it was given."""
+    merged: dict[str, _Given] = {}
     if file is not None:
-        merged.update(_from_toml(file))
-    names = {field.name: field for field in msgspec.structs.fields(BrokerSettings)}
-    for name in names:
-        text = (os.environ if environment is None else environment).get(PREFIX + name.upper())
+        merged.update({name: _Given(value, f"file {file}") for name, value in _from_toml(file).items()})
+    variables = os.environ if environment is None else environment
+    for name in _names():
+        text = variables.get(PREFIX + name.upper())
         if text is not None:
-            merged[name] = text
-    merged.update({name: value for name, value in (given or {}).items() if value is not None})
+            merged[name] = _Given(text, f"variable {PREFIX}{name.upper()}")
+    for name, value in (given or {}).items():
+        if value is not None:
+            merged[name] = _Given(value, given_as(name))
+    return BrokerSettings(**{name: _checked(name, each) for name, each in merged.items()})
+
+
+def misspelt_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that is nearly the name of a setting, and so has no effect."""
+    known = _names()
+    said = []
+    for name in environment:
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in known and name not in _OF_CLIENTS:
+            close = get_close_matches(name.removeprefix(PREFIX).lower(), known, 1, 0.8)
+            if close:
+                said.append(f"variable {name} has no effect: did you mean {PREFIX}{close[0].upper()}?")
+    return said
+
+
+def _names() -> list[str]:
+    return [field.name for field in msgspec.structs.fields(BrokerSettings)]
+
+
+def _checked(name: str, given: _Given) -> Any:
+    kind = get_type_hints(BrokerSettings, include_extras=True).get(name)
+    if kind is None:
+        raise BadRequest(f"unknown setting {name!r} ({given.source}){_hint(name, given.value)}")
     try:
-        return msgspec.convert(merged, BrokerSettings, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadRequest(f"settings: {error}") from None
+        return msgspec.convert(given.value, kind, strict=False)
+    except msgspec.ValidationError:
+        shown = repr(given.value)
+        shown = shown if len(shown) <= 100 else shown[:100] + "…"
+        raise BadRequest(f"setting {name} ({given.source}) cannot be {shown}: give {_allowed(kind)}") from None
+
+
+def _hint(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return f": settings stand at the top of the file, not in a table; remove the line [{name}]"
+    close = get_close_matches(name.replace("-", "_").lower(), _names(), 1, 0.7)
+    if not close:
+        return ""
+    if close[0] == name.replace("-", "_"):
+        return f": write it with underscores, {close[0]}"
+    return f": did you mean {close[0]}?"
+
+
+def _allowed(kind: Any) -> str:
+    """What a setting may be, in words."""
+    type_, meta = get_args(kind)
+    if get_origin(type_) is Literal:
+        return "one of " + ", ".join(get_args(type_))
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[type_]
+    bounds = (("more than", meta.gt), ("at least", meta.ge), ("less than", meta.lt), ("at most", meta.le))
+    limits = [f"{word} {bound:,}" for word, bound in bounds if bound is not None]
+    if meta.max_length is not None:
+        limits.append(f"at most {meta.max_length} characters")
+    return f"{words} of {' and '.join(limits)}" if limits else words
 
 
 def _from_toml(file: Path) -> dict[str, Any]:

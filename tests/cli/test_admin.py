@@ -234,3 +234,15 @@ def test_dead_letters_are_purged(cli: Cli, mq: towline.Client, topic: str) -> No
     assert cli("dead", "purge", topic, "g", "--before", "1", "--yes").text == "dropped 1, 2 left\n"
     assert cli("dead", "purge", topic, "g", "--all", "--yes", "-o", "json").line["left"] == 0
     assert "which" in cli("dead", "purge", topic, "g", code=2).err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--max-attempts", "0", "--max-attempts is between 1 and 10,000, not 0"),
+        ("--max-in-flight", "0", "--max-in-flight is between 1 and 10,000,000, not 0"),
+        ("--retry-delays", "900d", "--retry-delays: give 1 to 100 of them, each between 0 seconds and a year"),
+    ],
+)
+def test_group_settings_out_of_bounds_name_the_flag(cli: Cli, flag: str, value: str, said: str) -> None:
+    assert cli("group", "create", "t", "g", flag, value, code=2).err == f"error: {said}\n"

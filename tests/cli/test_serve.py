@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Cli, stop
+from towline.errors import BadRequest
+from towline.settings import load_settings, misspelt_variables
 
 
 def ready(process: subprocess.Popen[bytes]) -> str:
@@ -46,7 +48,37 @@ def test_flags_win_over_the_environment_and_that_over_the_file(cli: Cli, tmp_pat
 def test_a_misspelt_setting_in_the_file_is_found(cli: Cli, tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
     config.write_text("max_conections = 5\n")
-    assert "max_conections" in cli("serve", "--config", config, code=2).err
+    assert cli("serve", "--config", config, code=2).err == (
+        f"error: unknown setting 'max_conections' (file {config}): did you mean max_connections?\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max-connections = 5", "unknown setting 'max-connections' (file {}): write it with underscores"),
+        ("[broker]\nlisten = 'x'", "unknown setting 'broker' (file {}): settings stand at the top of the file"),
+        ("heartbeat_s = 0", "setting heartbeat_s (file {}) cannot be 0: give a number of at least 0.05 and at most"),
+        ("durability = 'disk'", "setting durability (file {}) cannot be 'disk': give one of fsync, os, received"),
+        ("listen = 7400", "setting listen (file {}) cannot be 7400: give a text"),
+    ],
+)
+def test_a_wrong_setting_says_where_it_stands_and_what_may_be(tmp_path: Path, text: str, said: str) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text(text)
+    with pytest.raises(BadRequest) as caught:
+        load_settings(file=config, environment={})
+    assert str(caught.value).startswith(said.format(config))
+
+
+def test_flags_and_variables_are_named() -> None:
+    with pytest.raises(BadRequest, match=r"setting max_connections \(flag --max-connections\) cannot be 0"):
+        load_settings({"max_connections": 0}, environment={})
+    with pytest.raises(BadRequest, match=r"setting idle_s \(variable TOWLINE_IDLE_S\) cannot be 'x': give a number"):
+        load_settings(environment={"TOWLINE_IDLE_S": "x"})
+    assert misspelt_variables({"TOWLINE_MAX_CONECTIONS": "1", "TOWLINE_TOKEN": "x", "TOWLINE_HOME": "x"}) == [
+        "variable TOWLINE_MAX_CONECTIONS has no effect: did you mean TOWLINE_MAX_CONNECTIONS?"
+    ]
 
 
 def test_a_folder_has_one_broker_at_a_time(cli: Cli, tmp_path: Path) -> None:

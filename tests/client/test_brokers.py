@@ -136,12 +136,12 @@ async def test_everything_works_over_tls(
                 await do(producer.send("orders", body))
         assert (await do(mq.topic("orders"))).lanes[1].end == 10_000
 
-    with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
-        async with entered(connect(url, timeout=0.3)):
+    with pytest.raises(Refused, match=r"certificate is not accepted: .*ca_file"):
+        async with entered(connect(url, timeout=30)):
             pass
     with pytest.raises(BadRequest, match="towlines://"):
         connect("towline://127.0.0.1", ca_file=str(cert))
-    with pytest.raises(BadRequest, match="cannot be used"):
+    with pytest.raises(BadRequest, match="ca_file /nowhere"):
         connect(url, ca_file="/nowhere")
 
 

@@ -18,7 +18,7 @@ from towline.broker.broker import Broker
 from towline.broker.opening import open_store
 from towline.broker.server import Server
 from towline.errors import BadRequest, TowlineError
-from towline.settings import BrokerSettings
+from towline.settings import BrokerSettings, misspelt_variables
 
 __all__ = ["run", "split_address"]
 
@@ -32,6 +32,8 @@ KEEP_BYTES = 32 << 20
 def run(settings: BrokerSettings) -> int:
     """Serve until SIGTERM or SIGINT; the answer is the exit code: 1 if it failed, 2 if the settings cannot be."""
     _log_to_stderr(settings.log_level)
+    for each in misspelt_variables(os.environ):
+        log.warning("%s", each)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings))

@@ -8,7 +8,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from towline.cli.confirm import Yes, confirm
-from towline.cli.options import Connection
+from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, span, stamp
 from towline.cli.times import Delays, Duration
 from towline.errors import NotFound
@@ -162,6 +162,10 @@ def create(
 
     What is not given keeps its value, or takes the default in a new group.
     """
+    _check("--max-attempts", max_attempts, 10_000)
+    _check("--max-in-flight", max_in_flight, 10_000_000)
+    if retry_delays is not None and (len(retry_delays) > 100 or max(retry_delays) > 366 * 86400):
+        raise Usage("--retry-delays: give 1 to 100 of them, each between 0 seconds and a year")
     with connection.connect() as client:
         config = _existing(client, topic, name) or GroupConfig(topic, name)
         retry = _changed(config.retry, max_attempts=max_attempts, delays_s=retry_delays)
@@ -175,6 +179,11 @@ def create(
                 dead_retention_s=dead_retention,
             )
         )
+
+
+def _check(flag: str, number: int | None, most: int) -> None:
+    if number is not None and not 1 <= number <= most:
+        raise Usage(f"{flag} is between 1 and {most:,}, not {number:,}")
 
 
 def _existing(client: Client, topic: str, name: str) -> GroupConfig | None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from towline.client.backoff import Backoff
 from towline.client.connection import Buffer, Call, Connection
-from towline.client.dial import CONNECT_S, Route
+from towline.client.dial import CONNECT_S, Route, never_better
 from towline.client.link import no_answer
 from towline.client.steps import Flow, Start, Wait
 from towline.errors import Closed, TowlineError, Unavailable
@@ -66,7 +66,7 @@ class AioLink:
             return None
         answered = await self.wait(step.call, step.seconds)
         if not answered and not self.connection.ready and time.monotonic() - self._down_since > self.timeout_s:
-            raise no_answer(self.route.name, self._cause, False, self.timeout_s)
+            raise no_answer(self.route, self._cause, False, self.timeout_s)
         return answered
 
     async def ask(self, call: Call) -> Any:
@@ -81,7 +81,7 @@ class AioLink:
                 raise
             if not answered:
                 self._forget(call)
-                error = no_answer(self.route.name, self._cause, self.connection.ready, self.timeout_s)
+                error = no_answer(self.route, self._cause, self.connection.ready, self.timeout_s)
                 if self.last_received < begun:
                     self.give_up(error)
                 raise error
@@ -141,7 +141,10 @@ class AioLink:
             except OSError as error:
                 wire.drop()
                 self._cause = error
+                final = never_better(self.route, error)
                 if self.route.failed():
+                    if final is not None:
+                        self.connection.fail_all(final)
                     self._retry_at = time.monotonic() + max(0.01, self._backoff.next_s())
 
     def made(self, wire: _Wire) -> None:

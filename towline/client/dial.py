@@ -5,15 +5,18 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from towline.client.url import Target, show_address
-from towline.errors import BadRequest
+from towline.errors import BadRequest, Refused
 
-__all__ = ["CONNECT_S", "Certificates", "Route", "connect_socket", "make_ssl_context"]
+__all__ = ["CONNECT_S", "Certificates", "Route", "connect_socket", "explain", "make_ssl_context", "never_better"]
 
 CONNECT_S: Final = 5.0
 """How long one address may take to answer before the next is tried."""
+_MISMATCHES: Final = (62, 64)
+"""OpenSSL's numbers for a certificate of another host, and of another address."""
 
 
 class Route:
@@ -56,6 +59,33 @@ def connect_socket(
     return sock
 
 
+def never_better(route: Route, error: OSError) -> Refused | None:
+    """What to raise at once, because trying again would fare no better; None for all that may pass."""
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return None
+    hint = "if it has an authority of its own, name that one's file (ca_file, --ca-file)"
+    if error.verify_code in _MISMATCHES:
+        hint = "connect by a name that stands in it"
+    reason = (error.verify_message or str(error)).rstrip(".")
+    return Refused(f"{route.name}: its certificate is not accepted: {reason}; {hint}")
+
+
+def explain(route: Route, cause: Exception | None) -> str:
+    """Why a broker was not reached, and what may be the matter."""
+    if cause is None:
+        return "it does not answer"
+    reason = str(cause) or type(cause).__name__
+    if route.target.embedded:
+        return reason
+    if isinstance(cause, ConnectionRefusedError):
+        return f"{reason}; is a broker running there?"
+    if route.target.tls and isinstance(cause, ssl.SSLError | ConnectionResetError):
+        return f"{reason}; does it speak TLS? If not, use towline://"
+    if isinstance(cause, ConnectionResetError):
+        return f"{reason}; does it speak TLS? Then use towlines://"
+    return reason
+
+
 class Certificates(NamedTuple):
     """What TLS needs: a context, or the files to make one of."""
 
@@ -72,6 +102,12 @@ def make_ssl_context(target: Target, given: Certificates) -> ssl.SSLContext | No
         return None
     if given.context is not None:
         return given.context
+    for name, file in (("ca_file", given.ca_file), ("cert_file", given.cert_file), ("key_file", given.key_file)):
+        try:
+            if file:
+                Path(file).read_bytes()
+        except OSError as error:
+            raise BadRequest(f"{name} {file}: {error.strerror}") from None
     try:
         context = ssl.create_default_context(cafile=given.ca_file)
         if given.cert_file:

@@ -206,7 +206,9 @@ def _settings(target: Target) -> BrokerSettings:
     if "store" in given or "listen" in given:
         raise BadRequest("the options store and listen have no meaning for a broker in this process")
     # Not from the environment: that configures brokers that are processes.
-    return load_settings({**given, "store": store}, environment={})
+    return load_settings(
+        {**given, "store": store}, environment={}, given_as=lambda name: f"option {name} of the URL {target}"
+    )
 
 
 def _loop_factory() -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from towline.client.backoff import Backoff
 from towline.client.connection import Buffer, Call, Connection
-from towline.client.dial import CONNECT_S, Route
+from towline.client.dial import CONNECT_S, Route, explain, never_better
 from towline.client.steps import Flow, Start, Wait
 from towline.client.transport import Transport, make_transport
 from towline.errors import Closed, Timeout, TowlineError, Unavailable
@@ -118,7 +118,7 @@ class Link:
             if call.done:
                 return
             self._forget(call)
-            error = no_answer(self.route.name, self._cause, self.connection.ready, self.timeout_s)
+            error = no_answer(self.route, self._cause, self.connection.ready, self.timeout_s)
             if self.last_received < begun:
                 self._break(error)
             raise error
@@ -126,7 +126,7 @@ class Link:
     def _wait_while_up(self, step: Wait) -> bool:
         answered = self.wait(step.call, time.monotonic() + step.seconds)
         if not answered and not self.connection.ready and time.monotonic() - self._down_since > self.timeout_s:
-            raise no_answer(self.route.name, self._cause, False, self.timeout_s)
+            raise no_answer(self.route, self._cause, False, self.timeout_s)
         return answered
 
     def start(self, call: Call) -> None:
@@ -261,7 +261,10 @@ class Link:
         except OSError as error:
             with self.lock:
                 self._cause = error
+                final = never_better(self.route, error)
                 if self.route.failed():
+                    if final is not None:
+                        self.connection.fail_all(final)
                     self._retry_at = time.monotonic() + max(0.01, self._backoff.next_s())
             return
         with self.lock:
@@ -352,8 +355,9 @@ class Link:
                 self._pump.release()
 
 
-def no_answer(name: str, cause: Exception | None, ready: bool, timeout_s: float) -> Unavailable:
+def no_answer(route: Route, cause: Exception | None, ready: bool, timeout_s: float) -> Unavailable:
     if ready:
-        return Timeout(f"{name}: no answer within {timeout_s:g} seconds; it may have been carried out all the same")
-    reason = "it does not answer" if cause is None else str(cause) or type(cause).__name__
-    return Unavailable(f"{name} cannot be reached within {timeout_s:g} seconds: {reason}")
+        return Timeout(
+            f"{route.name}: no answer within {timeout_s:g} seconds; it may have been carried out all the same"
+        )
+    return Unavailable(f"{route.name} cannot be reached within {timeout_s:g} seconds: {explain(route, cause)}")
