@@ -113,3 +113,16 @@ def test_being_called_wrongly_is_code_2(cli: Cli, flags: tuple[str, ...], said: 
 @pytest.mark.parametrize("arguments", [("-u", "http://x"), ("-u", "towline://x:y"), ("--ca-file", "x.pem")])
 def test_a_url_that_cannot_be_is_code_2(cli: Cli, arguments: tuple[str, ...]) -> None:
     assert cli("topic", "ls", *arguments, code=2).err.startswith("error: ")
+
+
+def test_a_folder_that_cannot_be_opened_is_named_with_advice(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("in the way")
+    said = f"error: the folder {tmp_path}/plain cannot be opened: File exists; "
+    said += "a file is in the way: choose another folder\n"
+    assert cli("serve", "--store", "file:plain", "--listen", "127.0.0.1:0", code=1).err == said
+    assert cli("topic", "ls", "-u", "file:plain", code=1).err == said
+
+
+def test_a_tilde_is_the_home_folder_and_data_is_private(cli: Cli, tmp_path: Path) -> None:
+    assert cli("send", "t", "x", "-u", "file:~/data", env={"HOME": str(tmp_path)}).out == b"t/middle/0\n"
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700

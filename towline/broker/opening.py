@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
-from towline.errors import BadRequest
+from towline.errors import BadRequest, StoreFailed
 from towline.settings import BrokerSettings
 from towline.store.log import LogSettings, LogStore
 from towline.store.memory import MemoryStore
@@ -19,6 +20,22 @@ async def open_store(settings: BrokerSettings) -> Store:
         return MemoryStore(settings.capacity_messages, settings.capacity_bytes)
     if colon and scheme == "file" and rest:
         limits = LogSettings(segment_bytes=settings.segment_bytes, min_free_bytes=settings.min_free_bytes)
-        return await LogStore.open(Path(rest), limits)
+        folder = (Path(rest).expanduser() if rest.startswith("~/") else Path(rest)).absolute()
+        try:
+            return await LogStore.open(folder, limits)
+        except OSError as error:
+            raise StoreFailed(
+                f"the folder {folder} cannot be opened: {error.strerror or error}{_advice(error)}"
+            ) from None
     hint = f"; for a folder: file:{settings.store}" if settings.store.startswith((".", "/", "~")) else ""
     raise BadRequest(f"store {settings.store!r}: write memory: or file:DIR{hint}")
+
+
+def _advice(error: OSError) -> str:
+    match error.errno:
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "; this user must be able to write there: change that, or choose another folder"
+        case errno.ENOTDIR | errno.EEXIST:
+            return "; a file is in the way: choose another folder"
+        case _:
+            return ""

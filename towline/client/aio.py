@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar
 
 from towline.client import dead, flows, search
 from towline.client import delays as delays_of
@@ -55,6 +55,12 @@ class _Opening(Generic[T]):
 
     def __init__(self, thing: T) -> None:
         self._thing = thing
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("this is for asyncio: use `async with` instead of `with`")
+
+    def __exit__(self, *_: object) -> None:
+        """Never reached, but without it Python would not get as far as our message."""
 
     def __await__(self) -> Generator[Any, None, T]:
         yield from self._thing.start().__await__()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from towline.client.backoff import Backoff
 from towline.client.connection import Buffer, Call, Connection
 from towline.client.dial import CONNECT_S, Route, never_better
-from towline.client.link import no_answer
+from towline.client.link import CLOSED, no_answer
 from towline.client.steps import Flow, Start, Wait
 from towline.errors import Closed, TowlineError, Unavailable
 
@@ -102,7 +102,7 @@ class AioLink:
     def start_now(self, call: Call) -> None:
         """Ask without regard for how much is on the way already."""
         if self._closed:
-            raise Closed
+            raise Closed(CLOSED)
         buffers = self.connection.submit(call)
         if buffers:
             self._write(buffers)
@@ -209,8 +209,8 @@ class AioLink:
             return
         self._closed = True
         wire, self._wire = self._wire, None
-        self.connection.broken(Closed())
-        self.connection.fail_all(Closed())
+        self.connection.broken(Closed(CLOSED))
+        self.connection.fail_all(Closed(CLOSED))
         self.writable()
         if self._connecting is not None and not self._connecting.done():
             self._connecting.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import overload
 
 from towline.client.lease import ACK, NACK, Lease
 from towline.client.message import Message
@@ -30,6 +31,13 @@ class Batch:
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        return self.messages[index]
 
     @property
     def messages(self) -> list[Message]:

@@ -21,12 +21,13 @@ from towline.client.steps import Flow, Start, Wait
 from towline.client.transport import Transport, make_transport
 from towline.errors import Closed, Timeout, TowlineError, Unavailable
 
-__all__ = ["Dial", "Link", "no_answer"]
+__all__ = ["CLOSED", "Dial", "Link", "no_answer"]
 
 T = TypeVar("T")
 Dial = Callable[[Route, float], socket.socket]
 
 _MAX_READS: Final = 100
+CLOSED: Final = "the client was closed, or the consumer or producer that this belongs to"
 
 _generation = 0
 
@@ -134,7 +135,7 @@ class Link:
             raise Closed("this client was made before a fork: connect again in the child process")
         with self.lock:
             if self._closing.is_set():
-                raise Closed
+                raise Closed(CLOSED)
             buffers = self.connection.submit(call)
             if buffers:
                 self._write(buffers)
@@ -249,7 +250,7 @@ class Link:
         self._bury()
         with self.lock:
             if self._closing.is_set():
-                self.connection.fail_all(Closed())
+                self.connection.fail_all(Closed(CLOSED))
                 return
         pause_s = self._retry_at - time.monotonic()
         if pause_s > 0:
@@ -345,8 +346,8 @@ class Link:
             if self._closing.is_set():
                 return
             self._closing.set()
-            self._break(Closed())
-            self.connection.fail_all(Closed())
+            self._break(Closed(CLOSED))
+            self.connection.fail_all(Closed(CLOSED))
         # Whoever reads comes back now, because the stream has ended.
         if self._pump.acquire(timeout=1.0):
             try:

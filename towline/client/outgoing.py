@@ -108,8 +108,18 @@ def as_headers(headers: Mapping[str, str] | None) -> dict[str, str] | None:
         return None
     try:
         return msgspec.convert(dict(headers), dict[str, str])
-    except (msgspec.ValidationError, TypeError, ValueError) as error:
-        raise BadRequest(f"headers are strings by name: {error}") from None
+    except (TypeError, ValueError):  # msgspec's error is a ValueError
+        raise BadRequest(f"headers are strings by name{_wrong_header(headers)}") from None
+
+
+def _wrong_header(headers: object) -> str:
+    if not isinstance(headers, Mapping):
+        return f", not {type(headers).__name__}"
+    for name, value in headers.items():
+        for each in (name, value):
+            if not isinstance(each, str):
+                return f": header {name!r} has {type(each).__name__} in place of str"
+    return ""
 
 
 def as_time_us(time: datetime | float) -> int:

@@ -63,6 +63,9 @@ class Limits(NamedTuple):
         return Limits(messages, self.max_bytes if max_bytes is None else max_bytes, min_messages).checked()
 
     def checked(self) -> Limits:
+        for name, value in self._asdict().items():
+            if not isinstance(value, int):
+                raise TypeError(f"{name} is an int, not {type(value).__name__}")
         if not 1 <= self.max_messages <= 1_000_000:
             raise BadRequest(f"max_messages={self.max_messages}: give a number from 1 to 1,000,000")
         if not 1 <= self.max_bytes <= 1 << 30:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -63,6 +64,8 @@ def parse_url(url: str) -> Target:
             folder = unquote(rest.removeprefix("//"))
             if not folder:
                 raise BadRequest("file: needs a folder, for example file:./data")
+            if folder.startswith("~/"):
+                folder = str(Path(folder).expanduser())
             return Target(scheme, path=folder, options=options)
         case _:
             raise BadRequest(f"unknown kind of URL {scheme[:20]!r}: use {_FORMS}")

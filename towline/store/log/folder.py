@@ -15,6 +15,9 @@ FORMAT = 1
 def prepare_folder(root: Path, io: DiskIo) -> None:
     """Make the folder, if it is not there, and refuse one that a newer version has written."""
     made = not root.exists()
+    if made:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)  # messages are for nobody else's eyes
     for folder in (root, root / "log", root / "config", root / "torn"):
         folder.mkdir(parents=True, exist_ok=True)
     if made:

@@ -21,7 +21,7 @@ class FolderLock:
         except OSError as error:
             owner = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
-            raise StoreLocked(f"the folder {folder} is open in the process with pid {owner}") from error
+            raise StoreLocked(f"the folder {folder.absolute()} is open in the process with pid {owner}") from error
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
