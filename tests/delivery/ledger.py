@@ -53,6 +53,8 @@ class Ledger:
     """By number of the dead letter: whether it was sent again."""
     clock: list[int] = field(default_factory=list)
     """All the times at which anything was asked."""
+    ordered: bool = False
+    """The topic's lanes are shards, not priorities."""
 
     # The store
 
@@ -96,15 +98,39 @@ class Ledger:
             if self.messages[name].due_us <= max(self.clock[self.messages[name].failed_at :], default=0)
         }
 
-    def order(self, retries: set[Name]) -> list[Name]:
-        """What is there to deliver, first things first."""
+    def order(self, retries: set[Name], shards: list[int]) -> list[Name]:
+        """What is there to deliver, first things first; of the shards in this order."""
         fresh = set(self.waiting())
-        return [
+        by_priority = [
             name
             for rank in range(RANKS)
             for names in (retries, fresh)
-            for lane in (rank + RANKS, rank)
+            for lane in ((rank + RANKS,) if self.ordered else (rank + RANKS, rank))
             for name in sorted(one for one in names if one[0] == lane)
+        ]
+        return by_priority + [name for shard in shards for name in self.of_shard(shard, retries, fresh)]
+
+    def of_shard(self, shard: int, retries: set[Name], fresh: set[Name]) -> list[Name]:
+        """What of a shard may be delivered in one pull: nothing while anything is out, and nothing overtakes."""
+        here = sorted(name for name in self.messages if name[0] == shard)
+        if any(self.messages[name].state == "leased" for name in here):
+            return []
+        chosen = []
+        for name in here:
+            if name in retries or name in fresh:
+                chosen.append(name)
+            elif self.messages[name].state == "retrying":
+                break
+        return chosen
+
+    def behind(self, pull: int, names: list[Name]) -> list[Name]:
+        """What goes back together with `names`: all of their shards that the consumer holds behind the first."""
+        if not self.ordered:
+            return []
+        return [
+            one
+            for one in self.deliveries[pull].open
+            if one[0] < RANKS and any(name[0] == one[0] and name < one for name in names)
         ]
 
     def fill(self, names: list[Name], room: int, max_bytes: int, least: int, mean_bytes: list[int]) -> list[Name]:
@@ -190,10 +216,14 @@ class Ledger:
             message.due_us = now_us + round(wait_s * 1e6)
             while wait_s >= 1 and message.due_us % 100_000:
                 message.due_us += 100_000 - message.due_us % 100_000
+        if not dead:
+            self.give_back(pull, self.behind(pull, names), "taken")
 
     def give_back(self, pull: int, names: list[Name], outcome: str = "given back") -> None:
         for name in names:
             self._end(pull, name, outcome, "retrying")
+        for name in self.behind(pull, names):
+            self._end(pull, name, "taken", "retrying")
 
     def take_away(self, pull: int) -> None:
         """A consumer vanished or was too slow."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol import messages as m
 
-TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0)
+TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0, 64)
 GROUP = GroupConfig("orders", "billing", "latest", RetryPolicy(3, (1.0, 2.5)), 30.0, 500, True, 1_700_000_000_000_001)
 ACT = m.Act(1, 7, [(0, 10, 5), (2, 1 << 40, 1)], False, 12.5, "no such customer")
 PART = m.Part(1, 1000, 20, 3, 4096, 2, 1_700_000_000_000_002, bytes([127, 0, 0, 1]))
@@ -18,7 +18,7 @@ GROUP_STATE = m.GroupState(
 REQUESTS: list[m.Request] = [
     m.Hello(1, 2, "appid-340101;sid-p0912", "s3cret", "towline-test 1"),
     m.Beat(),
-    m.Send([m.FrameHead("orders", 0, 100), m.FrameHead("stock", 2, 70_000)], 1),
+    m.Send([m.FrameHead("orders", 0, 100), m.FrameHead("stock", 12, 70_000, 64)], 1),
     m.Attach("orders", "billing", "c1", GROUP, [7, 1 << 41]),
     m.Pull(1, 500, 1 << 20, 2000, 10, [ACT]),
     m.Settle(1, [ACT, m.Act(0, 8, [], True)]),
@@ -35,12 +35,13 @@ REQUESTS: list[m.Request] = [
     m.Resend("orders", "billing", [3, 4], 100),
     m.Locate("orders", 1, 1_700_000_000_000_004),
     m.Stat(),
+    m.ShardCount("orders"),
 ]
 
 ANSWERS: list[m.Answer] = [
     m.Welcome(1, "towline", 3, 16_842_752, 30.0),
     m.Sent([1000, 1 << 40], 1_700_000_000_000_005, True),
-    m.Attached(1, [7, 8], GROUP),
+    m.Attached(1, [7, 8], GROUP, 64),
     m.Pulled((1 << 40) + 5, [PART], [(0, "lease-lost", "too late")]),
     m.Settled([(1, "lease-lost", "too late")]),
     m.Topics([TOPIC_STATE]),
@@ -51,6 +52,7 @@ ANSWERS: list[m.Answer] = [
     m.Resent(2, 5),
     m.Located(12_345),
     m.Stated({"sent": 5, "name": "towline", "up_s": 1.5}),
+    m.Sharded(64),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

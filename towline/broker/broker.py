@@ -19,6 +19,7 @@ from towline.broker.dispatcher import Dispatcher
 from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
+from towline.broker.ordering import shards_in, wrong_shard
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
 from towline.broker.sending import Outgoing, Sender
 from towline.broker.topic import Topic
@@ -26,8 +27,8 @@ from towline.clock import SYSTEM, Clock
 from towline.delivery import Group, Start
 from towline.errors import BadRequest, Conflict, NotFound, QueueFull, TooLarge, TowlineError, Unavailable
 from towline.model import (
-    LANES,
     MAX_GROUPS_PER_TOPIC,
+    MAX_SHARDS_IN_ALL,
     MAX_TOPICS,
     PRIVATE,
     Durability,
@@ -92,8 +93,8 @@ class Broker:
             if topic not in self._topics:
                 self._catalog.drop_group(topic, name)
                 continue
-            group = await recover_group(self.store, config, self._snapshots.groups.get((topic, name)))
-            self._install(self._topics[topic], group)
+            shards, known = self._topics[topic].config.shards, self._snapshots.groups.get((topic, name))
+            self._install(self._topics[topic], await recover_group(self.store, config, known, shards))
         lanes = [lane.stream for topic in self._topics.values() for lane in topic.lanes]
         producers = await recover_producers(self.store, lanes)
         self._producers = producers
@@ -109,7 +110,8 @@ class Broker:
             first, end, _ = self.store.bounds(stream)
             if topic not in self._catalog.topics and first < end:
                 log.warning("topic %s is in the store but not in topics.json: added with default settings", topic)
-                self._catalog.put_topic(TopicConfig(topic, self.clock.now_us()))
+                shards = shards_in(self.store, topic)
+                self._catalog.put_topic(TopicConfig(topic, self.clock.now_us(), shards=shards))
         for stream in self.store.streams("pull/"):
             _, topic, group = stream.split("/")
             first, end, _ = self.store.bounds(stream)
@@ -134,7 +136,7 @@ class Broker:
                     dispatcher.label, group.next[lane], source.stream, source.end,
                 )  # fmt: skip
                 group.next[lane] = source.end
-            group.observe(lane, *source.look())
+        dispatcher.observe_all()
         dispatcher.on_dying = self._bury_soon
         topic.groups[group.config.name] = dispatcher
         deadline_s = self.clock.steady_s() + self.settings.heartbeat_s
@@ -206,6 +208,8 @@ class Broker:
         if topic is not None:
             return topic
         check_topic(name)
+        if name in self._catalog.topics:
+            raise Unavailable(f"topic {name} is being made in this moment: try again")
         if not self.settings.auto_create:
             raise NotFound(f"there is no topic {name}, and this broker does not make topics by itself: create it first")
         topic = self._make_topic(TopicConfig(name, self.clock.now_us()))
@@ -279,19 +283,46 @@ class Broker:
     # Topics
 
     async def create_topic(self, config: TopicConfig) -> None:
-        if config.name in self._topics:
+        if config.name in self._catalog.topics:
             raise Conflict(f"topic {config.name} exists already")
-        self._make_topic(msgspec.structs.replace(config, created_at_us=self.clock.now_us()))
-        await self._catalog.save()
+        self._check_room(config)
+        config = msgspec.structs.replace(config, created_at_us=self.clock.now_us())
+        self._catalog.put_topic(config)
+        # Nothing may be sent to it before its number of shards is durable: the messages alone do not tell it.
+        try:
+            await self._catalog.save()
+        except BaseException:
+            self._catalog.drop_topic(config.name)
+            raise
+        self._make_topic(config)
 
     def _make_topic(self, config: TopicConfig) -> Topic:
+        self._check_room(config)
+        topic = self._topics[config.name] = Topic(config, self.store)
+        self._catalog.put_topic(config)
+        return topic
+
+    def _check_room(self, config: TopicConfig) -> None:
         if self.closing:
             raise Unavailable("the broker is shutting down")
         if len(self._topics) >= MAX_TOPICS:
             raise TooLarge(f"this broker has {MAX_TOPICS} topics already: topic {config.name} is not made")
-        topic = self._topics[config.name] = Topic(config, self.store)
-        self._catalog.put_topic(config)
-        return topic
+        if (
+            config.shards
+            and sum(one.shards for one in self._catalog.topics.values()) > MAX_SHARDS_IN_ALL - config.shards
+        ):
+            raise TooLarge(f"the topics of this broker may have {MAX_SHARDS_IN_ALL} shards in all: not so many more")
+
+    def shard_count(self, name: str) -> int:
+        topic = self._topics.get(check_topic(name))
+        return topic.config.shards if topic is not None else 0
+
+    def expect_shards(self, name: str, shards: int) -> None:
+        """Refuse a sender that reckons with another number of shards: it put the messages into the wrong ones."""
+        topic = self._topics.get(name)
+        actual = topic.config.shards if topic is not None else 0
+        if actual != shards:
+            raise wrong_shard(name, actual, shards)
 
     async def delete_topic(self, name: str) -> None:
         topic = self._topic(name)
@@ -335,10 +366,10 @@ class Broker:
         if len(topic.groups) >= MAX_GROUPS_PER_TOPIC:
             raise TooLarge(f"topic {config.topic} has {MAX_GROUPS_PER_TOPIC} groups already")
         config = msgspec.structs.replace(config, created_at_us=self.clock.now_us())
-        dispatcher = self._install(topic, Group(config))
+        dispatcher = self._install(topic, Group(config, topic.config.shards))
         try:
-            positions = tuple([await self._start_of(topic, lane, config.start) for lane in range(len(LANES))])
-            owns = tuple(lane.end for lane in dispatcher.lanes[len(LANES) :])
+            positions = tuple([await self._start_of(topic, lane, config.start) for lane in range(len(topic.lanes))])
+            owns = tuple(lane.end for lane in dispatcher.lanes[len(topic.lanes) :])
             _, appended = dispatcher.run(Start(positions + owns), Durability.FSYNC)
             assert appended is not None
             await appended.done
@@ -367,7 +398,7 @@ class Broker:
         self._catalog.drop_group(topic, name)
         if not dispatcher.group.config.ephemeral:
             await self._catalog.save()
-        owns = [lane.stream for lane in dispatcher.lanes[len(LANES) :]]
+        owns = dispatcher.streams[dispatcher.group.topic_lanes :]
         for stream in (dispatcher.stream, dead_letters(dispatcher)[0], *owns):
             first, end, _ = self.store.bounds(stream)
             if first < end:
@@ -395,10 +426,10 @@ class Broker:
     async def browse(self, request: wire.Browse) -> tuple[wire.Browsed, list[bytes | memoryview]]:
         if request.group:
             return await browse_dead(self._dispatcher(request.topic, request.group), request)
-        return await browse_lane(self.store, self._topic(request.topic).lanes[request.lane], request)
+        return await browse_lane(self.store, self._topic(request.topic).lane(request.lane), request)
 
     async def locate(self, request: wire.Locate) -> wire.Located:
-        lane = self._topic(request.topic).lanes[request.lane]
+        lane = self._topic(request.topic).lane(request.lane)
         return wire.Located(min(await self.store.locate(lane.stream, request.time_us), lane.end))
 
     def figures(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from towline.delivery import Bury, Part, Resend, Skip
 from towline.delivery.parts import in_intervals
 from towline.errors import NotFound
 from towline.frame import Frame, encode
-from towline.model import LANES, Durability, dead_stream, message_id
+from towline.model import LANES, Durability, dead_stream, lane_name, message_id
 from towline.protocol import messages as wire
 from towline.store import Append, Appended
 
@@ -84,7 +84,7 @@ def _bury_read(
 ) -> Appended | None:
     if not parcel.parts:
         return None
-    config, now_us = dispatcher.group.config, dispatcher.clock.now_us()
+    now_us = dispatcher.clock.now_us()
     data, at, letters, buried = b"".join(parcel.buffers), 0, [], []
     for one in parcel.parts:
         frame = Frame(data[at : at + one.length])
@@ -96,7 +96,7 @@ def _bury_read(
             REASON: reasons[owner],
             DIED_AT: f"{now_us / SECOND_US:.6f}",
         }
-        letters += _letters(frame, one, config.topic, about)
+        letters += _letters(dispatcher, frame, one, about)
     frame_bytes = _encode(letters, now_us)
     stream, _, end = dead_letters(dispatcher)
     also = Append(stream, frame_bytes, len(letters), control=True)
@@ -105,19 +105,19 @@ def _bury_read(
     return appended
 
 
-def _letters(frame: Frame, one: wire.Part, topic: str, about: dict[str, str]) -> list[Letter]:
+def _letters(dispatcher: Dispatcher, frame: Frame, one: wire.Part, about: dict[str, str]) -> list[Letter]:
     stop = one.start + one.count
     bodies = frame.bodies(one.start, stop)
     keys = frame.keys(one.start, stop) or [None] * one.count
     headers = frame.headers(one.start, stop) or [{} for _ in range(one.count)]
     return [
         Letter(
-            one.lane % len(LANES),
+            _rank(dispatcher, one.lane),
             body,
             key,
             {
                 **head,
-                ORIGIN: _origin(topic, one, number) or head.get(ORIGIN, ""),
+                ORIGIN: _origin(dispatcher, one, number) or head.get(ORIGIN, ""),
                 **about,
             },
         )
@@ -125,9 +125,21 @@ def _letters(frame: Frame, one: wire.Part, topic: str, about: dict[str, str]) ->
     ]
 
 
-def _origin(topic: str, one: wire.Part, number: int) -> str:
+def _rank(dispatcher: Dispatcher, lane: int) -> int:
+    """Which of the group's own lanes goes with a lane: a shard has no priority."""
+    group = dispatcher.group
+    if lane >= group.topic_lanes:
+        return lane - group.topic_lanes
+    return lane if group.shards is None else LANES.index("middle")
+
+
+def _origin(dispatcher: Dispatcher, one: wire.Part, number: int) -> str:
     """Where a message was sent first; one that was sent again carries it already."""
-    return message_id(topic, LANES[one.lane], one.first + number) if one.lane < len(LANES) else ""
+    group = dispatcher.group
+    if one.lane >= group.topic_lanes:
+        return ""
+    name = lane_name(one.lane, group.shards.count if group.shards is not None else 0)
+    return message_id(group.config.topic, name, one.first + number)
 
 
 def _encode(letters: Sequence[Letter], now_us: int) -> bytes:
@@ -156,7 +168,7 @@ async def resend(dispatcher: Dispatcher, request: wire.Resend, durability: Durab
     if not numbers:
         return wire.Resent(0, 0)
     now_us = dispatcher.clock.now_us()
-    lanes = [dispatcher.lanes[len(LANES) + lane] for lane in by_lane]
+    lanes = [dispatcher.lanes[dispatcher.group.topic_lanes + lane] for lane in by_lane]
     unit = [
         Append(lane.stream, _encode(letters, now_us), len(letters))
         for lane, letters in zip(lanes, by_lane.values(), strict=True)

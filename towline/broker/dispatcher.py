@@ -59,6 +59,10 @@ class Dispatcher:
         owns = [Lane(store, own_stream(group.config.topic, group.config.name, lane)) for lane in LANES]
         self.lanes = [*lanes, *owns]
         self.streams = [lane.stream for lane in self.lanes]
+        self._changed: set[int] = set()
+        """Lanes that have grown since they were looked at."""
+        for number, lane in enumerate(self.lanes):
+            lane.watch(self._changed, number)
         self.position = store.bounds(self.stream).end
         """The number of the next event of the pull log."""
         self.members: dict[str, Member] = {}
@@ -118,8 +122,16 @@ class Dispatcher:
         return wire.Pulled(pulled.pull, parcel.parts, refused), parcel.buffers
 
     def observe(self) -> None:
-        for lane, source in enumerate(self.lanes):
-            self.group.observe(lane, *source.look())
+        """Look at the lanes that have grown."""
+        if self._changed:
+            for lane in sorted(self._changed):
+                self.group.observe(lane, *self.lanes[lane].look())
+            self._changed.clear()
+
+    def observe_all(self) -> None:
+        """Look at all lanes: something may have been dropped."""
+        self._changed.update(range(len(self.lanes)))
+        self.observe()
 
     def _try(self, member: Member, request: wire.Pull, *, final: bool = False) -> Pulled | None:
         self.observe()
@@ -300,6 +312,8 @@ class Dispatcher:
 
     def close(self) -> None:
         self.closed = True
+        for lane in self.lanes:
+            lane.unwatch(self._changed)
         if self._timer is not None:
             self._timer.cancel()
         for member in self.members.values():

@@ -30,6 +30,8 @@ from towline.protocol.messages import (
     Resend,
     Send,
     Settle,
+    ShardCount,
+    Sharded,
     Stat,
     Stated,
     TopicInfo,
@@ -74,6 +76,7 @@ PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
     Resend.kind: ("administer", _topic),
     Locate.kind: ("look", _topic),
     Stat.kind: ("look", _everything),
+    ShardCount.kind: ("send", _topic),
 }
 """The action that a request is, and the resources it touches. A request without an entry is never carried out."""
 
@@ -85,6 +88,7 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     ListGroups.kind: lambda broker, request: Groups(broker.group_states(request.topic)),
     GroupInfo.kind: lambda broker, request: broker.group_state(request.topic, request.group),
     Stat.kind: lambda broker, request: Stated(broker.figures()),
+    ShardCount.kind: lambda broker, request: Sharded(broker.shard_count(request.topic)),
 }
 """Answered at once, without waiting for anything."""
 

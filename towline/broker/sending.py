@@ -11,7 +11,7 @@ from towline.broker.topic import Topic
 from towline.delivery import Producers
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge
 from towline.frame import EVENTS, Frame
-from towline.frame.layout import DEDUP, DELIVER_AT, EXPIRES_AT, SHARD_KEY, TIMEOUT
+from towline.frame.layout import DEDUP, DELIVER_AT, EXPIRES_AT, TIMEOUT
 from towline.model import Durability
 from towline.protocol.messages import Sent
 from towline.store import Append, Store
@@ -21,7 +21,7 @@ __all__ = ["Outgoing", "Sender"]
 Outgoing = tuple[str, int, bytes | memoryview]
 """Topic, lane number, frame."""
 
-NOT_YET: Final = DEDUP | DELIVER_AT | EXPIRES_AT | SHARD_KEY | TIMEOUT
+NOT_YET: Final = DEDUP | DELIVER_AT | EXPIRES_AT | TIMEOUT
 
 
 class Sender:
@@ -52,7 +52,7 @@ class Sender:
         if known is not None:
             return known
         topics = [self._find_topic(topic) for topic, _, _ in outgoing]
-        lanes = [topic.lanes[lane] for topic, (_, lane, _) in zip(topics, outgoing, strict=True)]
+        lanes = [topic.lane(lane) for topic, (_, lane, _) in zip(topics, outgoing, strict=True)]
         unit = [Append(lane.stream, frame.data, frame.count, source) for lane, frame in zip(lanes, frames, strict=True)]
         wanted = self._durability if durability is None else durability
         appended = self._store.append(unit, max(wanted, Durability.OS))

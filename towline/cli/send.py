@@ -57,6 +57,12 @@ def send(
             help="`NAME=VALUE`, kept with the message; can be repeated.",
         ),
     ] = (),
+    shard_key: Annotated[
+        str | None,
+        Parameter(
+            help="In an ordered topic, messages with the same shard key stay in order; without it, the key counts."
+        ),
+    ] = None,
     priority: Annotated[
         Priority, Parameter(name=("--priority", "-p"), help="Which lane of the topic it goes to.")
     ] = "middle",
@@ -81,7 +87,13 @@ def send(
 
         towline send scans --file page-1.png page-2.png
     """
-    options = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
+    options = {
+        "priority": priority,
+        "durability": durability,
+        "headers": _headers(header),
+        "key": key,
+        "shard_key": shard_key,
+    }
     batches = _batches(body, file, whole=whole)
     with connection.connect() as client:
         _send(client, topic, batches, options, output)
@@ -158,7 +170,7 @@ def _send(client: Client, topic: str, batches: Iterator[list[bytes]], options: d
 def _send_batch(client: Client, topic: str, bodies: list[bytes], options: dict[str, Any]) -> Iterable[Receipt]:
     if len(bodies) == 1:
         return [client.send(topic, bodies[0], **options)]
-    key, headers = options["key"], options["headers"]
+    key, headers, shard_key = options["key"], options["headers"], options["shard_key"]
     return client.send_many(
         topic,
         bodies,
@@ -166,6 +178,7 @@ def _send_batch(client: Client, topic: str, bodies: list[bytes], options: dict[s
         headers=[headers] * len(bodies) if headers else None,
         priority=options["priority"],
         durability=options["durability"],
+        shard_keys=[shard_key] * len(bodies) if shard_key else None,
     )
 
 

@@ -30,6 +30,13 @@ def create(
             help="How long its messages are kept, for example `7d`; 0 is for ever. Without it, the broker decides."
         ),
     ] = None,
+    shards: Annotated[
+        int,
+        Parameter(
+            help="Make an ordered topic with so many shards: messages with the same shard key are consumed in order. 1 "
+            "is serial consumption; 0 is a shared topic with priorities. It cannot be changed later."
+        ),
+    ] = 0,
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Make a topic.
@@ -38,7 +45,7 @@ def create(
     beforehand. It is an error if the topic exists.
     """
     with connection.connect() as client:
-        client.create_topic(name, retention_s=retention)
+        client.create_topic(name, retention_s=retention, shards=shards)
 
 
 @topic.command
@@ -50,7 +57,7 @@ def ls(*, output: Output = "text", connection: Connection = Connection()) -> Non
         for state in states:
             print_json(_facts(state))
         return
-    columns = ("TOPIC", "#MESSAGES", "#SIZE", "#GROUPS", "RETENTION")
+    columns = ("TOPIC", "#MESSAGES", "#SIZE", "#GROUPS", "RETENTION", "KIND")
     rows = [
         (
             state.config.name,
@@ -58,6 +65,7 @@ def ls(*, output: Output = "text", connection: Connection = Connection()) -> Non
             size(sum(lane.size_bytes for lane in state.lanes)),
             len(state.groups),
             _retention(state),
+            _kind(state),
         )
         for state in states
     ]
@@ -77,6 +85,7 @@ def info(name: Name, /, *, output: Output = "text", connection: Connection = Con
             ("topic", state.config.name),
             ("created", stamp(state.config.created_at_us)),
             ("retention", _retention(state)),
+            ("kind", _kind(state)),
             ("groups", ", ".join(state.groups) or "none"),
         ]
     )
@@ -105,11 +114,17 @@ def _retention(state: TopicState) -> str:
     return "broker's" if kept_s is None else span(kept_s) if kept_s else "for ever"
 
 
+def _kind(state: TopicState) -> str:
+    shards = state.config.shards
+    return f"ordered, {shards} shard{'s' if shards > 1 else ''}" if shards else "shared"
+
+
 def _facts(state: TopicState) -> dict[str, Any]:
     return {
         "topic": state.config.name,
         "created_at": stamp(state.config.created_at_us),
         "retention_s": state.config.retention_s,
+        "shards": state.config.shards,
         "messages": sum(lane.end - lane.first for lane in state.lanes),
         "size_bytes": sum(lane.size_bytes for lane in state.lanes),
         "lanes": [

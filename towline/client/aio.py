@@ -10,7 +10,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-from towline.client import flows
+from towline.client import flows, sharding
 from towline.client.aio_consumer import Batch, Consumer
 from towline.client.aio_link import AioLink
 from towline.client.aio_producer import Pending, Producer
@@ -20,7 +20,7 @@ from towline.client.options import Certificates, ConsumerOptions, Options, Produ
 from towline.client.outgoing import Body, as_body, as_durability, as_time_us
 from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
-from towline.errors import Closed
+from towline.errors import Closed, WrongShard
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy
 from towline.protocol.messages import GroupState, TopicState
 
@@ -84,6 +84,7 @@ class Client:
         self._embedded: Embedded | None = None
         self._children: list[Consumer | Producer] = []
         self._sender = options.sender()
+        self._shards = sharding.ShardMap()
         self._started: AioLink | None = None
 
     async def start(self) -> None:
@@ -136,11 +137,18 @@ class Client:
         headers: Mapping[str, str] | None = None,
         durability: Durability | str | None = None,
         compress: bool = False,
+        shard_key: str | None = None,
     ) -> Receipt:
         """Send one message. It is stored, as durably as asked, when this returns.
 
+        In an ordered topic the messages of one `shard_key` (or, without it, of one key) are delivered in order.
+
         It is stored once, though the connection may break in between: the broker knows a message that it has seen.
         """
+        level = -1 if durability is None else as_durability(durability)
+        if shard_key is not None or self._shards.get(topic):
+            content = sharding.Content.of_one(body, key, headers, shard_key)
+            return await self._link.run(sharding.send(self._common(priority, level, compress), topic, content))
         call = flows.send(
             self._sender,
             topic,
@@ -148,11 +156,16 @@ class Client:
             key=key,
             priority=priority,
             headers=headers,
-            durability=-1 if durability is None else as_durability(durability),
+            durability=level,
             compress=compress,
             max_request_bytes=self._max_request_bytes,
         )
-        return flows.receipt(topic, priority, await self._link.ask(call))
+        try:
+            answer = await self._link.ask(call)
+        except WrongShard:
+            content = sharding.Content.of_one(body, key, headers, None)
+            return await self._link.run(sharding.send(self._common(priority, level, compress), topic, content))
+        return flows.receipt(topic, priority, answer)
 
     async def send_many(
         self,
@@ -164,22 +177,16 @@ class Client:
         headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
         durability: Durability | str | None = None,
         compress: bool = False,
+        shard_keys: Sequence[str | None] | None = None,
     ) -> Receipts:
         """Send many messages at a time, by far the quickest way: up to 10,000 messages or 1 MiB are stored together,
         all or none; more are cut into several such batches, and the first that fails ends it."""
-        return await self._link.run(
-            flows.send_many(
-                self._sender,
-                topic,
-                bodies,
-                keys=keys,
-                priority=priority,
-                headers=headers,
-                durability=as_durability(durability),
-                compress=compress,
-                max_request_bytes=self._max_request_bytes,
-            )
-        )
+        common = self._common(priority, as_durability(durability), compress)
+        content = sharding.Content(bodies, keys, headers, shard_keys)
+        return await self._link.run(sharding.send_many(common, topic, content))
+
+    def _common(self, priority: Priority, durability: int, compress: bool) -> sharding.Common:
+        return sharding.Common(self._sender, self._shards, priority, durability, compress, self._max_request_bytes)
 
     def producer(
         self,
@@ -212,7 +219,7 @@ class Client:
             compress,
         )
         limits = options.limits(self._max_request_bytes)
-        shipping = options.shipping(self._options.sender(), self._max_request_bytes)
+        shipping = options.shipping(self._options.sender(), self._max_request_bytes, self._shards)
         return self._adopt(Producer(self._new_link(), shipping, limits, block))
 
     # Consuming
@@ -261,9 +268,13 @@ class Client:
 
     # Topics and groups
 
-    async def create_topic(self, name: str, *, retention_s: float | None = None) -> None:
-        """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)"""
-        await self._link.run(flows.create_topic(name, retention_s))
+    async def create_topic(self, name: str, *, retention_s: float | None = None, shards: int = 0) -> None:
+        """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)
+
+        With `shards` it is an ordered one: messages of one shard key are delivered in order, each shard to one consumer
+        at a time. One shard is serial consumption."""
+        await self._link.run(flows.create_topic(name, retention_s, shards))
+        self._shards.forget(name)
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic with its messages, groups and dead letters."""
@@ -298,14 +309,15 @@ class Client:
     async def browse(
         self,
         topic: str,
-        priority: Priority = "middle",
+        lane: Priority | int = "middle",
         *,
         first: int = 0,
         max_messages: int = 100,
         max_bytes: int = 4 << 20,
     ) -> Page[Message]:
-        """Read messages of a lane without consuming them, from number `first` on."""
-        return await self._link.run(flows.browse(topic, priority, first, max_messages, max_bytes))
+        """Read messages of a lane (a priority, or the number of a shard) without consuming them, from number `first`
+        on."""
+        return await self._link.run(flows.browse(topic, lane, first, max_messages, max_bytes))
 
     async def dead_letters(
         self, topic: str, group: str, *, first: int = 0, max_messages: int = 100, max_bytes: int = 4 << 20
@@ -317,9 +329,9 @@ class Client:
         """Deliver dead letters to their group again: those with these numbers, or all. How many it were."""
         return await self._link.run(flows.resend(topic, group, dead))
 
-    async def locate(self, topic: str, priority: Priority, time: datetime | float) -> int:
+    async def locate(self, topic: str, lane: Priority | int, time: datetime | float) -> int:
         """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
-        return await self._link.run(flows.locate(topic, priority, as_time_us(time)))
+        return await self._link.run(flows.locate(topic, lane, as_time_us(time)))
 
     async def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""

@@ -16,7 +16,7 @@ from towline.client.aio_link import AioLink
 from towline.client.outgoing import Body, as_body, as_headers, as_key
 from towline.client.parcel import Parcel, call_back
 from towline.client.producer import Shipping, raise_unseen
-from towline.errors import Closed, QueueFull, Timeout, TowlineError
+from towline.errors import Closed, QueueFull, Refused, Timeout, TowlineError, Unavailable
 from towline.model import Priority, Receipt
 
 __all__ = ["Pending", "Producer"]
@@ -81,6 +81,7 @@ class Producer:
         self._block = block
         self._accumulator: Accumulator[Pending] = Accumulator(limits, Pending)
         self._shipping = shipping
+        self._shards = shipping.shards
         self._stirred = asyncio.Event()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
@@ -106,18 +107,33 @@ class Producer:
         key: str | None = None,
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
+        shard_key: str | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`."""
         if type(body) is not bytes:
             body = as_body(body)
         as_key(key)
         packed = as_headers(headers)
+        shards = self._shards.get(topic)
+        if shards is None or (shard_key is not None and not shards):
+            shards = await self._look_up(topic, needed=as_key(shard_key) is not None)
         if self._closed or self._accumulator.is_full:
             await self._make_room()
-        pending = self._accumulator.add(topic, body, key, priority, packed)
+        pending = self._accumulator.add(topic, body, key, priority, packed, shards=shards, shard_key=shard_key)
         if self._accumulator.stirred:
             self._stirred.set()
         return pending
+
+    async def _look_up(self, topic: str, *, needed: bool) -> int:
+        """See `producer.Producer`."""
+        if self._closed:
+            raise Closed("the producer was closed")
+        try:
+            return await self._link.run(self._shards.find(topic, needed=needed))
+        except (Unavailable, Refused):
+            if needed:
+                raise
+            return 0
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and

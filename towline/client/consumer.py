@@ -137,6 +137,8 @@ class Consumer:
                 if lease is not None and lease.lost:
                     # Others have them now.
                     break
+                if lease is not None and lease.returned and message.settled:
+                    continue
                 yield message
             self._check()
             lease = self._lease = self._link.run(self._subscription.next())

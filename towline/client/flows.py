@@ -11,7 +11,7 @@ from towline.client.outgoing import FRAME_BYTES, FRAME_MESSAGES, Body, Sender, a
 from towline.client.receipts import Receipts, Run
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, Conflict, NotFound, ProtocolError, TooLarge
-from towline.model import GroupConfig, Priority, Receipt, TopicConfig, check_group, check_topic
+from towline.model import MAX_SHARDS, GroupConfig, Priority, Receipt, TopicConfig, check_group, check_topic
 from towline.protocol import split_attachments
 from towline.protocol.messages import (
     Answer,
@@ -43,6 +43,10 @@ from towline.protocol.messages import (
 )
 
 __all__ = [
+    "HEAD_ROOM",
+    "Columns",
+    "Headers",
+    "Keys",
     "browse",
     "create_topic",
     "dead_letters",
@@ -58,13 +62,17 @@ __all__ = [
     "send",
     "send_many",
     "stat",
+    "too_large",
     "topic",
     "topics",
 ]
 
+Keys = Sequence[str | None] | None
+Headers = Sequence[Mapping[str, str] | None] | Mapping[str, str] | None
+
 A = TypeVar("A", bound=Answer)
 
-_HEAD_ROOM: Final = 64 << 10
+HEAD_ROOM: Final = 64 << 10
 """What a broker allows for a request besides its frame."""
 _MAX_RESEND: Final = 10_000
 
@@ -99,8 +107,8 @@ def send(
         None if headers is None else [as_headers(headers)],
         compress,
     )
-    if len(frame) + _HEAD_ROOM > max_request_bytes:
-        raise _too_large(len(body), max_request_bytes)
+    if len(frame) + HEAD_ROOM > max_request_bytes:
+        raise too_large(len(body), max_request_bytes)
     return Call(Send([FrameHead(check_topic(name), lane, len(frame))], durability), (frame,))
 
 
@@ -127,7 +135,7 @@ def send_many(
     its way."""
     lane = as_lane(priority)
     bodies = as_bodies(given)
-    columns = _Columns(bodies, keys, headers, max_request_bytes - _HEAD_ROOM)
+    columns = Columns(bodies, keys, headers, max_request_bytes - HEAD_ROOM)
     check_topic(name)
     runs: list[Run] = []
     before: tuple[Call, int] | None = None
@@ -147,27 +155,27 @@ def _sent(call: Call, count: int) -> Flow[Run]:
     return Run(answer.firsts[0], count, answer.appended_at_us)
 
 
-class _Columns:
+class Columns:
     """Many messages, cut into frames that fit."""
 
     def __init__(self, bodies: Sequence[bytes], keys: Any, headers: Any, max_frame_bytes: int) -> None:
         for name, column in (("keys", keys), ("headers", headers)):
             if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
-        self._bodies = bodies
-        self._keys = keys if keys is None else [as_key(key) for key in keys]
+        self.bodies = bodies
+        self.keys = keys if keys is None else [as_key(key) for key in keys]
         if isinstance(headers, Mapping):
-            self._headers = [as_headers(headers)] * len(bodies) if headers else None
+            self.headers = [as_headers(headers)] * len(bodies) if headers else None
         else:
-            self._headers = headers if headers is None else [as_headers(value) for value in headers]
-        self._max_frame_bytes = max_frame_bytes
+            self.headers = headers if headers is None else [as_headers(value) for value in headers]
+        self.limit = max_frame_bytes
 
     def frames(self, sender: Sender, compress: bool) -> Iterator[tuple[bytes, int]]:
-        for begin, end in self._cuts():
+        for begin, end in self.cuts():
             yield from self._encoded(sender, compress, begin, end)
 
-    def _cuts(self) -> Iterator[tuple[int, int]]:
-        bodies, limit = self._bodies, min(FRAME_BYTES, self._max_frame_bytes)
+    def cuts(self) -> Iterator[tuple[int, int]]:
+        bodies, limit = self.bodies, min(FRAME_BYTES, self.limit)
         if len(bodies) <= FRAME_MESSAGES and sum(map(len, bodies)) <= limit:
             if bodies:
                 yield 0, len(bodies)
@@ -181,23 +189,23 @@ class _Columns:
         yield begin, len(bodies)
 
     def _encoded(self, sender: Sender, compress: bool, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
-        whole = begin == 0 and end == len(self._bodies)
-        bodies = self._bodies if whole else self._bodies[begin:end]
-        keys = self._keys if whole or self._keys is None else self._keys[begin:end]
-        headers = self._headers if whole or self._headers is None else self._headers[begin:end]
+        whole = begin == 0 and end == len(self.bodies)
+        bodies = self.bodies if whole else self.bodies[begin:end]
+        keys = self.keys if whole or self.keys is None else self.keys[begin:end]
+        headers = self.headers if whole or self.headers is None else self.headers[begin:end]
         frame = sender.frame(bodies, keys, headers, compress)
-        if len(frame) <= self._max_frame_bytes:
+        if len(frame) <= self.limit:
             yield frame, end - begin
             return
         # Keys and headers were not counted. Where they are large, halves will do.
         if end - begin == 1:
-            raise _too_large(len(bodies[0]), self._max_frame_bytes)
+            raise too_large(len(bodies[0]), self.limit)
         middle = (begin + end) // 2
         yield from self._encoded(sender, compress, begin, middle)
         yield from self._encoded(sender, compress, middle, end)
 
 
-def _too_large(body_bytes: int, limit: int) -> TooLarge:
+def too_large(body_bytes: int, limit: int) -> TooLarge:
     return TooLarge(f"a message of {body_bytes} bytes is over the broker's limit of {limit} bytes a request")
 
 
@@ -209,8 +217,8 @@ def ping() -> Flow[None]:
     yield from _ask(Stat(), Stated)
 
 
-def create_topic(name: str, retention_s: float | None) -> Flow[None]:
-    request = CreateTopic(TopicConfig(name, 0, retention_s))
+def create_topic(name: str, retention_s: float | None, shards: int = 0) -> Flow[None]:
+    request = CreateTopic(TopicConfig(name, 0, retention_s, shards))
     call = Call(request)
     try:
         yield from _ask(request, Done, call)
@@ -260,10 +268,11 @@ def _delete(request: Request) -> Flow[None]:
 # Looking
 
 
-def browse(name: str, priority: Priority, first: int, max_messages: int, max_bytes: int) -> Flow[Page[Message]]:
-    call = Call(Browse(check_topic(name), as_lane(priority), "", first, max_messages, max_bytes))
+def browse(name: str, lane: Priority | int, first: int, max_messages: int, max_bytes: int) -> Flow[Page[Message]]:
+    call = Call(Browse(check_topic(name), as_lane(lane), "", first, max_messages, max_bytes))
     answer = yield from _ask(call.request, Browsed, call)
-    items = [message for section in _sections(name, answer, call) for message in section.messages()]
+    shards = MAX_SHARDS if isinstance(lane, int) else 0
+    items = [message for section in _sections(name, answer, call, shards) for message in section.messages()]
     return Page(items, next_seq=answer.next, start=answer.first, end=answer.end)
 
 
@@ -279,11 +288,11 @@ def dead_letters(name: str, group_name: str, first: int, max_messages: int, max_
     return Page(items, next_seq=answer.next, start=answer.first, end=answer.end)
 
 
-def _sections(name: str, answer: Browsed, call: Call) -> Iterator[Section]:
+def _sections(name: str, answer: Browsed, call: Call, shards: int = 0) -> Iterator[Section]:
     assert call.attachments is not None, "an answered call has its attachments, maybe empty"
     frames = split_attachments(call.attachments, [part.length for part in answer.parts])
     for part, data in zip(answer.parts, frames, strict=True):
-        yield Section(name, part, data)
+        yield Section(name, part, data, shards=shards)
 
 
 def resend(name: str, group_name: str, dead: Sequence[int] | None) -> Flow[int]:
@@ -302,8 +311,8 @@ def resend(name: str, group_name: str, dead: Sequence[int] | None) -> Flow[int]:
             return count
 
 
-def locate(name: str, priority: Priority, time_us: int) -> Flow[int]:
-    return (yield from _ask(Locate(check_topic(name), as_lane(priority), time_us), Located)).seq
+def locate(name: str, lane: Priority | int, time_us: int) -> Flow[int]:
+    return (yield from _ask(Locate(check_topic(name), as_lane(lane), time_us), Located)).seq
 
 
 def stat() -> Flow[dict[str, Any]]:

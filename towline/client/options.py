@@ -13,6 +13,7 @@ from towline.client.connection import Connection
 from towline.client.dial import Certificates, Route, make_ssl_context
 from towline.client.outgoing import Sender, as_durability
 from towline.client.producer import Shipping
+from towline.client.sharding import ShardMap
 from towline.client.subscription import Limits, LostLease, Subscription
 from towline.client.url import Target, parse_url
 from towline.errors import BadRequest
@@ -129,8 +130,8 @@ class ProducerOptions(NamedTuple):
             self.delivery_timeout,
         ).checked()
 
-    def shipping(self, sender: Sender, max_request_bytes: int) -> Shipping:
-        return Shipping(sender, as_durability(self.durability), self.compress, max_request_bytes - HEAD_BYTES)
+    def shipping(self, sender: Sender, max_request_bytes: int, shards: ShardMap) -> Shipping:
+        return Shipping(sender, as_durability(self.durability), self.compress, max_request_bytes - HEAD_BYTES, shards)
 
 
 def _own_name() -> str:

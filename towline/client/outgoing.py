@@ -13,7 +13,7 @@ import msgspec
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, TooLarge
 from towline.frame import TOKEN_MAX, encode
-from towline.model import LANES, Durability, Priority
+from towline.model import LANES, MAX_SHARDS, Durability, Priority
 
 __all__ = [
     "FRAME_BYTES",
@@ -35,7 +35,7 @@ FRAME_BYTES: Final = 1 << 20
 
 Body = bytes | bytearray | memoryview
 
-_LANE_NUMBERS: Final = {lane: number for number, lane in enumerate(LANES)}
+_LANE_NUMBERS: Final[dict[str | int, int]] = {lane: number for number, lane in enumerate(LANES)}
 
 
 def as_body(body: Body) -> bytes:
@@ -58,9 +58,12 @@ def as_bodies(bodies: Sequence[Body]) -> Sequence[bytes]:
     return [as_body(body) for body in bodies]
 
 
-def as_lane(priority: Priority) -> int:
+def as_lane(priority: Priority | int) -> int:
+    """The number of a lane: of a priority, or a shard by its number."""
     lane = _LANE_NUMBERS.get(priority)
     if lane is None:
+        if type(priority) is int and 0 <= priority < MAX_SHARDS:
+            return priority
         raise BadRequest(f"priority {priority!r} is not one of high, middle, low")
     return lane
 
@@ -117,11 +120,14 @@ class Sender:
         self._token = packed
         self._clock = clock
 
-    def frame(self, bodies: Sequence[bytes], keys: Any = None, headers: Any = None, compress: bool = False) -> bytes:
+    def frame(
+        self, bodies: Any, keys: Any = None, headers: Any = None, compress: bool = False, *, shard_keys: Any = None
+    ) -> bytes:
         return encode(
             bodies,
             keys=keys,
             headers=headers,
+            shard_keys=shard_keys,
             producer_id=self.id,
             producer_seq=next(self._numbers),
             produced_at_us=self._clock.now_us(),

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from towline.errors import Timeout, TowlineError
-from towline.model import LANES, Receipt
+from towline.model import Receipt, lane_name
 
 __all__ = ["Parcel", "Pending", "call_back"]
 
@@ -38,19 +38,23 @@ class Parcel:
         "looked_at",
         "opened_at",
         "refusal",
+        "shard_keys",
+        "shards",
         "size",
         "topic",
         "waiter",
     )
 
-    def __init__(self, topic: str, lane: int, opened_at: float, deadline: float) -> None:
+    def __init__(self, topic: str, lane: int, opened_at: float, deadline: float, shards: int = 0) -> None:
         self.topic = topic
         self.lane = lane
+        self.shards = shards
         self.opened_at = opened_at
         self.deadline = deadline
         self.bodies: list[bytes] = []
         self.keys: list[str | None] | None = None
         self.headers: list[dict[str, str] | None] | None = None
+        self.shard_keys: list[str | None] | None = None
         self.size = 0
         self.count = 0
         self.frame = b""
@@ -68,13 +72,14 @@ class Parcel:
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "sent" if self.done else "waiting"
-        return f"<Parcel {self.topic}/{LANES[self.lane]} of {self.count or len(self.bodies)} messages, {state}>"
+        lane, count = lane_name(self.lane, self.shards), self.count or len(self.bodies)
+        return f"<Parcel {self.topic}/{lane} of {count} messages, {state}>"
 
     def packed(self, frame: bytes) -> None:
         """It is a frame now; what it was made of is not needed any more."""
         self.frame = frame
         self.bodies = []
-        self.keys = self.headers = None
+        self.keys = self.headers = self.shard_keys = None
 
     def wait(self, timeout: float | None) -> None:
         """Wait in a thread. Whoever ends it sets `done` first and looks for a waiter then."""
@@ -88,7 +93,7 @@ class Parcel:
         if self.error is not None:
             self.looked_at = True
             raise self.error
-        return Receipt(self.topic, LANES[self.lane], self.first + index, self.appended_at_us)
+        return Receipt(self.topic, lane_name(self.lane, self.shards), self.first + index, self.appended_at_us)
 
 
 class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):

@@ -16,8 +16,19 @@ from towline.client.connection import Call
 from towline.client.link import Link
 from towline.client.outgoing import Body, Sender, as_body, as_headers, as_key
 from towline.client.parcel import Parcel, Pending, call_back
+from towline.client.sharding import ShardMap
 from towline.client.transport import wait_for
-from towline.errors import Closed, ProtocolError, QueueFull, Timeout, TooLarge, TowlineError
+from towline.errors import (
+    Closed,
+    ProtocolError,
+    QueueFull,
+    Refused,
+    Timeout,
+    TooLarge,
+    TowlineError,
+    Unavailable,
+    WrongShard,
+)
 from towline.model import Priority
 from towline.protocol.messages import FrameHead, Send, Sent
 
@@ -32,8 +43,11 @@ class Shipping:
     """Parcels to requests, and answers to parcels: what both producers have in common. `add`, `take` and `settle` are
     called under the driver's lock, where it has one."""
 
-    def __init__(self, sender: Sender, durability: int, compress: bool, max_frame_bytes: int) -> None:
+    def __init__(
+        self, sender: Sender, durability: int, compress: bool, max_frame_bytes: int, shards: ShardMap | None = None
+    ) -> None:
         self._sender = sender
+        self.shards = ShardMap() if shards is None else shards
         self._max_frame_bytes = max_frame_bytes
         self._durability = durability
         self._compress = compress
@@ -52,7 +66,11 @@ class Shipping:
         """The request for a parcel; None if it cannot be made, which is an answer as well."""
         try:
             if not parcel.frame:
-                parcel.packed(self._sender.frame(parcel.bodies, parcel.keys, parcel.headers, self._compress))
+                parcel.packed(
+                    self._sender.frame(
+                        parcel.bodies, parcel.keys, parcel.headers, self._compress, shard_keys=parcel.shard_keys
+                    )
+                )
             if len(parcel.frame) > self._max_frame_bytes:
                 raise TooLarge(
                     f"{parcel.count} messages of {parcel.size} bytes are over the broker's limit of "
@@ -61,7 +79,7 @@ class Shipping:
         except TowlineError as error:
             self._answered.append((parcel, error))
             return None
-        request = Send([FrameHead(parcel.topic, parcel.lane, len(parcel.frame))], self._durability)
+        request = Send([FrameHead(parcel.topic, parcel.lane, len(parcel.frame), parcel.shards)], self._durability)
         call = self._calls[parcel] = Call(request, [parcel.frame], None, lambda call: self._on_done(parcel, call))
         return call
 
@@ -85,6 +103,8 @@ class Shipping:
             answer = None if isinstance(outcome, TowlineError) else outcome.answer
             if error is None and not isinstance(answer, Sent):
                 error = ProtocolError(f"a send was answered by {type(answer).__name__}")
+            if isinstance(error, WrongShard):
+                self.shards.forget(parcel.topic)
             if error is not None:
                 if not accumulator.refused(parcel, error, now):
                     ended.append(parcel)
@@ -121,6 +141,7 @@ class Producer:
         self._accumulator: Accumulator[Pending] = Accumulator(limits, Pending)
         self._add = self._accumulator.add
         self._shipping = shipping
+        self._shards = shipping.shards
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._asleep = False
@@ -152,6 +173,7 @@ class Producer:
         key: str | None = None,
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
+        shard_key: str | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`."""
         if type(body) is not bytes:
@@ -160,14 +182,29 @@ class Producer:
             as_key(key)
         if headers is not None:
             headers = as_headers(headers)
+        shards = self._shards.get(topic)
+        if shards is None or (shard_key is not None and not shards):
+            shards = self._look_up(topic, needed=as_key(shard_key) is not None)
         accumulator = self._accumulator
         with self._lock:
             if self._closed or accumulator.is_full:
                 self._make_room()
-            pending = self._add(topic, body, key, priority, headers)
+            pending = self._add(topic, body, key, priority, headers, shards=shards, shard_key=shard_key)
             if self._asleep and accumulator.stirred:
                 self._ring()
         return pending
+
+    def _look_up(self, topic: str, *, needed: bool) -> int:
+        """How many shards a topic has that we have not sent to yet. When nobody answers it is taken for a shared one:
+        the messages wait, and are refused if it is not."""
+        if self._closed:
+            raise Closed("the producer was closed")
+        try:
+            return self._link.run(self._shards.find(topic, needed=needed))
+        except (Unavailable, Refused):
+            if needed:
+                raise
+            return 0
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and

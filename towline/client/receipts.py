@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -11,7 +12,7 @@ import msgspec
 
 from towline.model import Priority, Receipt
 
-__all__ = ["Receipts", "Run"]
+__all__ = ["Receipts", "Run", "ShardReceipts"]
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
@@ -64,3 +65,50 @@ class Receipts(Sequence[Receipt]):
         number = bisect_right(self._ends, index)
         run = self.runs[number]
         return Receipt(self.topic, self.lane, run.first + index - (self._ends[number] - run.count), run.appended_at_us)
+
+
+class ShardReceipts(Receipts):
+    """The receipts of messages that went to several shards."""
+
+    __slots__ = ("_lanes", "_numbers", "_times")
+
+    def __init__(self, topic: str, count: int) -> None:
+        super().__init__(topic, "middle", ())
+        self._lanes = array("H", bytes(2 * count))
+        self._numbers = array("q", bytes(8 * count))
+        self._times = array("q", bytes(8 * count))
+
+    def __repr__(self) -> str:
+        return f"<ShardReceipts {self.topic}, {len(self)} messages in {len(set(self._lanes))} shards>"
+
+    def put(self, lane: int, first: int, numbers: Sequence[int], appended_at_us: int) -> None:
+        """The messages with these places in the call are in a shard now, one after another from `first` on."""
+        for seq, number in enumerate(numbers, first):
+            self._lanes[number] = lane
+            self._numbers[number] = seq
+            self._times[number] = appended_at_us
+
+    @property
+    def first(self) -> int:
+        return self._numbers[0]
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def __iter__(self) -> Iterator[Receipt]:
+        for number in range(len(self)):
+            yield self._receipt(number)
+
+    @overload
+    def __getitem__(self, index: int) -> Receipt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Receipt]: ...
+    def __getitem__(self, index: int | slice) -> Receipt | list[Receipt]:
+        if isinstance(index, slice):
+            return [self._receipt(number) for number in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError("there are not so many receipts")
+        return self._receipt(index % len(self))
+
+    def _receipt(self, number: int) -> Receipt:
+        return Receipt(self.topic, str(self._lanes[number]), self._numbers[number], self._times[number])

@@ -30,6 +30,8 @@ def mend(group: Group, event: Event) -> bool:
         _go_past(group, part)
     if isinstance(event, Overrun):
         group.counters[State.GONE] += sum(part.count for part in event.parts)
+        for part in event.parts:
+            group.refresh(part.lane)
         return True
     if isinstance(event, Pulled):
         for part in event.parts:
@@ -40,6 +42,8 @@ def mend(group: Group, event: Event) -> bool:
         _take_away(group, event.pull, event.at_us)
         group.grant(Pulled(event.at_us, event.pull, UNKNOWN, 0, event.parts))
     group.apply(event)
+    for lane in range(group.topic_lanes):
+        group.refresh(lane)
     return True
 
 

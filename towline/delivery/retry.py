@@ -47,15 +47,17 @@ class _Entry:
 
 
 class RetryQueue:
-    """Entries wait in a heap until they are due, then lie ready by lane and sequence number.
+    """Entries wait in a heap until they are due, then lie ready by lane and sequence number. Those of the first
+    `in_place` lanes, the shards of an ordered topic, lie there from the beginning: none of them is passed over.
 
     How messages fall into entries, and whether an entry is ready already, depends on when `ripen` was called. What is
     in the queue does not: which messages, their attempts, and when they are due.
     """
 
-    __slots__ = ("_heap", "_number", "_ready", "_tails", "messages", "size")
+    __slots__ = ("_heap", "_in_place", "_number", "_ready", "_tails", "messages", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, in_place: int = 0) -> None:
+        self._in_place = in_place
         self._heap: list[tuple[int, int, _Entry]] = []
         self._ready: dict[int, list[_Entry]] = {}
         self._tails: dict[tuple[int, int, int], _Entry] = {}
@@ -83,6 +85,9 @@ class RetryQueue:
 
     def add(self, part: Part, due_us: int) -> None:
         self.messages += part.count
+        if part.lane < self._in_place:
+            self._insert(_Entry(part, due_us))
+            return
         key = part.lane, part.attempt, due_us
         neighbour = self._tails.get(key)
         if neighbour is not None and neighbour.end == part.first:
@@ -105,6 +110,18 @@ class RetryQueue:
 
     def has_ready(self) -> bool:
         return bool(self._ready)
+
+    def is_ready(self, lane: int) -> bool:
+        return lane in self._ready
+
+    def row(self, lane: int) -> Iterator[tuple[Part, int]]:
+        """The parts of a lane that are kept in place, in order, and when each is due."""
+        return ((entry.part, entry.due_us) for entry in self._ready.get(lane, ()))
+
+    def head_due_us(self, lane: int) -> int | None:
+        """When the first of the parts in place is due."""
+        row = self._ready.get(lane)
+        return row[0].due_us if row else None
 
     def remove(self, part: Part) -> None:
         """Take out a part that must be here, whole, under the same attempt; it may lie across several entries."""
@@ -162,6 +179,19 @@ class RetryQueue:
         key = entry.lane, entry.attempt, entry.due_us
         if self._tails.get(key) is entry:
             del self._tails[key]
+        return self._put(entry)
+
+    def _insert(self, entry: _Entry) -> None:
+        """Put an entry into its place; a neighbour that is alike takes it in."""
+        row, at = self._put(entry)
+        self.size += 1
+        before = row[at - 1] if at else None
+        if before and (before.end, before.attempt, before.due_us) == (entry.first, entry.attempt, entry.due_us):
+            before.count += entry.count
+            del row[at]
+            self.size -= 1
+
+    def _put(self, entry: _Entry) -> tuple[list[_Entry], int]:
         row = self._ready.setdefault(entry.lane, [])
         at = bisect_left(row, entry.first, key=_first)
         assert at == 0 or row[at - 1].end <= entry.first, (row[at - 1].part, entry.part)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from towline.model import GroupConfig, TopicConfig
+from towline.model import MAX_SHARDS, GroupConfig, TopicConfig
 
 __all__ = [
     "ANSWERS",
@@ -52,6 +52,8 @@ __all__ = [
     "Sent",
     "Settle",
     "Settled",
+    "ShardCount",
+    "Sharded",
     "Stat",
     "Stated",
     "TopicInfo",
@@ -65,6 +67,7 @@ VERSION = 1
 _Name = Annotated[str, msgspec.Meta(max_length=100)]
 _Text = Annotated[str, msgspec.Meta(max_length=8192)]
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Lane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS - 1)]
 _Many = 10_000
 
 
@@ -126,8 +129,11 @@ class Beat(Request, frozen=True, array_like=True):
 
 class FrameHead(msgspec.Struct, frozen=True, array_like=True):
     topic: _Name
-    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    lane: _Lane
+    """0 high, 1 middle, 2 low; of an ordered topic the shard."""
     length: _Natural
+    shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)] = 0
+    """How many shards the sender takes the topic to have; refused with `wrong-shard` if it has another number."""
 
 
 class Send(Request, frozen=True, array_like=True):
@@ -173,6 +179,8 @@ class Attached(Answer, frozen=True, array_like=True):
     held: list[int]
     """The pulls that this consumer still holds."""
     config: GroupConfig
+    shards: int = 0
+    """The shards of the topic, if it is an ordered one: lanes from there on are the group's own."""
 
 
 class Act(msgspec.Struct, frozen=True, array_like=True):
@@ -350,7 +358,7 @@ class Browse(Request, frozen=True, array_like=True):
 
     kind = 16
     topic: _Name
-    lane: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
+    lane: _Lane = 0
     group: _Name = ""
     first: _Natural = 0
     max_messages: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 100
@@ -389,7 +397,7 @@ class Locate(Request, frozen=True, array_like=True):
 
     kind = 18
     topic: _Name
-    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    lane: _Lane
     time_us: _Natural
 
 
@@ -407,6 +415,21 @@ class Stated(Answer, frozen=True, array_like=True):
 
     kind = 147
     figures: dict[str, Any]
+
+
+# Ordered topics
+
+
+class ShardCount(Request, frozen=True, array_like=True):
+    """How many shards a topic has: 0 for a shared one, or one that does not exist."""
+
+    kind = 40
+    topic: _Name
+
+
+class Sharded(Answer, frozen=True, array_like=True):
+    kind = 168
+    shards: int
 
 
 REQUESTS: dict[int, type[Request]] = {cls.kind: cls for cls in Request.__subclasses__()}

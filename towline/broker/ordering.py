@@ -1,0 +1,22 @@
+"""Ordered topics, as the broker sees them from outside: how many shards, and who got it wrong."""
+
+from __future__ import annotations
+
+from towline.errors import WrongShard
+from towline.model import MAX_SHARDS, lane_stream
+from towline.store import Store
+
+__all__ = ["shards_in", "wrong_shard"]
+
+
+def wrong_shard(topic: str, shards: int, reckoned: int) -> WrongShard:
+    has = f"is ordered, with {shards} shards" if shards else "is shared, without shards"
+    took = f"{reckoned} shards" if reckoned else "a shared topic"
+    return WrongShard(f"topic {topic} {has}, but the sender takes it for {took}: look it up again, then send again")
+
+
+def shards_in(store: Store, topic: str) -> int:
+    """How many shards a topic must have had, of which only the messages are left; 0 if it was a shared one."""
+    prefix = lane_stream(topic, "")
+    numbers = [name.removeprefix(prefix) for name in store.streams(prefix)]
+    return min(max((int(name) + 1 for name in numbers if name.isdigit()), default=0), MAX_SHARDS)
