@@ -174,15 +174,16 @@ class Columns:
         for begin, end in self.cuts():
             yield from self._encoded(sender, compress, begin, end)
 
-    def cuts(self) -> Iterator[tuple[int, int]]:
-        bodies, limit = self.bodies, min(FRAME_BYTES, self.limit)
-        if len(bodies) <= FRAME_MESSAGES and sum(map(len, bodies)) <= limit:
+    def cuts(self, frames: int = 1) -> Iterator[tuple[int, int]]:
+        """Where to cut, if what is between two cuts goes into so many frames."""
+        bodies, limit, most = self.bodies, min(frames * FRAME_BYTES, self.limit), frames * FRAME_MESSAGES
+        if len(bodies) <= most and sum(map(len, bodies)) <= limit:
             if bodies:
                 yield 0, len(bodies)
             return
         begin = size = 0
         for at, body in enumerate(bodies):
-            if at > begin and (size + len(body) > limit or at - begin >= FRAME_MESSAGES):
+            if at > begin and (size + len(body) > limit or at - begin >= most):
                 yield begin, at
                 begin, size = at, 0
             size += len(body)

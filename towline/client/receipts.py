@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -70,30 +69,27 @@ class Receipts(Sequence[Receipt]):
 class ShardReceipts(Receipts):
     """The receipts of messages that went to several shards."""
 
-    __slots__ = ("_lanes", "_numbers", "_times")
+    __slots__ = ("_count", "_found", "_stored")
 
     def __init__(self, topic: str, count: int) -> None:
         super().__init__(topic, "middle", ())
-        self._lanes = array("H", bytes(2 * count))
-        self._numbers = array("q", bytes(8 * count))
-        self._times = array("q", bytes(8 * count))
+        self._count = count
+        self._stored: list[tuple[int, int, Sequence[int], int]] = []
+        self._found: list[tuple[int, int, int]] = []
 
     def __repr__(self) -> str:
-        return f"<ShardReceipts {self.topic}, {len(self)} messages in {len(set(self._lanes))} shards>"
+        return f"<ShardReceipts {self.topic}, {len(self)} messages in {len({one[0] for one in self._stored})} shards>"
 
     def put(self, lane: int, first: int, numbers: Sequence[int], appended_at_us: int) -> None:
         """The messages with these places in the call are in a shard now, one after another from `first` on."""
-        for seq, number in enumerate(numbers, first):
-            self._lanes[number] = lane
-            self._numbers[number] = seq
-            self._times[number] = appended_at_us
+        self._stored.append((lane, first, numbers, appended_at_us))
 
     @property
     def first(self) -> int:
-        return self._numbers[0]
+        return self._receipt(0).seq
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return self._count
 
     def __iter__(self) -> Iterator[Receipt]:
         for number in range(len(self)):
@@ -111,4 +107,11 @@ class ShardReceipts(Receipts):
         return self._receipt(index % len(self))
 
     def _receipt(self, number: int) -> Receipt:
-        return Receipt(self.topic, str(self._lanes[number]), self._numbers[number], self._times[number])
+        if not self._found:
+            # Only now: most callers never look.
+            self._found = [(0, 0, 0)] * self._count
+            for lane, first, numbers, appended_at_us in self._stored:
+                for seq, place in enumerate(numbers, first):
+                    self._found[place] = lane, seq, appended_at_us
+        lane, seq, appended_at_us = self._found[number]
+        return Receipt(self.topic, str(lane), seq, appended_at_us)

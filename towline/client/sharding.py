@@ -6,6 +6,7 @@ cost nothing more. Then it asks how many shards there are, remembers it, and sen
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -24,6 +25,8 @@ __all__ = ["Common", "Content", "ShardMap", "send", "send_many", "shard_of"]
 
 T = TypeVar("T")
 
+_FRAMES_MAX: Final = 4
+"""Messages for many shards go in larger batches: so many full frames' worth, or the frames would be small."""
 _HEAD_BYTES: Final = 24
 """What a frame takes in the head of its request, besides the topic's name."""
 _KNOWN_MAX: Final = 10_000
@@ -32,15 +35,19 @@ DEFAULT: Final[Priority] = "middle"
 
 def shard_of(topic: str, shards: int, key: str | None, shard_key: str | None, priority: Priority) -> int:
     """The shard of a message: the same for all that have the same shard key."""
+    return _shards_of(topic, shards, [key if shard_key is None else shard_key], priority)[0]
+
+
+def _shards_of(topic: str, shards: int, chosen: Sequence[str | None], priority: Priority) -> list[int]:
     if priority != DEFAULT:
         raise BadRequest(f"topic {topic} is ordered, with {shards} shards: there is no priority {priority!r} in it")
-    chosen = key if shard_key is None else shard_key
-    if not chosen:
+    if not all(chosen):
         raise BadRequest(
             f"topic {topic} is ordered, with {shards} shards: give a shard_key, or a key, to say which messages must "
             "stay in order"
         )
-    return crc32c(chosen.encode()) % shards
+    # No function of our own for each: this is where the time goes.
+    return [crc32c(key.encode()) % shards for key in chosen]  # type: ignore[union-attr]
 
 
 class ShardMap:
@@ -168,24 +175,22 @@ class _Batch:
         self._common = common
         self._columns = columns
         self._shard_keys = None if shard_keys is None else [as_key(key) for key in shard_keys]
-        count = len(columns.bodies)
-        keys = columns.keys or [None] * count
-        given = self._shard_keys or [None] * count
-        self._lanes = [
-            shard_of(topic, shards, key, shard_key, common.priority) for key, shard_key in zip(keys, given, strict=True)
-        ]
+        keys = columns.keys or [None] * len(columns.bodies)
+        given = self._shard_keys
+        chosen = keys if given is None else [key if own is None else own for own, key in zip(given, keys, strict=True)]
+        self._lanes = _shards_of(topic, shards, chosen, common.priority)
 
     def __len__(self) -> int:
         return len(self._lanes)
 
     def units(self) -> Iterator[_Unit]:
-        for begin, end in self._columns.cuts():
+        for begin, end in self._columns.cuts(min(self.shards, _FRAMES_MAX)):
             yield from self._encoded(begin, end)
 
     def _encoded(self, begin: int, end: int) -> Iterator[_Unit]:
-        by_lane: dict[int, list[int]] = {}
-        for number in range(begin, end):
-            by_lane.setdefault(self._lanes[number], []).append(number)
+        by_lane: defaultdict[int, list[int]] = defaultdict(list)
+        for number, lane in enumerate(self._lanes[begin:end], begin):
+            by_lane[lane].append(number)
         unit = _Unit(list(by_lane), [self._frame(numbers) for numbers in by_lane.values()], list(by_lane.values()))
         if sum(map(len, unit.frames)) + len(unit.lanes) * (len(self.topic) + _HEAD_BYTES) <= self._columns.limit:
             yield unit
@@ -234,4 +239,4 @@ def _sent(receipts: ShardReceipts, call: Call, unit: _Unit) -> Flow[None]:
 
 
 def _chosen(column: Sequence[T] | None, numbers: list[int]) -> list[T] | None:
-    return None if column is None else [column[number] for number in numbers]
+    return None if column is None else list(map(column.__getitem__, numbers))
