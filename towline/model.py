@@ -152,6 +152,9 @@ class GroupConfig(msgspec.Struct, frozen=True):
     ephemeral: bool = False
     """Forgotten when its only consumer leaves: a broadcast consumer that gave itself no name."""
     created_at_us: int = 0
+    paused: bool = False
+    """It rests: its consumers wait, and get nothing until it is resumed."""
+    pause_reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
 
     def __post_init__(self) -> None:
         check_topic(self.topic)

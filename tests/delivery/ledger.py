@@ -53,6 +53,9 @@ class Ledger:
     """By number of the dead letter: whether it was sent again."""
     clock: list[int] = field(default_factory=list)
     """All the times at which anything was asked."""
+    done: int = 0
+    gone: int = 0
+    """How often a message was acked, and how often one was given up without having been delivered to the end."""
     ordered: bool = False
     """The topic's lanes are shards, not priorities."""
 
@@ -150,6 +153,7 @@ class Ledger:
     def overrun(self) -> None:
         for name in set(self.named("waiting")) - set(self.waiting()):
             self.messages[name].state = "gone"
+            self.gone += 1
 
     def deliver(self, pull: int, consumer: str, names: dict[Name, int], now_us: int) -> None:
         """A pull got these messages, with these attempts."""
@@ -198,6 +202,7 @@ class Ledger:
     def ack(self, pull: int, names: list[Name]) -> None:
         for name in names:
             self._end(pull, name, "acked", "done")
+            self.done += 1
 
     def ack_earlier(self, consumer: str, pull: int) -> None:
         for earlier, one in self.deliveries.items():
@@ -246,9 +251,42 @@ class Ledger:
             one = self.deliveries.get(pull)
             for name in [name for name in one.open if name in names] if one else []:
                 self._end(pull, name, "skipped", "gone")
+                self.gone += 1
         else:
             for name in names & set(self.named("dying")):
                 self.messages[name].state = "gone"
+                self.gone += 1
+
+    def position(self, lane: int) -> int:
+        return min((number for other, number in self.named("waiting") if other == lane), default=self.ends[lane])
+
+    def move(self, lane: int, to: int) -> tuple[int, int]:
+        """Go on at `to`; how many messages come again, and how many do not come any more."""
+        back = to < self.position(lane)
+        holders = {name: one for one in self.deliveries.values() for name in one.open}
+        pending = ("waiting", "leased", "retrying", "dying")
+        moved = [
+            name
+            for name, message in self.messages.items()
+            if name[0] == lane and ((name[1] >= to) if back else (name[1] < to and message.state in pending))
+        ]
+        seen = [name for name in moved if self.messages[name].state != "waiting" or not back]
+        passed = [name for name in moved if self.messages[name].state != "waiting" or name[1] >= self.firsts[lane]]
+        touched = [one for one in self.deliveries.values() if set(one.open) & set(moved)]
+        beside = [name for one in touched for name in one.open if name not in moved]
+        for name in seen:
+            message = self.messages[name]
+            if message.state == "leased":
+                holders[name].outcomes[name] = "taken"
+                message.ends += 1
+            message.state, message.attempt, message.due_us = ("waiting", 1, 0) if back else ("gone", message.attempt, 0)
+        for name in beside:
+            message = self.messages[name]
+            holders[name].outcomes[name] = "taken"
+            message.state, message.due_us, message.failed_at = "retrying", 0, len(self.clock)
+            message.ends += 1
+        self.gone += 0 if back else len(moved)
+        return (len(seen), 0) if back else (0, len(passed))
 
     def bury(self, names: list[Name]) -> None:
         for name in names:

@@ -19,6 +19,7 @@ from towline.delivery import (
     GroupSnapshot,
     Lapse,
     Leave,
+    Move,
     Nack,
     Part,
     Pull,
@@ -30,6 +31,7 @@ from towline.delivery import (
     snapshot,
 )
 from towline.delivery.events import Pulled
+from towline.delivery.seek import weigh, within_bounds
 from towline.errors import TowlineError
 from towline.model import GroupConfig, RetryPolicy, Span
 
@@ -140,6 +142,19 @@ class Delivery(RuleBasedStateMachine):
             group.apply(decode_event(record))
         return group
 
+    @rule(lane=lanes, share=shares, end=st.sampled_from([None, None, 0, 1]))
+    def seek(self, lane: int, share: float, end: int | None) -> None:
+        ledger = self.ledger
+        wanted = round((share if end is None else end) * ledger.ends[lane])
+        to = min(max(wanted, ledger.firsts[lane]), ledger.ends[lane])
+        weight = weigh(self.group, within_bounds(self.group, ((lane, wanted),)))
+        self.do(Move(((lane, wanted),), "why not"))
+        assert weight == ledger.move(lane, to)
+
+    @rule(paused=st.sampled_from([False, False, False, True]))
+    def pause(self, paused: bool) -> None:
+        self.config = self.group.config = msgspec.structs.replace(self.config, paused=paused)
+
     # Consumers
 
     @rule(
@@ -167,6 +182,10 @@ class Delivery(RuleBasedStateMachine):
         room = min(count, ledger.max_in_flight - ledger.in_flight(consumer))
         events, error = self.do(Pull(consumer, self.pulls, count, max_bytes, least))
         assert not error
+        if self.config.paused:
+            assert not events
+            assert not self.group.deliverable(self.now_us)
+            return
         ledger.overrun()
         must, may = ledger.due(self.now_us), ledger.ever_due()
         pulled = [event for event in events if isinstance(event, Pulled)]
@@ -339,9 +358,9 @@ class Delivery(RuleBasedStateMachine):
         assert group.retries.messages == len(ledger.named("retrying"))
         assert group.pins() == ledger.pins()
         assert snapshot(group, 0).counters == {
-            "DONE": len(ledger.named("done")),
+            "DONE": ledger.done,
             "DEAD": ledger.dead.count(False),
-            "GONE": len(ledger.named("gone")),
+            "GONE": ledger.gone,
         }
 
     @invariant()

@@ -6,7 +6,9 @@ from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol import messages as m
 
 TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0, 64)
-GROUP = GroupConfig("orders", "billing", "latest", RetryPolicy(3, (1.0, 2.5)), 30.0, 500, True, 1_700_000_000_000_001)
+GROUP = GroupConfig(
+    "orders", "billing", "latest", RetryPolicy(3, (1.0, 2.5)), 30.0, 500, True, 1_700_000_000_000_001, True, "rest"
+)
 ACT = m.Act(1, 7, [(0, 10, 5), (2, 1 << 40, 1)], False, 12.5, "no such customer")
 PART = m.Part(1, 1000, 20, 3, 4096, 2, 1_700_000_000_000_002, bytes([127, 0, 0, 1]))
 LANE = m.LaneState("high", 5, 25, 4096)
@@ -36,6 +38,10 @@ REQUESTS: list[m.Request] = [
     m.Locate("orders", 1, 1_700_000_000_000_004),
     m.Stat(),
     m.ShardCount("orders"),
+    m.Seek("orders", "billing", "@1700000000000000", [(3, 17)], True),
+    m.Pause("orders", "billing", True, "deploying"),
+    m.Purge("orders", True),
+    m.EditTopic("orders", 3600.0),
 ]
 
 ANSWERS: list[m.Answer] = [
@@ -53,6 +59,8 @@ ANSWERS: list[m.Answer] = [
     m.Located(12_345),
     m.Stated({"sent": 5, "name": "towline", "up_s": 1.5}),
     m.Sharded(64),
+    m.Sought([("middle", 5, 3)], 2, 7),
+    m.Purged(100, 4096, [("billing", 90)]),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

@@ -21,7 +21,7 @@ from towline.protocol.envelope import encode_envelope
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-format.md"
 GOLDEN = Path(__file__).with_name("golden-v1.txt")
 
-DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup}
+DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.Pause, m.EditTopic}
 PARTS: list[type[msgspec.Struct]] = [m.FrameHead, m.Act, m.Part, m.LaneState, m.MemberState]
 MAPS: list[type[msgspec.Struct]] = [TopicConfig, GroupConfig, RetryPolicy]
 

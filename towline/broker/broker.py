@@ -19,6 +19,7 @@ from towline.broker.dispatcher import Dispatcher
 from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
+from towline.broker.moving import purge, seek
 from towline.broker.ordering import shards_in, wrong_shard
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
 from towline.broker.sending import Outgoing, Sender
@@ -334,6 +335,15 @@ class Broker:
         for lane in topic.lanes:
             await self.store.trim(lane.stream, self.store.bounds(lane.stream).end)
 
+    async def edit_topic(self, request: wire.EditTopic) -> None:
+        topic = self._topic(request.topic)
+        topic.config = msgspec.structs.replace(topic.config, retention_s=request.retention_s)
+        self._catalog.put_topic(topic.config)
+        await self._catalog.save()
+
+    async def purge(self, request: wire.Purge) -> wire.Purged:
+        return await purge(self._topic(request.topic), self.store, self._durability, dry_run=request.dry_run)
+
     def topic_states(self) -> list[wire.TopicState]:
         return [self._topics[name].state(self.store) for name in sorted(self._topics)]
 
@@ -355,10 +365,30 @@ class Broker:
             if dispatcher is None:
                 await self._make_group(topic, config)
                 return
-            created_at_us = dispatcher.group.config.created_at_us
-            dispatcher.group.config = msgspec.structs.replace(config, created_at_us=created_at_us)
-            self._catalog.put_group(dispatcher.group.config)
-            await self._catalog.save()
+            old = dispatcher.group.config
+            # Whether it rests is not a setting: it has a request of its own.
+            await self._change_group(
+                dispatcher,
+                msgspec.structs.replace(
+                    config, created_at_us=old.created_at_us, paused=old.paused, pause_reason=old.pause_reason
+                ),
+            )
+
+    async def pause(self, request: wire.Pause) -> None:
+        dispatcher = self._dispatcher(request.topic, request.group)
+        async with self._attaching:
+            reason = request.reason if request.paused else ""
+            config = msgspec.structs.replace(dispatcher.group.config, paused=request.paused, pause_reason=reason)
+            await self._change_group(dispatcher, config)
+        dispatcher.wake()
+
+    async def _change_group(self, dispatcher: Dispatcher, config: GroupConfig) -> None:
+        dispatcher.group.config = config
+        self._catalog.put_group(config)
+        await self._catalog.save()
+
+    async def seek(self, request: wire.Seek) -> wire.Sought:
+        return await seek(self._dispatcher(request.topic, request.group), request, self._durability)
 
     async def _make_group(self, topic: Topic, config: GroupConfig) -> Dispatcher:
         if self.closing:

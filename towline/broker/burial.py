@@ -11,7 +11,7 @@ from towline.broker.delivering import Parcel, collect
 from towline.broker.dispatcher import Dispatcher
 from towline.clock import SECOND_US
 from towline.delivery import Bury, Part, Resend, Skip
-from towline.delivery.parts import in_intervals
+from towline.delivery.parts import cut, in_intervals
 from towline.errors import NotFound
 from towline.frame import Frame, encode
 from towline.model import LANES, Durability, dead_stream, lane_name, message_id
@@ -55,6 +55,9 @@ async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
         parcel = await collect(dispatcher.store, dispatcher.streams, parts, BATCH_BYTES)
         if dispatcher.closed:
             return
+        if not all(any(cut(one, part) == part for one in dying) for part in parts):
+            # The group was moved meanwhile: some are dying no more.
+            continue
         for span, why in parcel.lost:
             log.error("%s: a dead message cannot be read and is skipped: %s: %s", dispatcher.label, span, why)
             dispatcher.run(Skip(0, (span,), why))

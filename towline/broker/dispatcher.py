@@ -115,11 +115,17 @@ class Dispatcher:
         if pulled is None:
             return wire.Pulled(0, [], refused), []
         parcel = await collect(self.store, self.streams, pulled.parts, request.max_bytes)
+        if self._was_taken(pulled.pull):
+            return wire.Pulled(0, [], refused), []
         self._settle_parcel(member, pulled.pull, parcel)
         if not parcel.parts:
             return wire.Pulled(0, [], refused), []
         self.counts["pulled"] += sum(part.count for part in parcel.parts)
         return wire.Pulled(pulled.pull, parcel.parts, refused), parcel.buffers
+
+    def _was_taken(self, pull: int) -> bool:
+        """Whether a pull was taken away while it was read, before anybody knew of it."""
+        return pull not in self.group.leases
 
     def observe(self) -> None:
         """Look at the lanes that have grown."""

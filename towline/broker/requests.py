@@ -19,15 +19,19 @@ from towline.protocol.messages import (
     DeleteTopic,
     Detach,
     Done,
+    EditTopic,
     GroupInfo,
     Groups,
     Hello,
     ListGroups,
     ListTopics,
     Locate,
+    Pause,
     Pull,
+    Purge,
     PutGroup,
     Resend,
+    Seek,
     Send,
     Settle,
     ShardCount,
@@ -77,6 +81,10 @@ PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
     Locate.kind: ("look", _topic),
     Stat.kind: ("look", _everything),
     ShardCount.kind: ("send", _topic),
+    Seek.kind: ("administer", _topic),
+    Pause.kind: ("administer", _topic),
+    Purge.kind: ("administer", _topic),
+    EditTopic.kind: ("administer", _topic),
 }
 """The action that a request is, and the resources it touches. A request without an entry is never carried out."""
 
@@ -114,5 +122,9 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Browse.kind: lambda broker, request: _with_frames(broker.browse(request)),
     Resend.kind: lambda broker, request: _plain(broker.resend(request)),
     Locate.kind: lambda broker, request: _plain(broker.locate(request)),
+    Seek.kind: lambda broker, request: _plain(broker.seek(request)),
+    Pause.kind: lambda broker, request: _done(broker.pause(request)),
+    Purge.kind: lambda broker, request: _plain(broker.purge(request)),
+    EditTopic.kind: lambda broker, request: _done(broker.edit_topic(request)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""

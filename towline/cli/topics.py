@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from towline.cli.confirm import Yes, confirm
-from towline.cli.options import Connection
+from towline.cli.moving import DryRun
+from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, size, span, stamp
-from towline.cli.times import Duration
+from towline.cli.times import Duration, parse_duration
 from towline.protocol.messages import TopicState
 
 __all__ = ["topic"]
@@ -106,6 +107,55 @@ def rm(name: Name, /, *, yes: Yes = False, connection: Connection = Connection()
             note("nothing was removed")
             return 1
         client.delete_topic(name)
+    return 0
+
+
+@topic.command
+def edit(
+    name: Name,
+    /,
+    *,
+    retention: Annotated[
+        str, Parameter(help="How long its messages are kept, for example `7d`; 0 is for ever, `default` as the broker.")
+    ],
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Change the settings of a topic."""
+    try:
+        kept_s = None if retention == "default" else parse_duration(retention)
+    except ValueError as error:
+        raise Usage(f"--retention: {error}") from None
+    with connection.connect() as client:
+        client.edit_topic(name, retention_s=kept_s)
+
+
+@topic.command
+def purge(
+    name: Name,
+    /,
+    *,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> int:
+    """Drop all messages of a topic. Its groups go on with what comes then; dead letters are kept."""
+    with connection.connect() as client:
+        purged = client.purge(name, dry_run=True)
+        if not dry_run:
+            if not confirm(f"Drop all {purged.messages:,} messages of topic {name}?", yes=yes):
+                note("nothing was dropped")
+                return 1
+            purged = client.purge(name)
+    if output == "json":
+        groups = [{"group": group, "passed": passed} for group, passed in purged.groups]
+        facts = {"topic": name, "dry_run": dry_run, "messages": purged.messages, "size_bytes": purged.size_bytes}
+        print_json(facts | {"groups": groups})
+        return 0
+    would = "would be dropped" if dry_run else "were dropped"
+    print(f"{purged.messages:,} messages, {size(purged.size_bytes)}, {would}")
+    rows = [(group, f"{passed:,}") for group, passed in purged.groups]
+    print_table(("GROUP", "#NOT CONSUMED"), rows, empty="no groups")
     return 0
 
 

@@ -21,7 +21,7 @@ from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
 from towline.errors import WrongShard
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy
-from towline.protocol.messages import GroupState, TopicState
+from towline.protocol.messages import GroupState, Purged, Sought, TopicState
 
 if TYPE_CHECKING:
     from towline.client.embedded import Embedded
@@ -285,6 +285,31 @@ class Client:
     def delete_group(self, topic: str, name: str) -> None:
         """Forget a group, its progress and its dead letters."""
         self._link.run(flows.delete_group(topic, name))
+
+    # Moving groups and emptying topics
+
+    def seek(self, topic: str, group: str, to: flows.Target, *, dry_run: bool = False) -> Sought:
+        """Let a group go on elsewhere: at the `"earliest"` message or behind the `"latest"`, at a time, or at sequence
+        numbers by lane (`{"middle": 17}`; of an ordered topic `{3: 17}`), where lanes that are not named stay.
+
+        Backwards, all from there on is delivered again. Forwards, all up to there is passed over, also what waits to be
+        tried again. Consumers lose what they hold of these messages. A `dry_run` only says how many that would be."""
+        return self._link.run(flows.seek(topic, group, to, dry_run=dry_run))
+
+    def pause(self, topic: str, group: str, reason: str = "") -> None:
+        """Let a group rest: its consumers get nothing until it is resumed, also after a restart of the broker."""
+        self._link.run(flows.pause(topic, group, paused=True, reason=reason))
+
+    def resume(self, topic: str, group: str) -> None:
+        self._link.run(flows.pause(topic, group, paused=False, reason=""))
+
+    def purge(self, topic: str, *, dry_run: bool = False) -> Purged:
+        """Drop all messages of a topic; its groups go on with what comes then. Dead letters are kept."""
+        return self._link.run(flows.purge(topic, dry_run=dry_run))
+
+    def edit_topic(self, name: str, *, retention_s: float | None) -> None:
+        """Change how long a topic keeps its messages: 0 is for ever, None as the broker does."""
+        self._link.run(flows.edit_topic(name, retention_s))
 
     # Looking
 

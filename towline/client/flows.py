@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from towline.client.connection import Call
 from towline.client.message import DeadLetter, Message, Page, Section
-from towline.client.outgoing import FRAME_BYTES, FRAME_MESSAGES, Body, Sender, as_bodies, as_headers, as_key, as_lane
+from towline.client.outgoing import (
+    FRAME_BYTES,
+    FRAME_MESSAGES,
+    Body,
+    Sender,
+    as_bodies,
+    as_headers,
+    as_key,
+    as_lane,
+    as_time_us,
+)
 from towline.client.receipts import Receipts, Run
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, Conflict, NotFound, ProtocolError, TooLarge
@@ -21,6 +32,7 @@ from towline.protocol.messages import (
     DeleteGroup,
     DeleteTopic,
     Done,
+    EditTopic,
     FrameHead,
     GroupInfo,
     Groups,
@@ -29,12 +41,17 @@ from towline.protocol.messages import (
     ListTopics,
     Locate,
     Located,
+    Pause,
+    Purge,
+    Purged,
     PutGroup,
     Request,
     Resend,
     Resent,
+    Seek,
     Send,
     Sent,
+    Sought,
     Stat,
     Stated,
     TopicInfo,
@@ -47,18 +64,23 @@ __all__ = [
     "Columns",
     "Headers",
     "Keys",
+    "Target",
     "browse",
     "create_topic",
     "dead_letters",
     "delete_group",
     "delete_topic",
+    "edit_topic",
     "group",
     "groups",
     "locate",
+    "pause",
     "ping",
+    "purge",
     "put_group",
     "receipt",
     "resend",
+    "seek",
     "send",
     "send_many",
     "stat",
@@ -67,6 +89,8 @@ __all__ = [
     "topics",
 ]
 
+Target = str | datetime | Mapping[Priority | int, int]
+"""Where a group may be moved: an end, a time, or sequence numbers by lane."""
 Keys = Sequence[str | None] | None
 Headers = Sequence[Mapping[str, str] | None] | Mapping[str, str] | None
 
@@ -314,6 +338,38 @@ def resend(name: str, group_name: str, dead: Sequence[int] | None) -> Flow[int]:
 
 def locate(name: str, lane: Priority | int, time_us: int) -> Flow[int]:
     return (yield from _ask(Locate(check_topic(name), as_lane(lane), time_us), Located)).seq
+
+
+# Moving groups and emptying topics
+
+
+def seek(name: str, group_name: str, to: Target, *, dry_run: bool) -> Flow[Sought]:
+    check_topic(name)
+    check_group(group_name)
+    if isinstance(to, Mapping):
+        positions = [(as_lane(lane), seq) for lane, seq in to.items()]
+        if not positions or any(type(seq) is not int or seq < 0 for _, seq in positions):
+            raise BadRequest("seek: give sequence numbers by lane, for example to={'middle': 17}")
+        request = Seek(name, group_name, "", positions, dry_run)
+    elif isinstance(to, datetime):
+        request = Seek(name, group_name, f"@{as_time_us(to)}", [], dry_run)
+    elif to in ("earliest", "latest"):
+        request = Seek(name, group_name, to, [], dry_run)
+    else:
+        raise BadRequest(f"seek to {to!r}: give 'earliest', 'latest', a datetime, or sequence numbers by lane")
+    return (yield from _ask(request, Sought))
+
+
+def pause(name: str, group_name: str, *, paused: bool, reason: str) -> Flow[None]:
+    yield from _ask(Pause(check_topic(name), check_group(group_name), paused, reason[:500]), Done)
+
+
+def purge(name: str, *, dry_run: bool) -> Flow[Purged]:
+    return (yield from _ask(Purge(check_topic(name), dry_run), Purged))
+
+
+def edit_topic(name: str, retention_s: float | None) -> Flow[None]:
+    yield from _ask(EditTopic(check_topic(name), retention_s), Done)
 
 
 def stat() -> Flow[dict[str, Any]]:

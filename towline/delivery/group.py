@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator
 from operator import lt
 from typing import Final
 
-from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Nack, Pull, Resend, Skip, Start
+from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Move, Nack, Pull, Resend, Skip, Start
 from towline.delivery.events import (
     Acked,
     Buried,
     Event,
     Failed,
     GaveUp,
+    Moved,
     Overrun,
     Part,
     Pulled,
@@ -27,6 +28,7 @@ from towline.delivery.events import (
 from towline.delivery.lease import Act, Lease, lost
 from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals
 from towline.delivery.retry import AT_ONCE, RetryQueue
+from towline.delivery.seek import apply_moved, within_bounds
 from towline.delivery.shards import Shards, behind
 from towline.delivery.states import RULES, State
 from towline.errors import BadRequest, Conflict
@@ -117,6 +119,8 @@ class Group:
 
     def deliverable(self, now_us: int) -> bool:
         """Whether there is anything that a pull could take now."""
+        if self.config.paused:
+            return False
         self._ripen(now_us)
         if self.shards is None:
             return self.retries.has_ready() or any(at < end for at, end in zip(self.next, self.ends, strict=True))
@@ -183,8 +187,13 @@ class Group:
                 return self._decide_skip(command, now_us)
             case Resend():
                 return self._decide_resend(command, now_us)
+            case Move():
+                moves = within_bounds(self, command.moves)
+                return [Moved(now_us, moves, command.reason)] if moves else []
 
     def _decide_pull(self, command: Pull, now_us: int) -> list[Event]:
+        if self.config.paused:
+            return []
         self._ripen(now_us)
         events: list[Event] = self._overrun(now_us) if any(map(lt, self.next, self.firsts)) else []
         room = min(command.max_messages, self.config.max_in_flight - self.in_flight.get(command.consumer, 0))
@@ -321,10 +330,14 @@ class Group:
     def apply(self, event: Event) -> None:
         """Make an event true. The same on the way forward and in recovery."""
         self._apply(event)
-        if self.shards is not None and not isinstance(event, Resent):
-            touched = range(self.shards.count) if isinstance(event, Started) else {part.lane for part in event.parts}
-            for lane in touched:
+        if self.shards is not None:
+            for lane in self._touched(event):
                 self.refresh(lane)
+
+    def _touched(self, event: Event) -> Iterable[int]:
+        if isinstance(event, (Started, Moved, Resent)):
+            return range(self.topic_lanes)
+        return {part.lane for part in event.parts}
 
     def _apply(self, event: Event) -> None:
         if isinstance(event, Pulled):
@@ -336,10 +349,12 @@ class Group:
             self.next = list(event.positions)
         elif isinstance(event, Resent):
             self._apply_resent(event)
+        elif isinstance(event, Moved):
+            apply_moved(self, event)
         else:
             self._move(event)
             if not isinstance(event, (Buried, Overrun)):
-                self._close_if_settled(event.pull)
+                self.close_if_settled(event.pull)
 
     def _move(self, event: Moving) -> None:
         """Take the messages out of the state that they are in, and bring them into the one that the table says."""
@@ -369,12 +384,20 @@ class Group:
             lease = self.leases.get(event.pull)
             assert lease is not None, event
             if isinstance(event, Released) or (isinstance(event, (GaveUp, Returned)) and event.taken):
-                lease.take(part)
+                self.take_from(lease, part)
             else:
                 lease.settle(part, _ACTS[type(event)])
-            self._count_in_flight(lease.consumer, -part.count)
-            if self.shards is not None:
-                self.shards.lease(part.lane, -part.count)
+                self._ended(lease, part)
+
+    def take_from(self, lease: Lease, part: Part) -> None:
+        """A consumer does not hold these messages any more, and cannot settle them."""
+        lease.take(part)
+        self._ended(lease, part)
+
+    def _ended(self, lease: Lease, part: Part) -> None:
+        self._count_in_flight(lease.consumer, -part.count)
+        if self.shards is not None:
+            self.shards.lease(part.lane, -part.count)
 
     def _enter(self, state: State, part: Part, event: Moving) -> None:
         if state is State.RETRYING:
@@ -406,7 +429,7 @@ class Group:
                 self._deadlines = [one for one in self._deadlines if one[1] in self.leases]
                 heapq.heapify(self._deadlines)
 
-    def _close_if_settled(self, pull: int) -> None:
+    def close_if_settled(self, pull: int) -> None:
         lease = self.leases.get(pull)
         if lease is not None and not lease.open:
             self.remember_settled(self.leases.pop(pull))

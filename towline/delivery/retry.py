@@ -40,7 +40,7 @@ class _Entry:
 
     def without(self, first: int, end: int) -> list[_Entry]:
         """What remains on both sides."""
-        sides = ((self.first, first), (end, self.end))
+        sides = ((self.first, min(first, self.end)), (max(end, self.first), self.end))
         return [
             _Entry(Part(self.lane, low, high - low, self.attempt), self.due_us) for low, high in sides if low < high
         ]
@@ -140,6 +140,29 @@ class RetryQueue:
             self.size += len(rest) - 1
             first = end
         self.messages -= part.count
+
+    def drop(self, lane: int, first: int) -> int:
+        """Take out all of a lane from a sequence number on; how many messages it were."""
+        before = self.messages
+        row = self._ready.pop(lane, [])
+        kept = [side for entry in row for side in ([entry] if entry.end <= first else entry.without(first, entry.end))]
+        if kept:
+            self._ready[lane] = kept
+        heap = []
+        for due_us, number, entry in self._heap:
+            if entry.lane != lane or entry.end <= first:
+                heap.append((due_us, number, entry))
+                continue
+            key = entry.lane, entry.attempt, entry.due_us
+            if self._tails.get(key) is entry:
+                del self._tails[key]
+            heap += [(due_us, number, side) for side in entry.without(first, entry.end)]
+        heapq.heapify(heap)
+        self._heap = heap
+        self.size = len(heap) + sum(map(len, self._ready.values()))
+        entries = [*(entry for _, _, entry in heap), *(entry for row in self._ready.values() for entry in row)]
+        self.messages = sum(entry.count for entry in entries)
+        return before - self.messages
 
     def holds(self, part: Part) -> bool:
         """Whether a part is here, whole and under the same attempt."""
