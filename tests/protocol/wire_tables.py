@@ -22,7 +22,10 @@ from towline.protocol.envelope import encode_envelope
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-format.md"
 GOLDEN = Path(__file__).with_name("golden-v1.txt")
 
-DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.PutTopic, tx.Resolve}
+DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.PutTopic, tx.Resolve} | {
+    m.Pause,
+    m.EditTopic,
+}
 PARTS: list[type[msgspec.Struct]] = [
     m.FrameHead,
     m.Act,

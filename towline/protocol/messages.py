@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from towline.model import GroupConfig, TopicConfig
+from towline.model import MAX_SHARDS, GroupConfig, TopicConfig
 
 __all__ = [
     "ANSWERS",
@@ -26,6 +26,7 @@ __all__ = [
     "Browsed",
     "CancelDelayed",
     "CreateTopic",
+    "DeadPurged",
     "Delayed",
     "DelayedCancelled",
     "DelayedMessage",
@@ -34,6 +35,7 @@ __all__ = [
     "DeleteTopic",
     "Detach",
     "Done",
+    "EditTopic",
     "Failed",
     "Find",
     "Found",
@@ -51,8 +53,10 @@ __all__ = [
     "MemberState",
     "MoveDelayed",
     "Part",
+    "Pause",
     "Pull",
     "Pulled",
+    "Purge",
     "PurgeDead",
     "Purged",
     "PutGroup",
@@ -62,10 +66,14 @@ __all__ = [
     "Resent",
     "ReviseDead",
     "Revised",
+    "Seek",
     "Send",
     "Sent",
     "Settle",
     "Settled",
+    "ShardCount",
+    "Sharded",
+    "Sought",
     "Stat",
     "Stated",
     "Template",
@@ -85,6 +93,7 @@ VERSION = 1
 _Name = Annotated[str, msgspec.Meta(max_length=100)]
 _Text = Annotated[str, msgspec.Meta(max_length=8192)]
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Lane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS - 1)]
 _Many = 10_000
 
 
@@ -146,8 +155,11 @@ class Beat(Request, frozen=True, array_like=True):
 
 class FrameHead(msgspec.Struct, frozen=True, array_like=True):
     topic: _Name
-    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    lane: _Lane
+    """0 high, 1 middle, 2 low; of an ordered topic the shard."""
     length: _Natural
+    shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)] = 0
+    """How many shards the sender takes the topic to have; refused with `wrong-shard` if it has another number."""
 
 
 class Send(Request, frozen=True, array_like=True):
@@ -198,6 +210,8 @@ class Attached(Answer, frozen=True, array_like=True):
     held: list[int]
     """The pulls that this consumer still holds."""
     config: GroupConfig
+    shards: int = 0
+    """The shards of the topic, if it is an ordered one: lanes from there on are the group's own."""
 
 
 class Act(msgspec.Struct, frozen=True, array_like=True):
@@ -377,7 +391,7 @@ class Browse(Request, frozen=True, array_like=True):
 
     kind = 16
     topic: _Name
-    lane: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
+    lane: _Lane = 0
     group: _Name = ""
     first: _Natural = 0
     max_messages: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 100
@@ -416,7 +430,7 @@ class Locate(Request, frozen=True, array_like=True):
 
     kind = 18
     topic: _Name
-    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    lane: _Lane
     time_us: _Natural
 
 
@@ -562,7 +576,7 @@ class PurgeDead(Request, frozen=True, array_like=True):
     before: _Natural
 
 
-class Purged(Answer, frozen=True, array_like=True):
+class DeadPurged(Answer, frozen=True, array_like=True):
     kind = 184
     count: int
 
@@ -637,6 +651,82 @@ class DelayedMoved(Answer, frozen=True, array_like=True):
     gone: list[int]
     deliver_at_us: int
     """When they are due now."""
+
+
+# Ordered topics
+
+
+class ShardCount(Request, frozen=True, array_like=True):
+    """How many shards a topic has: 0 for a shared one, or one that does not exist."""
+
+    kind = 40
+    topic: _Name
+
+
+class Sharded(Answer, frozen=True, array_like=True):
+    kind = 168
+    shards: int
+
+
+# Moving groups and emptying topics
+
+
+class Seek(Request, frozen=True, array_like=True):
+    """Let a group go on elsewhere: `to` is `earliest`, `latest` or a time (`@` and microseconds) for all lanes of the
+    topic; or `positions` are (lane, sequence number) for some. A dry run only says what it would mean."""
+
+    kind = 41
+    topic: _Name
+    group: _Name
+    to: Annotated[str, msgspec.Meta(pattern=r"^(|earliest|latest|@[0-9]{1,18})$")] = ""
+    positions: Annotated[list[tuple[_Lane, _Natural]], msgspec.Meta(max_length=MAX_SHARDS)] = []
+    dry_run: bool = False
+
+
+class Sought(Answer, frozen=True, array_like=True):
+    """By lane, where the group was and where it is now; how many messages are delivered again, and how many are passed
+    over."""
+
+    kind = 169
+    moves: list[tuple[str, int, int]]
+    again: int
+    passed: int
+
+
+class Pause(Request, frozen=True, array_like=True):
+    """Let a group rest, or go on: while it rests, pulls get nothing. Answered by `Done`."""
+
+    kind = 42
+    topic: _Name
+    group: _Name
+    paused: bool
+    reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
+
+
+class Purge(Request, frozen=True, array_like=True):
+    """Drop all messages of a topic. Its groups go on with what comes then. A dry run only says what it would mean."""
+
+    kind = 43
+    topic: _Name
+    dry_run: bool = False
+
+
+class Purged(Answer, frozen=True, array_like=True):
+    """What was dropped; and by group, how many messages it will not get."""
+
+    kind = 171
+    messages: int
+    size_bytes: int
+    groups: list[tuple[str, int]]
+
+
+class EditTopic(Request, frozen=True, array_like=True):
+    """Change the settings of a topic that can be changed. Answered by `Done`."""
+
+    kind = 44
+    topic: _Name
+    retention_s: Annotated[float, msgspec.Meta(ge=0)] | None
+    """How long messages are kept; nil takes the broker's setting, 0 is for ever."""
 
 
 REQUESTS: dict[int, type[Request]] = {cls.kind: cls for cls in Request.__subclasses__()}
