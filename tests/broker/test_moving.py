@@ -9,7 +9,8 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from towline.errors import BadRequest
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol.messages import Browse, EditTopic, Pause, Purge, Seek
+from towline.protocol.messages import Browse
+from towline.protocol.ordering import EditTopic, Pause, Purge, Seek
 
 
 async def fill(mq: Bench, count: int = 10, lane: int = 1) -> None:

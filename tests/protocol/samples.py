@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol import messages as m
+from towline.protocol import ordering
 from towline.protocol import transactions as tx
 
 TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0, 64)
@@ -71,11 +72,11 @@ REQUESTS: list[m.Request] = [
     m.PurgeDead("orders", "billing", 4),
     m.Find("orders", 1, "order-4423", 17, 1_700_000_000_000_000, 1_700_000_000_000_009, 5, 65536),
     m.Trace("orders", "billing", 1, 42, True, CURSOR),
-    m.ShardCount("orders"),
-    m.Seek("orders", "billing", "@1700000000000000", [(3, 17)], True),
-    m.Pause("orders", "billing", True, "deploying"),
-    m.Purge("orders", True),
-    m.EditTopic("orders", 3600.0),
+    ordering.ShardCount("orders"),
+    ordering.Seek("orders", "billing", "@1700000000000000", [(3, 17)], True),
+    ordering.Pause("orders", "billing", True, "deploying"),
+    ordering.Purge("orders", True),
+    ordering.EditTopic("orders", 3600.0),
 ]
 
 ANSWERS: list[m.Answer] = [
@@ -104,9 +105,9 @@ ANSWERS: list[m.Answer] = [
     m.DeadPurged(2),
     m.Found([PART], 37, 40),
     m.Traced("FAIL", 2, 1_700_000_000_000_008, [STEP], True, CURSOR),
-    m.Sharded(64),
-    m.Sought([("middle", 5, 3)], 2, 7),
-    m.Purged(100, 4096, [("billing", 90)]),
+    ordering.Sharded(64),
+    ordering.Sought([("middle", 5, 3)], 2, 7),
+    ordering.Purged(100, 4096, [("billing", 90)]),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

@@ -48,6 +48,7 @@ from towline.model import (
     parse_delay_levels,
 )
 from towline.protocol import messages as wire
+from towline.protocol import ordering
 from towline.settings import BrokerSettings
 from towline.store import Store
 
@@ -408,13 +409,13 @@ class Broker:
         for lane in topic.lanes:
             await self.store.trim(lane.stream, self.store.bounds(lane.stream).end)
 
-    async def edit_topic(self, request: wire.EditTopic) -> None:
+    async def edit_topic(self, request: ordering.EditTopic) -> None:
         topic = self._topic(request.topic)
         topic.config = msgspec.structs.replace(topic.config, retention_s=request.retention_s)
         self._catalog.put_topic(topic.config)
         await self._catalog.save()
 
-    async def purge(self, request: wire.Purge) -> wire.Purged:
+    async def purge(self, request: ordering.Purge) -> ordering.Purged:
         return await purge(self._topic(request.topic), self.store, self._durability, dry_run=request.dry_run)
 
     def topic_states(self) -> list[wire.TopicState]:
@@ -447,7 +448,7 @@ class Broker:
                 ),
             )
 
-    async def pause(self, request: wire.Pause) -> None:
+    async def pause(self, request: ordering.Pause) -> None:
         dispatcher = self._dispatcher(request.topic, request.group)
         async with self._attaching:
             reason = request.reason if request.paused else ""
@@ -460,7 +461,7 @@ class Broker:
         self._catalog.put_group(config)
         await self._catalog.save()
 
-    async def seek(self, request: wire.Seek) -> wire.Sought:
+    async def seek(self, request: ordering.Seek) -> ordering.Sought:
         return await seek(self._dispatcher(request.topic, request.group), request, self._durability)
 
     async def _make_group(self, topic: Topic, config: GroupConfig) -> Dispatcher:

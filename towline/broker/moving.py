@@ -11,7 +11,7 @@ from towline.delivery import Move
 from towline.delivery.seek import weigh, within_bounds
 from towline.errors import BadRequest
 from towline.model import Durability, lane_name
-from towline.protocol import messages as wire
+from towline.protocol import ordering
 from towline.store import Store
 
 __all__ = ["purge", "seek"]
@@ -21,7 +21,7 @@ log = logging.getLogger("towline.broker")
 Moves = tuple[tuple[int, int], ...]
 
 
-async def seek(dispatcher: Dispatcher, request: wire.Seek, durability: Durability) -> wire.Sought:
+async def seek(dispatcher: Dispatcher, request: ordering.Seek, durability: Durability) -> ordering.Sought:
     """Move a group on the lanes of its topic; its own lanes stay as they are."""
     dispatcher.observe()
     wanted = await _wanted(dispatcher, request)
@@ -33,10 +33,10 @@ async def seek(dispatcher: Dispatcher, request: wire.Seek, durability: Durabilit
     if not request.dry_run:
         await _move(dispatcher, moves, f"moved to {request.to or 'given positions'}", durability)
         log.warning("%s was moved: %d messages again, %d passed over", dispatcher.label, *weight)
-    return wire.Sought(shown, weight.again, weight.passed)
+    return ordering.Sought(shown, weight.again, weight.passed)
 
 
-async def _wanted(dispatcher: Dispatcher, request: wire.Seek) -> Moves:
+async def _wanted(dispatcher: Dispatcher, request: ordering.Seek) -> Moves:
     group, lanes = dispatcher.group, range(dispatcher.group.topic_lanes)
     if bool(request.to) == bool(request.positions):
         raise BadRequest("seek: say where to (earliest, latest or a time), or give positions by lane; one of them")
@@ -61,7 +61,7 @@ async def _move(dispatcher: Dispatcher, moves: Moves, reason: str, durability: D
         await appended.done
 
 
-async def purge(topic: Topic, store: Store, durability: Durability, *, dry_run: bool) -> wire.Purged:
+async def purge(topic: Topic, store: Store, durability: Durability, *, dry_run: bool) -> ordering.Purged:
     """Drop all messages that the topic has now. Groups go on behind them; dead letters are kept."""
     ends = [lane.end for lane in topic.lanes]
     bounds = [store.bounds(lane.stream) for lane in topic.lanes]
@@ -80,7 +80,7 @@ async def purge(topic: Topic, store: Store, durability: Durability, *, dry_run: 
         await _trim(store, [(lane.stream, end) for lane, end in zip(topic.lanes, ends, strict=True)])
         topic.look_again()
         log.warning("topic %s was purged of %d messages", topic.config.name, messages)
-    return wire.Purged(messages, sum(one.size_bytes for one in bounds), groups)
+    return ordering.Purged(messages, sum(one.size_bytes for one in bounds), groups)
 
 
 async def _trim(store: Store, ends: Sequence[tuple[str, int]]) -> None:

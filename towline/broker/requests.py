@@ -21,7 +21,6 @@ from towline.protocol.messages import (
     DeleteTopic,
     Detach,
     Done,
-    EditTopic,
     Find,
     GroupInfo,
     Groups,
@@ -31,19 +30,14 @@ from towline.protocol.messages import (
     ListTopics,
     Locate,
     MoveDelayed,
-    Pause,
     Pull,
-    Purge,
     PurgeDead,
     PutGroup,
     PutTopic,
     Resend,
     ReviseDead,
-    Seek,
     Send,
     Settle,
-    ShardCount,
-    Sharded,
     Stat,
     Stated,
     Template,
@@ -51,6 +45,7 @@ from towline.protocol.messages import (
     Topics,
     Trace,
 )
+from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount, Sharded
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
 
 __all__ = ["LATER", "NOW", "PERMISSIONS", "Buffers"]

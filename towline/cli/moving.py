@@ -16,7 +16,7 @@ from towline.model import LANES, Priority
 
 if TYPE_CHECKING:
     from towline.client.flows import Target
-    from towline.protocol.messages import Sought
+    from towline.protocol.ordering import Sought
 
 __all__ = ["DryRun", "register"]
 

@@ -29,7 +29,8 @@ from towline.client.trace import Trace, trace
 from towline.client.undertaking import Senders
 from towline.errors import Closed, WrongShard
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
-from towline.protocol.messages import GroupState, Purged, Sought, TopicState
+from towline.protocol.messages import GroupState, TopicState
+from towline.protocol.ordering import Purged, Sought
 
 if TYPE_CHECKING:
     from towline.client.embedded import Embedded

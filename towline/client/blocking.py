@@ -28,7 +28,8 @@ from towline.client.transaction import Checker, Transacting
 from towline.client.undertaking import Senders
 from towline.errors import WrongShard
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
-from towline.protocol.messages import GroupState, Purged, Sought, TopicState
+from towline.protocol.messages import GroupState, TopicState
+from towline.protocol.ordering import Purged, Sought
 
 if TYPE_CHECKING:
     from towline.client.embedded import Embedded

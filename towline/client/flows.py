@@ -45,7 +45,6 @@ from towline.protocol.messages import (
     DeleteGroup,
     DeleteTopic,
     Done,
-    EditTopic,
     FrameHead,
     GroupInfo,
     Groups,
@@ -54,18 +53,13 @@ from towline.protocol.messages import (
     ListTopics,
     Locate,
     Located,
-    Pause,
-    Purge,
-    Purged,
     PutGroup,
     PutTopic,
     Request,
     Resend,
     Resent,
-    Seek,
     Send,
     Sent,
-    Sought,
     Stat,
     Stated,
     Template,
@@ -74,6 +68,7 @@ from towline.protocol.messages import (
     Topics,
     TopicState,
 )
+from towline.protocol.ordering import EditTopic, Pause, Purge, Purged, Seek, Sought
 from towline.protocol.transactions import ListTransactions, Resolve, Transactions, TransactionState
 
 __all__ = [

@@ -19,7 +19,8 @@ from towline.client.receipts import Receipts, ShardReceipts
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, ProtocolError, WrongShard
 from towline.model import Priority, Receipt, check_topic
-from towline.protocol.messages import FrameHead, Send, Sent, ShardCount, Sharded
+from towline.protocol.messages import FrameHead, Send, Sent
+from towline.protocol.ordering import ShardCount, Sharded
 
 __all__ = ["Common", "Content", "ShardMap", "refuse_joined", "send", "send_many", "shard_of", "without_spool"]
 

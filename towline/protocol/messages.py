@@ -35,7 +35,6 @@ __all__ = [
     "DeleteTopic",
     "Detach",
     "Done",
-    "EditTopic",
     "Failed",
     "Find",
     "Found",
@@ -53,12 +52,9 @@ __all__ = [
     "MemberState",
     "MoveDelayed",
     "Part",
-    "Pause",
     "Pull",
     "Pulled",
-    "Purge",
     "PurgeDead",
-    "Purged",
     "PutGroup",
     "PutTopic",
     "Request",
@@ -66,14 +62,10 @@ __all__ = [
     "Resent",
     "ReviseDead",
     "Revised",
-    "Seek",
     "Send",
     "Sent",
     "Settle",
     "Settled",
-    "ShardCount",
-    "Sharded",
-    "Sought",
     "Stat",
     "Stated",
     "Template",
@@ -651,82 +643,6 @@ class DelayedMoved(Answer, frozen=True, array_like=True):
     gone: list[int]
     deliver_at_us: int
     """When they are due now."""
-
-
-# Ordered topics
-
-
-class ShardCount(Request, frozen=True, array_like=True):
-    """How many shards a topic has: 0 for a shared one, or one that does not exist."""
-
-    kind = 40
-    topic: _Name
-
-
-class Sharded(Answer, frozen=True, array_like=True):
-    kind = 168
-    shards: int
-
-
-# Moving groups and emptying topics
-
-
-class Seek(Request, frozen=True, array_like=True):
-    """Let a group go on elsewhere: `to` is `earliest`, `latest` or a time (`@` and microseconds) for all lanes of the
-    topic; or `positions` are (lane, sequence number) for some. A dry run only says what it would mean."""
-
-    kind = 41
-    topic: _Name
-    group: _Name
-    to: Annotated[str, msgspec.Meta(pattern=r"^(|earliest|latest|@[0-9]{1,18})$")] = ""
-    positions: Annotated[list[tuple[_Lane, _Natural]], msgspec.Meta(max_length=MAX_SHARDS)] = []
-    dry_run: bool = False
-
-
-class Sought(Answer, frozen=True, array_like=True):
-    """By lane, where the group was and where it is now; how many messages are delivered again, and how many are passed
-    over."""
-
-    kind = 169
-    moves: list[tuple[str, int, int]]
-    again: int
-    passed: int
-
-
-class Pause(Request, frozen=True, array_like=True):
-    """Let a group rest, or go on: while it rests, pulls get nothing. Answered by `Done`."""
-
-    kind = 42
-    topic: _Name
-    group: _Name
-    paused: bool
-    reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
-
-
-class Purge(Request, frozen=True, array_like=True):
-    """Drop all messages of a topic. Its groups go on with what comes then. A dry run only says what it would mean."""
-
-    kind = 43
-    topic: _Name
-    dry_run: bool = False
-
-
-class Purged(Answer, frozen=True, array_like=True):
-    """What was dropped; and by group, how many messages it will not get."""
-
-    kind = 171
-    messages: int
-    size_bytes: int
-    groups: list[tuple[str, int]]
-
-
-class EditTopic(Request, frozen=True, array_like=True):
-    """Change the settings of a topic that can be changed. Answered by `Done`."""
-
-    kind = 44
-    topic: _Name
-    retention_s: Annotated[float, msgspec.Meta(ge=0)] | None
-    """How long messages are kept; nil takes the broker's setting, 0 is for ever."""
 
 
 REQUESTS: dict[int, type[Request]] = {cls.kind: cls for cls in Request.__subclasses__()}
