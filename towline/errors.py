@@ -5,7 +5,8 @@
     │   ├── BadName             a topic, group or consumer name that is not allowed
     │   ├── BadFrame            a batch of messages that is damaged or malformed
     │   ├── TooLarge            over a stated limit
-    │   └── Conflict            it exists already, or with other settings
+    │   ├── Conflict            it exists already, or with other settings
+    │   └── WrongShard          the sender reckons with another number of shards than the topic has
     ├── NotFound                no such topic, group or message
     ├── Refused                 authentication or permission
     ├── LeaseLost               an ack or nack by a consumer that no longer holds the messages
@@ -46,6 +47,7 @@ __all__ = [
     "TooLarge",
     "TowlineError",
     "Unavailable",
+    "WrongShard",
     "from_code",
 ]
 
@@ -88,6 +90,12 @@ class Conflict(BadRequest):
     """It exists already."""
 
     code = "conflict"
+
+
+class WrongShard(BadRequest):
+    """The sender reckons with another number of shards than the topic has: look the topic up, and send again."""
+
+    code = "wrong-shard"
 
 
 class NotFound(TowlineError):

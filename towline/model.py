@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -15,6 +16,8 @@ __all__ = [
     "DELAY_LEVELS",
     "LANES",
     "MAX_GROUPS_PER_TOPIC",
+    "MAX_SHARDS",
+    "MAX_SHARDS_IN_ALL",
     "MAX_TOPICS",
     "PRIVATE",
     "Durability",
@@ -29,6 +32,8 @@ __all__ = [
     "check_producer_group",
     "check_topic",
     "dead_stream",
+    "lane_name",
+    "lane_names",
     "lane_stream",
     "message_id",
     "own_stream",
@@ -51,6 +56,10 @@ PRIVATE = "~"
 
 MAX_TOPICS = 20_000
 MAX_GROUPS_PER_TOPIC = 1_000
+MAX_SHARDS = 1_024
+"""Shards of one ordered topic …"""
+MAX_SHARDS_IN_ALL = 65_536
+"""… and of all topics of a broker together."""
 
 _TOPIC = re.compile(r"[a-z0-9][a-z0-9._-]{0,49}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
@@ -125,9 +134,18 @@ class TopicConfig(msgspec.Struct, frozen=True):
     created_at_us: int = 0
     retention_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """How long messages are kept; None takes the broker's setting, 0 is for ever."""
+    shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)] = 0
+    """0 is a shared topic, with a lane for each priority. More is an ordered one, with so many shard lanes; it stays so
+    for as long as the topic exists."""
 
     def __post_init__(self) -> None:
         check_topic(self.name)
+        if not 0 <= self.shards <= MAX_SHARDS:
+            raise BadRequest(f"topic {self.name}: shards={self.shards} is not between 0 (shared) and {MAX_SHARDS}")
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        return lane_names(self.shards)
 
 
 class GroupConfig(msgspec.Struct, frozen=True):
@@ -147,6 +165,9 @@ class GroupConfig(msgspec.Struct, frozen=True):
     created_at_us: int = 0
     dead_retention_s: Annotated[float, msgspec.Meta(ge=0)] = 0
     """How long dead letters are kept, whatever the retention of messages is; 0 is like any message."""
+    paused: bool = False
+    """It rests: its consumers wait, and get nothing until it is resumed."""
+    pause_reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -193,6 +214,18 @@ def check_producer_group(name: str) -> str:
     return name
 
 
+@lru_cache(maxsize=64)
+def lane_names(shards: int) -> tuple[str, ...]:
+    """The lanes of a topic by number: its priorities, or the numbers of its shards."""
+    return tuple(map(str, range(shards))) if shards else LANES
+
+
+def lane_name(lane: int, shards: int) -> str:
+    """A lane as a group sees it: the topic's, or behind them one of its own (`own-middle`)."""
+    names = lane_names(shards)
+    return names[lane] if lane < len(names) else f"own-{LANES[lane - len(names)]}"
+
+
 def lane_stream(topic: str, lane: str) -> str:
     return f"lane/{topic}/{lane}"
 
@@ -226,6 +259,7 @@ def message_id(topic: str, lane: str, seq: int) -> str:
 def parse_message_id(text: str) -> tuple[str, str, int]:
     topic, _, rest = text.partition("/")
     lane, _, seq = rest.partition("/")
-    if lane not in LANES or not seq.isascii() or not seq.isdigit() or len(seq) > 19:
+    known = lane in LANES or (lane.isascii() and lane.isdigit() and len(lane) <= 4)
+    if not known or not seq.isascii() or not seq.isdigit() or len(seq) > 19:
         raise BadRequest(f"message id {text[:100]!r} is not of the form topic/lane/number")
     return check_topic(topic), lane, int(seq)

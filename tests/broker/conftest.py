@@ -85,6 +85,7 @@ class World:
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
+        self.folder = folder
         self.store_url = "memory:" if kind == "memory" else f"file:{folder / 'data'}"
 
     def settings(self, **given: Any) -> BrokerSettings:

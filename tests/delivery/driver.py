@@ -32,9 +32,12 @@ ANN, BOB = "ann", "bob"
 
 
 class Driver:
-    def __init__(self, *, max_attempts: int = 16, delays_s: tuple[float, ...] = (10.0, 30.0), **settings: Any) -> None:
+    def __init__(
+        self, *, max_attempts: int = 16, delays_s: tuple[float, ...] = (10.0, 30.0), shards: int = 0, **settings: Any
+    ) -> None:
+        self.shards = shards
         self.config = GroupConfig("orders", "billing", retry=RetryPolicy(max_attempts, delays_s), **settings)
-        self.group = Group(self.config)
+        self.group = Group(self.config, shards)
         self.now_us = NOON
         self.log: list[bytes] = []
         self.pulls = 0
@@ -63,11 +66,11 @@ class Driver:
         """Come back from the log alone, or from a snapshot taken now."""
         old = self.group
         if from_snapshot is None:
-            self.group = Group(self.config)
+            self.group = Group(self.config, self.shards)
             for record in self.log:
                 self.group.apply(decode_event(record))
         else:
-            self.group = restore(self.config, snapshot(old, from_snapshot))
+            self.group = restore(self.config, snapshot(old, from_snapshot), self.shards)
         for lane in range(len(old.ends)):
             self.group.observe(lane, old.firsts[lane], old.ends[lane], old.mean_bytes[lane])
 

@@ -53,6 +53,11 @@ class Ledger:
     """By number of the dead letter: whether it was sent again."""
     clock: list[int] = field(default_factory=list)
     """All the times at which anything was asked."""
+    done: int = 0
+    gone: int = 0
+    """How often a message was acked, and how often one was given up without having been delivered to the end."""
+    ordered: bool = False
+    """The topic's lanes are shards, not priorities."""
 
     # The store
 
@@ -96,15 +101,39 @@ class Ledger:
             if self.messages[name].due_us <= max(self.clock[self.messages[name].failed_at :], default=0)
         }
 
-    def order(self, retries: set[Name]) -> list[Name]:
-        """What is there to deliver, first things first."""
+    def order(self, retries: set[Name], shards: list[int]) -> list[Name]:
+        """What is there to deliver, first things first; of the shards in this order."""
         fresh = set(self.waiting())
-        return [
+        by_priority = [
             name
             for rank in range(RANKS)
             for names in (retries, fresh)
-            for lane in (rank + RANKS, rank)
+            for lane in ((rank + RANKS,) if self.ordered else (rank + RANKS, rank))
             for name in sorted(one for one in names if one[0] == lane)
+        ]
+        return by_priority + [name for shard in shards for name in self.of_shard(shard, retries, fresh)]
+
+    def of_shard(self, shard: int, retries: set[Name], fresh: set[Name]) -> list[Name]:
+        """What of a shard may be delivered in one pull: nothing while anything is out, and nothing overtakes."""
+        here = sorted(name for name in self.messages if name[0] == shard)
+        if any(self.messages[name].state == "leased" for name in here):
+            return []
+        chosen = []
+        for name in here:
+            if name in retries or name in fresh:
+                chosen.append(name)
+            elif self.messages[name].state == "retrying":
+                break
+        return chosen
+
+    def behind(self, pull: int, names: list[Name]) -> list[Name]:
+        """What goes back together with `names`: all of their shards that the consumer holds behind the first."""
+        if not self.ordered:
+            return []
+        return [
+            one
+            for one in self.deliveries[pull].open
+            if one[0] < RANKS and any(name[0] == one[0] and name < one for name in names)
         ]
 
     def fill(self, names: list[Name], room: int, max_bytes: int, least: int, mean_bytes: list[int]) -> list[Name]:
@@ -124,6 +153,7 @@ class Ledger:
     def overrun(self) -> None:
         for name in set(self.named("waiting")) - set(self.waiting()):
             self.messages[name].state = "gone"
+            self.gone += 1
 
     def deliver(self, pull: int, consumer: str, names: dict[Name, int], now_us: int) -> None:
         """A pull got these messages, with these attempts."""
@@ -172,6 +202,7 @@ class Ledger:
     def ack(self, pull: int, names: list[Name]) -> None:
         for name in names:
             self._end(pull, name, "acked", "done")
+            self.done += 1
 
     def ack_earlier(self, consumer: str, pull: int) -> None:
         for earlier, one in self.deliveries.items():
@@ -190,10 +221,14 @@ class Ledger:
             message.due_us = now_us + round(wait_s * 1e6)
             while wait_s >= 1 and message.due_us % 100_000:
                 message.due_us += 100_000 - message.due_us % 100_000
+        if not dead:
+            self.give_back(pull, self.behind(pull, names), "taken")
 
     def give_back(self, pull: int, names: list[Name], outcome: str = "given back") -> None:
         for name in names:
             self._end(pull, name, outcome, "retrying")
+        for name in self.behind(pull, names):
+            self._end(pull, name, "taken", "retrying")
 
     def take_away(self, pull: int) -> None:
         """A consumer vanished or was too slow."""
@@ -216,9 +251,42 @@ class Ledger:
             one = self.deliveries.get(pull)
             for name in [name for name in one.open if name in names] if one else []:
                 self._end(pull, name, "skipped", "gone")
+                self.gone += 1
         else:
             for name in names & set(self.named("dying")):
                 self.messages[name].state = "gone"
+                self.gone += 1
+
+    def position(self, lane: int) -> int:
+        return min((number for other, number in self.named("waiting") if other == lane), default=self.ends[lane])
+
+    def move(self, lane: int, to: int) -> tuple[int, int]:
+        """Go on at `to`; how many messages come again, and how many do not come any more."""
+        back = to < self.position(lane)
+        holders = {name: one for one in self.deliveries.values() for name in one.open}
+        pending = ("waiting", "leased", "retrying", "dying")
+        moved = [
+            name
+            for name, message in self.messages.items()
+            if name[0] == lane and ((name[1] >= to) if back else (name[1] < to and message.state in pending))
+        ]
+        seen = [name for name in moved if self.messages[name].state != "waiting" or not back]
+        passed = [name for name in moved if self.messages[name].state != "waiting" or name[1] >= self.firsts[lane]]
+        touched = [one for one in self.deliveries.values() if set(one.open) & set(moved)]
+        beside = [name for one in touched for name in one.open if name not in moved]
+        for name in seen:
+            message = self.messages[name]
+            if message.state == "leased":
+                holders[name].outcomes[name] = "taken"
+                message.ends += 1
+            message.state, message.attempt, message.due_us = ("waiting", 1, 0) if back else ("gone", message.attempt, 0)
+        for name in beside:
+            message = self.messages[name]
+            holders[name].outcomes[name] = "taken"
+            message.state, message.due_us, message.failed_at = "retrying", 0, len(self.clock)
+            message.ends += 1
+        self.gone += 0 if back else len(moved)
+        return (len(seen), 0) if back else (0, len(passed))
 
     def bury(self, names: list[Name]) -> None:
         for name in names:

@@ -19,6 +19,7 @@ from towline.delivery import (
     GroupSnapshot,
     Lapse,
     Leave,
+    Move,
     Nack,
     Part,
     Pull,
@@ -30,11 +31,14 @@ from towline.delivery import (
     snapshot,
 )
 from towline.delivery.events import Pulled
+from towline.delivery.seek import weigh, within_bounds
 from towline.errors import TowlineError
 from towline.model import GroupConfig, RetryPolicy, Span
 
 CONSUMERS = ("ann", "bob", "cid")
 LANES = range(6)
+SHARDS = 3
+"""As many as there are priorities, so that the group's own lanes have the same numbers."""
 
 consumers = st.sampled_from(CONSUMERS)
 lanes = st.sampled_from([1, 1, 1, 0, 2, 3, 4, 5])
@@ -71,13 +75,17 @@ class Delivery(RuleBasedStateMachine):
         delays_s=st.sampled_from([(0.0,), (0.5, 2.0), (10.0, 30.0)]),
         timeout_s=st.sampled_from([0, 0, 3.0]),
         max_in_flight=st.sampled_from([3, 10, 1000]),
+        shards=st.sampled_from([0, 0, SHARDS]),
     )
-    def begin(self, max_attempts: int, delays_s: tuple[float, ...], timeout_s: float, max_in_flight: int) -> None:
+    def begin(
+        self, max_attempts: int, delays_s: tuple[float, ...], timeout_s: float, max_in_flight: int, shards: int
+    ) -> None:
+        self.shards = shards
         self.config = GroupConfig(
             "t", "g", retry=RetryPolicy(max_attempts, delays_s), timeout_s=timeout_s, max_in_flight=max_in_flight
         )
-        self.group = Group(self.config)
-        self.ledger = Ledger(max_attempts, delays_s, timeout_s, max_in_flight)
+        self.group = Group(self.config, shards)
+        self.ledger = Ledger(max_attempts, delays_s, timeout_s, max_in_flight, ordered=bool(shards))
 
     def do(self, command: Command) -> tuple[list[Event], str]:
         """The events of a command, or the code of the error."""
@@ -121,7 +129,7 @@ class Delivery(RuleBasedStateMachine):
         before = snapshot(self.group, len(self.log))
         if from_snapshot:
             document = msgspec.json.decode(msgspec.json.encode(before), type=GroupSnapshot)
-            self.group = restore(self.config, document)
+            self.group = restore(self.config, document, self.shards)
         else:
             self.group = self.replayed()
         assert snapshot(self.group, len(self.log)) == before
@@ -129,10 +137,23 @@ class Delivery(RuleBasedStateMachine):
             self.observe(lane)
 
     def replayed(self) -> Group:
-        group = Group(self.config)
+        group = Group(self.config, self.shards)
         for record in self.log:
             group.apply(decode_event(record))
         return group
+
+    @rule(lane=lanes, share=shares, end=st.sampled_from([None, None, 0, 1]))
+    def seek(self, lane: int, share: float, end: int | None) -> None:
+        ledger = self.ledger
+        wanted = round((share if end is None else end) * ledger.ends[lane])
+        to = min(max(wanted, ledger.firsts[lane]), ledger.ends[lane])
+        weight = weigh(self.group, within_bounds(self.group, ((lane, wanted),)))
+        self.do(Move(((lane, wanted),), "why not"))
+        assert weight == ledger.move(lane, to)
+
+    @rule(paused=st.sampled_from([False, False, False, True]))
+    def pause(self, paused: bool) -> None:
+        self.config = self.group.config = msgspec.structs.replace(self.config, paused=paused)
 
     # Consumers
 
@@ -161,14 +182,24 @@ class Delivery(RuleBasedStateMachine):
         room = min(count, ledger.max_in_flight - ledger.in_flight(consumer))
         events, error = self.do(Pull(consumer, self.pulls, count, max_bytes, least))
         assert not error
+        if self.config.paused:
+            assert not events
+            assert not self.group.deliverable(self.now_us)
+            return
         ledger.overrun()
         must, may = ledger.due(self.now_us), ledger.ever_due()
         pulled = [event for event in events if isinstance(event, Pulled)]
         got = names_of(pulled[0].parts) if pulled else {}
+        # Which shard comes first is the group's affair.
+        shards = list(dict.fromkeys([lane for lane, _ in got if lane < self.shards])) if self.shards else []
+        shards += [shard for shard in range(self.shards) if shard not in shards]
+        for shard in shards:
+            mine = [name for name in got if name[0] == shard]
+            assert mine == ledger.of_shard(shard, may, set(ledger.waiting()))[: len(mine)], "overtaken in a shard"
         if must == may:
-            assert list(got) == ledger.fill(ledger.order(must), room, max_bytes, least, self.mean_bytes)
+            assert list(got) == ledger.fill(ledger.order(must, shards), room, max_bytes, least, self.mean_bytes)
         else:
-            served = [name for name in ledger.order(may) if name in got]
+            served = [name for name in ledger.order(may, shards) if name in got]
             assert list(got) == served, "not in order of priority, or before it was due"
             assert len(got) <= room
         if got:
@@ -327,15 +358,22 @@ class Delivery(RuleBasedStateMachine):
         assert group.retries.messages == len(ledger.named("retrying"))
         assert group.pins() == ledger.pins()
         assert snapshot(group, 0).counters == {
-            "DONE": len(ledger.named("done")),
+            "DONE": ledger.done,
             "DEAD": ledger.dead.count(False),
-            "GONE": len(ledger.named("gone")),
+            "GONE": ledger.gone,
         }
 
     @invariant()
     def the_next_wake_is_not_too_late(self) -> None:
         deadlines = [one.deadline_us for one in self.ledger.deliveries.values() if one.open and one.deadline_us]
-        dues = [self.ledger.messages[name].due_us for name in self.ledger.named("retrying")]
+        retrying = self.ledger.named("retrying")
+        out = {lane for lane, _ in self.ledger.named("leased")}
+        # A shard wakes for the first of its messages, once nothing of it is out.
+        heads = {lane: (lane, seq) for lane, seq in sorted(retrying, reverse=True)}
+        waking = [
+            name for name in retrying if name[0] >= self.shards or (name == heads[name[0]] and name[0] not in out)
+        ]
+        dues = [self.ledger.messages[name].due_us for name in waking]
         later = [time for time in (*deadlines, *dues) if time > max(self.ledger.clock, default=0)]
         wake_us = self.group.next_wake_us()
         if later:

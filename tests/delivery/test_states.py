@@ -18,6 +18,7 @@ from towline.delivery.events import (
     Buried,
     Failed,
     GaveUp,
+    Moved,
     Overrun,
     Pulled,
     Released,
@@ -95,13 +96,33 @@ def event_of(kind: type[Event], source: State) -> Event:
     return next(event for event in events if isinstance(event, kind))
 
 
-MOVING = [rule for rule in TRANSITIONS if rule.event is not Resent]
+MOVING = [rule for rule in TRANSITIONS if rule.event not in (Resent, Moved)]
+MOVED = [rule for rule in TRANSITIONS if rule.event is Moved]
 
 
-def test_every_event_but_the_start_is_in_the_table_once() -> None:
-    assert sorted(rule.event.__name__ for rule in TRANSITIONS) == sorted(
+def test_every_event_but_the_start_is_in_the_table_once_and_a_move_for_each_way() -> None:
+    assert sorted([rule.event.__name__ for rule in TRANSITIONS if rule.event is not Moved] + ["Moved"]) == sorted(
         event.__name__ for event in get_args(Event) if event is not Started
     )
+    assert [rule.target for rule in MOVED] == [State.WAITING, State.GONE, State.RETRYING]
+
+
+@pytest.mark.parametrize("source", State)
+def test_a_move_brings_messages_from_all_states_of_the_table_to_the_one_it_says(source: State) -> None:
+    back, forwards, beside = MOVED
+    mq = in_state(source)
+    if source in back.sources:
+        mq.group.apply(Moved(NOON, ((MIDDLE, 0),)))
+        assert mq.group.backlog() == 2
+        assert not mq.group.lag() - 2
+    mq = in_state(source)
+    if source in forwards.sources:
+        mq.group.apply(Moved(NOON, ((MIDDLE, 2),)))
+        assert state_of(mq) is forwards.target
+    mq = in_state(source)
+    if source in beside.sources:
+        mq.group.apply(Moved(NOON, ((MIDDLE, 1),)))
+        assert (mq.group.backlog(), mq.retries(), mq.group.leased()) == (1, [(Part(MIDDLE, 0, 1, 1), 0)], 0)
 
 
 def test_every_state_can_be_reached_and_only_the_last_ones_are_final() -> None:
@@ -109,7 +130,7 @@ def test_every_state_can_be_reached_and_only_the_last_ones_are_final() -> None:
     for _ in State:
         reached |= {rule.target for rule in TRANSITIONS if reached & set(rule.sources)}
     assert reached == set(State)
-    final = set(State) - {source for rule in TRANSITIONS for source in rule.sources}
+    final = set(State) - {source for rule in TRANSITIONS if rule.event is not Moved for source in rule.sources}
     assert final == {State.DONE, State.GONE}
 
 

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol import messages as m
+from towline.protocol import ordering
 from towline.protocol import transactions as tx
 
-TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0)
+TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0, 64)
 GROUP = GroupConfig(
-    "orders", "billing", "latest", RetryPolicy(3, (1.0, 2.5)), 30.0, 500, True, 1_700_000_000_000_001, 86400.0
+    topic="orders",
+    name="billing",
+    start="latest",
+    retry=RetryPolicy(3, (1.0, 2.5)),
+    timeout_s=30.0,
+    max_in_flight=500,
+    ephemeral=True,
+    created_at_us=1_700_000_000_000_001,
+    dead_retention_s=86400.0,
+    paused=True,
+    pause_reason="rest",
 )
 ACT = m.Act(1, 7, [(0, 10, 5), (2, 1 << 40, 1)], False, 12.5, "no such customer")
 PART = m.Part(1, 1000, 20, 3, 4096, 2, 1_700_000_000_000_002, bytes([127, 0, 0, 1]))
@@ -30,7 +41,7 @@ STEP = m.TraceStep(1_700_000_000_000_006, "failed", 7, "c1", 2, "no such custome
 REQUESTS: list[m.Request] = [
     m.Hello(1, 2, "appid-340101;sid-p0912", "s3cret", "towline-test 1"),
     m.Beat(),
-    m.Send([m.FrameHead("orders", 0, 100), m.FrameHead("stock", 2, 70_000)], 1),
+    m.Send([m.FrameHead("orders", 0, 100), m.FrameHead("stock", 12, 70_000, 64)], 1),
     m.Attach("orders", "billing", "c1", GROUP, [7, 1 << 41]),
     m.Pull(1, 500, 1 << 20, 2000, 10, [ACT]),
     m.Settle(1, [ACT, m.Act(0, 8, [], True)]),
@@ -61,12 +72,17 @@ REQUESTS: list[m.Request] = [
     m.PurgeDead("orders", "billing", 4),
     m.Find("orders", 1, "order-4423", 17, 1_700_000_000_000_000, 1_700_000_000_000_009, 5, 65536),
     m.Trace("orders", "billing", 1, 42, True, CURSOR),
+    ordering.ShardCount("orders"),
+    ordering.Seek("orders", "billing", "@1700000000000000", [(3, 17)], True),
+    ordering.Pause("orders", "billing", True, "deploying"),
+    ordering.Purge("orders", True),
+    ordering.EditTopic("orders", 3600.0),
 ]
 
 ANSWERS: list[m.Answer] = [
     m.Welcome(1, "towline", 3, 16_842_752, 30.0),
     m.Sent([1000, 1 << 40], 1_700_000_000_000_005, True, [(1, 3, 2, 17, 1_700_000_000_000_004)], [1]),
-    m.Attached(1, [7, 8], GROUP),
+    m.Attached(1, [7, 8], GROUP, 64),
     m.Pulled((1 << 40) + 5, [PART], [(0, "lease-lost", "too late")]),
     m.Settled([(1, "lease-lost", "too late")]),
     m.Topics([TOPIC_STATE]),
@@ -86,9 +102,12 @@ ANSWERS: list[m.Answer] = [
     tx.Transactions([TRANSACTION], 3),
     m.Templated(TOPIC),
     m.Revised(1),
-    m.Purged(2),
+    m.DeadPurged(2),
     m.Found([PART], 37, 40),
     m.Traced("FAIL", 2, 1_700_000_000_000_008, [STEP], True, CURSOR),
+    ordering.Sharded(64),
+    ordering.Sought([("middle", 5, 3)], 2, 7),
+    ordering.Purged(100, 4096, [("billing", 90)]),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

@@ -16,13 +16,17 @@ from msgspec import inspect as types
 from tests.protocol import samples
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol import messages as m
+from towline.protocol import ordering
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-format.md"
 GOLDEN = Path(__file__).with_name("golden-v1.txt")
 
-DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.PutTopic, tx.Resolve}
+DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.PutTopic, tx.Resolve} | {
+    ordering.Pause,
+    ordering.EditTopic,
+}
 PARTS: list[type[msgspec.Struct]] = [
     m.FrameHead,
     m.Act,

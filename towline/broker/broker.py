@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from towline.broker import burial
 from towline.broker.agenda import Agenda
-from towline.broker.burial import bury, dead_letters, expire, purge, resend, revise
+from towline.broker.burial import bury, dead_letters, expire, resend, revise
 from towline.broker.catalog import Catalog
 from towline.broker.delayed import cancel_delayed, list_delayed, move_delayed
 from towline.broker.dispatcher import Dispatcher
@@ -22,6 +23,8 @@ from towline.broker.finding import find
 from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
+from towline.broker.moving import purge, seek
+from towline.broker.ordering import shards_in, wrong_shard
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
 from towline.broker.scheduling import Scheduler
 from towline.broker.sending import Outgoing, Sender
@@ -32,8 +35,8 @@ from towline.clock import SECOND_US, SYSTEM, Clock
 from towline.delivery import Dedup, Group, Start
 from towline.errors import BadRequest, Conflict, NotFound, QueueFull, TooLarge, TowlineError, Unavailable
 from towline.model import (
-    LANES,
     MAX_GROUPS_PER_TOPIC,
+    MAX_SHARDS_IN_ALL,
     MAX_TOPICS,
     PRIVATE,
     Durability,
@@ -45,6 +48,7 @@ from towline.model import (
     parse_delay_levels,
 )
 from towline.protocol import messages as wire
+from towline.protocol import ordering
 from towline.settings import BrokerSettings
 from towline.store import Store
 
@@ -105,8 +109,8 @@ class Broker:
             if topic not in self._topics:
                 self._catalog.drop_group(topic, name)
                 continue
-            group = await recover_group(self.store, config, self._snapshots.groups.get((topic, name)))
-            self._install(self._topics[topic], group)
+            shards, known = self._topics[topic].config.shards, self._snapshots.groups.get((topic, name))
+            self._install(self._topics[topic], await recover_group(self.store, config, known, shards))
         await self._agenda.recover()
         for name in self.scheduler.schedule.counts.keys() - self._topics.keys():
             log.warning("topic %s has delayed messages but is not in topics.json: added with default settings", name)
@@ -141,7 +145,8 @@ class Broker:
             first, end, _ = self.store.bounds(stream)
             if topic not in self._catalog.topics and first < end:
                 log.warning("topic %s is in the store but not in topics.json: added from the template", topic)
-                self._catalog.put_topic(self._catalog.from_template(topic))
+                shards = shards_in(self.store, topic)
+                self._catalog.put_topic(msgspec.structs.replace(self._catalog.from_template(topic), shards=shards))
         for stream in self.store.streams("pull/"):
             _, topic, group = stream.split("/")
             first, end, _ = self.store.bounds(stream)
@@ -166,7 +171,7 @@ class Broker:
                     dispatcher.label, group.next[lane], source.stream, source.end,
                 )  # fmt: skip
                 group.next[lane] = source.end
-            group.observe(lane, *source.look())
+        dispatcher.observe()
         dispatcher.on_dying = self._bury_soon
         topic.groups[group.config.name] = dispatcher
         deadline_s = self.clock.steady_s() + self.settings.heartbeat_s
@@ -258,6 +263,8 @@ class Broker:
         if topic is not None:
             return topic
         check_topic(name)
+        if name in self._catalog.topics:
+            raise Unavailable(f"topic {name} is being made in this moment: try again")
         if not self.settings.auto_create_topics:
             raise NotFound(f"there is no topic {name}, and this broker does not make topics by itself: create it first")
         topic = self._make_topic(self._catalog.from_template(name))
@@ -331,17 +338,32 @@ class Broker:
     # Topics
 
     async def create_topic(self, config: TopicConfig) -> None:
-        if config.name in self._topics:
+        if config.name in self._catalog.topics:
             raise Conflict(f"topic {config.name} exists already")
-        self._make_topic(msgspec.structs.replace(config, created_at_us=self.clock.now_us()))
-        await self._catalog.save()
+        self._check_room(config)
+        config = msgspec.structs.replace(config, created_at_us=self.clock.now_us())
+        self._catalog.put_topic(config)
+        # Nothing may be sent to it before its number of shards is durable: the messages alone do not tell it.
+        try:
+            await self._catalog.save()
+        except BaseException:
+            self._catalog.drop_topic(config.name)
+            raise
+        self._make_topic(config)
 
     async def put_topic(self, request: wire.PutTopic) -> None:
         """Change the settings of a topic, or of the template for topics that are yet to be made by themselves."""
         if request.template:
+            if request.config.shards:
+                raise BadRequest("the template is for topics made by the first send: they are not ordered")
             self._catalog.put_template(request.config)
         else:
             topic = self._topic(request.config.name)
+            if request.config.shards != topic.config.shards:
+                raise BadRequest(
+                    f"topic {request.config.name} was made with shards={topic.config.shards}, which cannot be changed "
+                    f"to {request.config.shards}"
+                )
             topic.config = msgspec.structs.replace(request.config, created_at_us=topic.config.created_at_us)
             self._catalog.put_topic(topic.config)
         await self._catalog.save()
@@ -350,13 +372,30 @@ class Broker:
         return wire.Templated(self._catalog.template)
 
     def _make_topic(self, config: TopicConfig) -> Topic:
+        self._check_room(config)
+        topic = self._topics[config.name] = Topic(config, self.store)
+        self._catalog.put_topic(config)
+        return topic
+
+    def _check_room(self, config: TopicConfig) -> None:
         if self.closing:
             raise Unavailable("the broker is shutting down")
         if len(self._topics) >= MAX_TOPICS:
             raise TooLarge(f"this broker has {MAX_TOPICS} topics already: topic {config.name} is not made")
-        topic = self._topics[config.name] = Topic(config, self.store)
-        self._catalog.put_topic(config)
-        return topic
+        others = (one.shards for one in self._catalog.topics.values() if one.name != config.name)
+        if config.shards and sum(others) > MAX_SHARDS_IN_ALL - config.shards:
+            raise TooLarge(f"the topics of this broker may have {MAX_SHARDS_IN_ALL} shards in all: not so many more")
+
+    def shard_count(self, name: str) -> int:
+        topic = self._topics.get(check_topic(name))
+        return topic.config.shards if topic is not None else 0
+
+    def expect_shards(self, name: str, shards: int) -> None:
+        """Refuse a sender that reckons with another number of shards: it put the messages into the wrong ones."""
+        topic = self._topics.get(name)
+        actual = topic.config.shards if topic is not None else 0
+        if actual != shards:
+            raise wrong_shard(name, actual, shards)
 
     async def delete_topic(self, name: str) -> None:
         topic = self._topic(name)
@@ -369,6 +408,15 @@ class Broker:
         await self._catalog.save()
         for lane in topic.lanes:
             await self.store.trim(lane.stream, self.store.bounds(lane.stream).end)
+
+    async def edit_topic(self, request: ordering.EditTopic) -> None:
+        topic = self._topic(request.topic)
+        topic.config = msgspec.structs.replace(topic.config, retention_s=request.retention_s)
+        self._catalog.put_topic(topic.config)
+        await self._catalog.save()
+
+    async def purge(self, request: ordering.Purge) -> ordering.Purged:
+        return await purge(self._topic(request.topic), self.store, self._durability, dry_run=request.dry_run)
 
     def topic_states(self) -> list[wire.TopicState]:
         return [self.topic_state(name) for name in sorted(self._topics)]
@@ -391,10 +439,30 @@ class Broker:
             if dispatcher is None:
                 await self._make_group(topic, config)
                 return
-            created_at_us = dispatcher.group.config.created_at_us
-            dispatcher.group.config = msgspec.structs.replace(config, created_at_us=created_at_us)
-            self._catalog.put_group(dispatcher.group.config)
-            await self._catalog.save()
+            old = dispatcher.group.config
+            # Whether it rests is not a setting: it has a request of its own.
+            await self._change_group(
+                dispatcher,
+                msgspec.structs.replace(
+                    config, created_at_us=old.created_at_us, paused=old.paused, pause_reason=old.pause_reason
+                ),
+            )
+
+    async def pause(self, request: ordering.Pause) -> None:
+        dispatcher = self._dispatcher(request.topic, request.group)
+        async with self._attaching:
+            reason = request.reason if request.paused else ""
+            config = msgspec.structs.replace(dispatcher.group.config, paused=request.paused, pause_reason=reason)
+            await self._change_group(dispatcher, config)
+        dispatcher.wake()
+
+    async def _change_group(self, dispatcher: Dispatcher, config: GroupConfig) -> None:
+        dispatcher.group.config = config
+        self._catalog.put_group(config)
+        await self._catalog.save()
+
+    async def seek(self, request: ordering.Seek) -> ordering.Sought:
+        return await seek(self._dispatcher(request.topic, request.group), request, self._durability)
 
     async def _make_group(self, topic: Topic, config: GroupConfig) -> Dispatcher:
         if self.closing:
@@ -402,10 +470,10 @@ class Broker:
         if len(topic.groups) >= MAX_GROUPS_PER_TOPIC:
             raise TooLarge(f"topic {config.topic} has {MAX_GROUPS_PER_TOPIC} groups already")
         config = msgspec.structs.replace(config, created_at_us=self.clock.now_us())
-        dispatcher = self._install(topic, Group(config))
+        dispatcher = self._install(topic, Group(config, topic.config.shards))
         try:
-            positions = tuple([await self._start_of(topic, lane, config.start) for lane in range(len(LANES))])
-            owns = tuple(lane.end for lane in dispatcher.lanes[len(LANES) :])
+            positions = tuple([await self._start_of(topic, lane, config.start) for lane in range(len(topic.lanes))])
+            owns = tuple(lane.end for lane in dispatcher.lanes[len(topic.lanes) :])
             _, appended = dispatcher.run(Start(positions + owns), Durability.FSYNC)
             assert appended is not None
             await appended.done
@@ -434,7 +502,7 @@ class Broker:
         self._catalog.drop_group(topic, name)
         if not dispatcher.group.config.ephemeral:
             await self._catalog.save()
-        owns = [lane.stream for lane in dispatcher.lanes[len(LANES) :]]
+        owns = dispatcher.streams[dispatcher.group.topic_lanes :]
         for stream in (dispatcher.stream, dead_letters(dispatcher)[0], *owns):
             first, end, _ = self.store.bounds(stream)
             if first < end:
@@ -477,20 +545,23 @@ class Broker:
     async def revise_dead(self, request: wire.ReviseDead) -> wire.Revised:
         return await revise(self._dispatcher(request.topic, request.group), request, self._durability)
 
-    async def purge_dead(self, request: wire.PurgeDead) -> wire.Purged:
-        return await purge(self._dispatcher(request.topic, request.group), request.before)
+    async def purge_dead(self, request: wire.PurgeDead) -> wire.DeadPurged:
+        return await burial.purge(self._dispatcher(request.topic, request.group), request.before)
 
     async def browse(self, request: wire.Browse) -> tuple[wire.Browsed, list[bytes | memoryview]]:
         if request.group:
             return await browse_dead(self._dispatcher(request.topic, request.group), request)
-        return await browse_lane(self.store, self._topic(request.topic).lanes[request.lane], request)
+        return await browse_lane(self.store, self._topic(request.topic).lane(request.lane), request)
 
     async def locate(self, request: wire.Locate) -> wire.Located:
-        lane = self._topic(request.topic).lanes[request.lane]
+        lane = self._topic(request.topic).lane(request.lane)
         return wire.Located(min(await self.store.locate(lane.stream, request.time_us), lane.end))
 
     async def find(self, request: wire.Find) -> tuple[wire.Found, list[bytes | memoryview]]:
-        return await find(self.store, self._topic(request.topic).lanes[request.lane], request)
+        topic = self._topic(request.topic)
+        if topic.config.shards:
+            raise BadRequest(f"topic {request.topic} is ordered, and finding messages in one is not supported")
+        return await find(self.store, topic.lane(request.lane), request)
 
     async def trace(self, request: wire.Trace) -> wire.Traced:
         return await trace(self._dispatcher(request.topic, request.group), request)

@@ -11,10 +11,10 @@ from towline.broker.delivering import Parcel, collect
 from towline.broker.dispatcher import Dispatcher
 from towline.clock import SECOND_US
 from towline.delivery import Bury, Part, Resend, Skip
-from towline.delivery.parts import in_intervals
+from towline.delivery.parts import cut, in_intervals
 from towline.errors import NotFound
 from towline.frame import Frame, encode
-from towline.model import LANES, Durability, dead_stream, message_id
+from towline.model import LANES, Durability, dead_stream, lane_name, message_id
 from towline.protocol import messages as wire
 from towline.store import Append, Appended
 
@@ -55,6 +55,9 @@ async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
         parcel = await collect(dispatcher.store, dispatcher.lanes, parts, BATCH_BYTES)
         if dispatcher.closed:
             return
+        if not all(any(cut(one, part) == part for one in dying) for part in parts):
+            # The group was moved meanwhile: some are dying no more.
+            continue
         for span, why in parcel.lost:
             log.error("%s: a dead message cannot be read and is skipped: %s: %s", dispatcher.label, span, why)
             dispatcher.run(Skip(0, (span,), why))
@@ -84,7 +87,7 @@ def _bury_read(
 ) -> Appended | None:
     if not parcel.parts:
         return None
-    config, now_us = dispatcher.group.config, dispatcher.clock.now_us()
+    now_us = dispatcher.clock.now_us()
     data, at, letters, buried = b"".join(parcel.buffers), 0, [], []
     for one in parcel.parts:
         frame = Frame(data[at : at + one.length])
@@ -96,7 +99,7 @@ def _bury_read(
             REASON: reasons[owner],
             DIED_AT: f"{now_us / SECOND_US:.6f}",
         }
-        letters += _letters(frame, one, config.topic, about)
+        letters += _letters(dispatcher, frame, one, about)
     frame_bytes = _encode(letters, now_us)
     stream, _, end = dead_letters(dispatcher)
     also = Append(stream, frame_bytes, len(letters), control=True)
@@ -105,19 +108,19 @@ def _bury_read(
     return appended
 
 
-def _letters(frame: Frame, one: wire.Part, topic: str, about: dict[str, str]) -> list[Letter]:
+def _letters(dispatcher: Dispatcher, frame: Frame, one: wire.Part, about: dict[str, str]) -> list[Letter]:
     stop = one.start + one.count
     bodies = frame.bodies(one.start, stop)
     keys = frame.keys(one.start, stop) or [None] * one.count
     headers = frame.headers(one.start, stop) or [{} for _ in range(one.count)]
     return [
         Letter(
-            one.lane % len(LANES),
+            _rank(dispatcher, one.lane),
             body,
             key,
             {
                 **head,
-                ORIGIN: _origin(topic, one, number) or head.get(ORIGIN, ""),
+                ORIGIN: _origin(dispatcher, one, number) or head.get(ORIGIN, ""),
                 **about,
             },
         )
@@ -125,9 +128,21 @@ def _letters(frame: Frame, one: wire.Part, topic: str, about: dict[str, str]) ->
     ]
 
 
-def _origin(topic: str, one: wire.Part, number: int) -> str:
+def _rank(dispatcher: Dispatcher, lane: int) -> int:
+    """Which of the group's own lanes goes with a lane: a shard has no priority."""
+    group = dispatcher.group
+    if lane >= group.topic_lanes:
+        return lane - group.topic_lanes
+    return lane if group.shards is None else LANES.index("middle")
+
+
+def _origin(dispatcher: Dispatcher, one: wire.Part, number: int) -> str:
     """Where a message was sent first; one that was sent again carries it already."""
-    return message_id(topic, LANES[one.lane], one.first + number) if one.lane < len(LANES) else ""
+    group = dispatcher.group
+    if one.lane >= group.topic_lanes:
+        return ""
+    name = lane_name(one.lane, group.shards.count if group.shards is not None else 0)
+    return message_id(group.config.topic, name, one.first + number)
 
 
 def _encode(letters: Sequence[Letter], now_us: int) -> bytes:
@@ -154,7 +169,7 @@ async def revise(dispatcher: Dispatcher, request: wire.ReviseDead, durability: D
     return wire.Revised((await resend(dispatcher, chosen, durability, change)).count)
 
 
-async def purge(dispatcher: Dispatcher, before: int) -> wire.Purged:
+async def purge(dispatcher: Dispatcher, before: int) -> wire.DeadPurged:
     """Drop the dead letters before this number; how many of them had not been sent again."""
     stream, first, end = dead_letters(dispatcher)
     until = min(before, end)
@@ -162,7 +177,7 @@ async def purge(dispatcher: Dispatcher, before: int) -> wire.Purged:
     if until > first:
         await dispatcher.store.trim(stream, until)
         log.warning("%s: %d dead letter(s) before number %d were purged", dispatcher.label, going, until)
-    return wire.Purged(going)
+    return wire.DeadPurged(going)
 
 
 async def expire(dispatcher: Dispatcher) -> dict[str, int]:
@@ -200,7 +215,7 @@ async def resend(
     if not numbers:
         return wire.Resent(0, 0)
     now_us = dispatcher.clock.now_us()
-    lanes = [dispatcher.lanes[len(LANES) + lane] for lane in by_lane]
+    lanes = [dispatcher.lanes[dispatcher.group.topic_lanes + lane] for lane in by_lane]
     unit = [
         Append(lane.stream, _encode(letters, now_us), len(letters))
         for lane, letters in zip(lanes, by_lane.values(), strict=True)

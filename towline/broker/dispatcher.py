@@ -59,6 +59,10 @@ class Dispatcher:
         owns = [Lane(store, own_stream(group.config.topic, group.config.name, lane)) for lane in LANES]
         self.lanes = [*lanes, *owns]
         self.streams = [lane.stream for lane in self.lanes]
+        self._changed: set[int] = set()
+        """Lanes that have grown since they were looked at."""
+        for number, lane in enumerate(self.lanes):
+            lane.watch(self._changed, number)
         self.position = store.bounds(self.stream).end
         """The number of the next event of the pull log."""
         self.members: dict[str, Member] = {}
@@ -113,23 +117,29 @@ class Dispatcher:
         if pulled is None:
             return wire.Pulled(0, [], refused), []
         parcel = await collect(self.store, self.lanes, pulled.parts, request.max_bytes)
+        if self._was_taken(pulled.pull):
+            return wire.Pulled(0, [], refused), []
         self._settle_parcel(member, pulled.pull, parcel)
         if not parcel.parts:
             return wire.Pulled(0, [], refused), []
         self.counts["pulled"] += sum(part.count for part in parcel.parts)
         return wire.Pulled(pulled.pull, parcel.parts, refused), parcel.buffers
 
+    def _was_taken(self, pull: int) -> bool:
+        """Whether a pull was taken away while it was read, before anybody knew of it."""
+        return pull not in self.group.leases
+
     def observe(self) -> None:
         """Look at all lanes: what was appended, and what was dropped. To be called by whoever drops anything."""
-        for lane, source in enumerate(self.lanes):
-            self.group.observe(lane, *source.look())
+        self._changed.update(range(len(self.lanes)))
+        self.notice()
 
     def notice(self) -> None:
         """Look at the lanes that have grown."""
-        ends = self.group.ends
-        for lane, source in enumerate(self.lanes):
-            if source.end != ends[lane]:
-                self.group.observe(lane, *source.look())
+        if self._changed:
+            for lane in sorted(self._changed):
+                self.group.observe(lane, *self.lanes[lane].look())
+            self._changed.clear()
 
     def _try(self, member: Member, request: wire.Pull, *, final: bool = False) -> Pulled | None:
         self.notice()
@@ -310,6 +320,8 @@ class Dispatcher:
 
     def close(self) -> None:
         self.closed = True
+        for lane in self.lanes:
+            lane.unwatch(self._changed)
         if self._timer is not None:
             self._timer.cancel()
         for member in self.members.values():

@@ -19,12 +19,13 @@ class Lane:
     """Messages become visible in order, each once it is as durable as its sender asked: nothing is delivered that a
     crash could undo."""
 
-    __slots__ = ("_pending", "_recent", "_store", "end", "stream")
+    __slots__ = ("_pending", "_recent", "_store", "_watchers", "end", "stream")
 
     def __init__(self, store: Store, stream: str) -> None:
         self._store = store
         self._pending: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._recent: deque[Chunk] = deque(maxlen=RECENT_FRAMES)
+        self._watchers: list[tuple[set[int], int]] = []
         self.stream = stream
         self.end = store.bounds(stream).end
 
@@ -37,6 +38,14 @@ class Lane:
     def last(self) -> asyncio.Future[None] | None:
         """When all that is on its way now can be seen; None if nothing is."""
         return self._pending[-1][1] if self._pending else None
+
+    def watch(self, changed: set[int], number: int) -> None:
+        """From now on, put `number` into `changed` whenever there is more to deliver."""
+        self._watchers.append((changed, number))
+        changed.add(number)
+
+    def unwatch(self, changed: set[int]) -> None:
+        self._watchers = [watcher for watcher in self._watchers if watcher[0] is not changed]
 
     def submitted(self, first: int, append: Append, at_us: int, done: asyncio.Future[None]) -> None:
         """A frame is on its way into the store."""
@@ -52,6 +61,8 @@ class Lane:
             end, done = pending.popleft()
             if not done.cancelled() and done.exception() is None:
                 self.end = end
+                for changed, number in self._watchers:
+                    changed.add(number)
 
     def look(self) -> tuple[int, int, int]:
         """The first and the end of what may be delivered, and the mean size of a message."""

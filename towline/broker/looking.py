@@ -6,7 +6,7 @@ from towline.broker.burial import dead_letters
 from towline.broker.delivering import Buffers, wire_part
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.lane import Lane
-from towline.model import LANES
+from towline.model import lane_name
 from towline.protocol.messages import Browse, Browsed, GroupState, MemberState
 from towline.store import Store
 
@@ -16,6 +16,7 @@ __all__ = ["browse_dead", "browse_lane", "group_state"]
 def group_state(dispatcher: Dispatcher, now_s: float) -> GroupState:
     dispatcher.observe()
     group = dispatcher.group
+    shards = group.shards.count if group.shards is not None else 0
     _, first, end = dead_letters(dispatcher)
     resent = sum(max(min(at + count, end) - max(at, first), 0) for at, count in group.resent)
     members = [
@@ -30,11 +31,11 @@ def group_state(dispatcher: Dispatcher, now_s: float) -> GroupState:
     ]
     return GroupState(
         config=group.config,
-        positions=[(str(lane), group.next[n], group.ends[n]) for n, lane in enumerate(LANES)],
+        positions=[(lane_name(n, shards), group.next[n], group.ends[n]) for n in range(group.topic_lanes)],
         lag=group.lag(),
         in_flight=group.leased(),
         retrying=group.retries.messages,
-        next_retry_at_us=group.retries.next_due_us() or 0,
+        next_retry_at_us=group.next_retry_us() or 0,
         dying=sum(part.count for part in group.dying),
         dead=end - first - resent,
         members=members,

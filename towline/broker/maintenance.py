@@ -72,10 +72,13 @@ async def retain(
                 at = min(await store.locate(lane.stream, before_us), topic_pins.get(lane.stream, lane.end), lane.end)
                 if at > store.bounds(lane.stream).first:
                     await store.trim(lane.stream, at)
+            topic.look_again()
     longest_s = 0.0 if 0.0 in ages.values() or not retention_s else max([*ages.values(), retention_s])
     trimmed = await store.retain(round(longest_s * SECOND_US), retention_bytes, pins)
     _tell_groups(topics.values())
     if trimmed.bytes_freed:
+        for topic in topics.values():
+            topic.look_again()
         log.info("retention freed %d bytes", trimmed.bytes_freed)
     if trimmed.held_back and retention_bytes:
         log.warning("retention could not free more: %s", trimmed.held_back)

@@ -32,6 +32,11 @@ class Member:
     def config(self) -> GroupConfig:
         return self.dispatcher.group.config
 
+    @property
+    def shards(self) -> int:
+        shards = self.dispatcher.group.shards
+        return shards.count if shards is not None else 0
+
     def cancel_grace(self) -> None:
         if self.grace is not None:
             self.grace.cancel()

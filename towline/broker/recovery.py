@@ -100,14 +100,17 @@ class Snapshots:
         return {pull_stream(topic, group): self._before.get((topic, group), 0) for topic, group in self._written}
 
 
-async def recover_group(store: Store, config: GroupConfig, document: GroupSnapshot | None) -> Group:
+async def recover_group(store: Store, config: GroupConfig, document: GroupSnapshot | None, shards: int = 0) -> Group:
     """The group as it was: from its snapshot, then event by event through the same `apply` as ever."""
     stream = pull_stream(config.topic, config.name)
     first, end, _ = store.bounds(stream)
     at, whole = first, True
-    group = Group(config)
+    group = Group(config, shards)
+    if document is not None and len(document.offsets) != len(group.next):
+        log.error("the snapshot of %s is of another number of lanes: the pull log is replayed instead", stream)
+        document = None
     if document is not None:
-        group, at = restore(config, document), max(document.position, first)
+        group, at = restore(config, document, shards), max(document.position, first)
         if document.position > end:
             log.error(
                 "pull log %s ends at event %d, but a snapshot speaks of %d: the snapshot is used, events are missing",

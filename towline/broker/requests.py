@@ -45,6 +45,7 @@ from towline.protocol.messages import (
     Topics,
     Trace,
 )
+from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount, Sharded
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
 
 __all__ = ["LATER", "NOW", "PERMISSIONS", "Buffers"]
@@ -100,6 +101,11 @@ PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
     ReviseDead.kind: ("administer", _topic),
     PurgeDead.kind: ("administer", _topic),
     Trace.kind: ("look", _topic),
+    ShardCount.kind: ("send", _topic),
+    Seek.kind: ("administer", _topic),
+    Pause.kind: ("administer", _topic),
+    Purge.kind: ("administer", _topic),
+    EditTopic.kind: ("administer", _topic),
 }
 """The action that a request is, and the resources it touches. A request without an entry is never carried out."""
 
@@ -113,6 +119,7 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     Stat.kind: lambda broker, request: Stated(broker.figures()),
     ListTransactions.kind: lambda broker, request: broker.transactions.states(request),
     Template.kind: lambda broker, request: broker.template(),
+    ShardCount.kind: lambda broker, request: Sharded(broker.shard_count(request.topic)),
 }
 """Answered at once, without waiting for anything."""
 
@@ -147,5 +154,9 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     PurgeDead.kind: lambda broker, request: _plain(broker.purge_dead(request)),
     Find.kind: lambda broker, request: _with_frames(broker.find(request)),
     Trace.kind: lambda broker, request: _plain(broker.trace(request)),
+    Seek.kind: lambda broker, request: _plain(broker.seek(request)),
+    Pause.kind: lambda broker, request: _done(broker.pause(request)),
+    Purge.kind: lambda broker, request: _plain(broker.purge(request)),
+    EditTopic.kind: lambda broker, request: _done(broker.edit_topic(request)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from towline.broker.lane import Lane
+from towline.broker.ordering import refuse_joined
 from towline.broker.scheduling import Booking, Scheduler, delay_mark
 from towline.broker.topic import Topic
 from towline.clock import Clock
@@ -14,7 +15,7 @@ from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge
 from towline.frame import EVENTS, Frame
-from towline.frame.layout import DEDUP, DELIVER_AT, EXPIRES_AT, SHARD_KEY, TIMEOUT
+from towline.frame.layout import DEDUP, DELIVER_AT, EXPIRES_AT, TIMEOUT
 from towline.model import Durability
 from towline.protocol.messages import Sent
 from towline.store import Append, Appended, Store
@@ -35,7 +36,7 @@ class Mark(Protocol):
         """It has its place now; called before anything else can happen."""
 
 
-NOT_YET: Final = EXPIRES_AT | SHARD_KEY | TIMEOUT
+NOT_YET: Final = EXPIRES_AT | TIMEOUT
 UNJOINED: Final = DEDUP | DELIVER_AT
 """An id stands for a place on a lane, which a delayed message gets later, or never."""
 NOTHING: Final[Mapping[int, int]] = {}
@@ -91,7 +92,7 @@ class Sender:
         for (name, number, _), frame in zip(outgoing, frames, strict=True):
             topic = self.find_topic(name)
             topics.append(topic)
-            lanes.append(topic.lanes[number])
+            lanes.append(_lane(topic, number, frame, mark))
             flags |= frame.flags
         booking = self._book(outgoing, frames, source) if flags & DELIVER_AT else None
         waiting: Mapping[int, int] = booking.firsts if booking is not None else NOTHING
@@ -254,6 +255,12 @@ class Sender:
         for frame in frames:
             if frame.producer_id:
                 self._producers.forget(frame.producer_id, frame.producer_seq)
+
+
+def _lane(topic: Topic, number: int, frame: Frame, mark: Mark | None) -> Lane:
+    if topic.config.shards:
+        refuse_joined(topic.config.name, frame, prepared=mark is not None)
+    return topic.lane(number)
 
 
 def _when(future: asyncio.Future[None], callback: Callable[[asyncio.Future[None]], None]) -> None:

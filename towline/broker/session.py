@@ -156,6 +156,8 @@ class Session(Connection):
 
     def _send(self, number: int, request: Send, attachments: memoryview) -> None:
         heads = request.frames
+        for head in heads:
+            self._broker.expect_shards(head.topic, head.shards)
         if len(heads) == 1 and heads[0].length == len(attachments):
             unit = [(heads[0].topic, heads[0].lane, attachments)]
         else:
@@ -264,7 +266,7 @@ class Session(Connection):
             raise Unavailable("the connection is gone")
         self._subscription += 1
         self._members[self._subscription] = member
-        return Attached(self._subscription, member.held, member.config)
+        return Attached(self._subscription, member.held, member.config, member.shards)
 
     def _start_pull(self, number: int, request: Pull) -> None:
         member = self._member(request.subscription)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.lane import Lane
-from towline.model import LANES, TopicConfig, lane_stream
+from towline.errors import BadRequest
+from towline.model import TopicConfig, lane_stream
 from towline.protocol import messages as wire
 from towline.store import Store
 
@@ -16,13 +17,24 @@ class Topic:
 
     def __init__(self, config: TopicConfig, store: Store) -> None:
         self.config = config
-        self.lanes = [Lane(store, lane_stream(config.name, lane)) for lane in LANES]
+        self.lanes = [Lane(store, lane_stream(config.name, lane)) for lane in config.lanes]
         self.groups: dict[str, Dispatcher] = {}
+
+    def lane(self, number: int) -> Lane:
+        if not 0 <= number < len(self.lanes):
+            raise BadRequest(f"topic {self.config.name} has no lane {number}, only 0 to {len(self.lanes) - 1}")
+        return self.lanes[number]
 
     def wake(self) -> None:
         for dispatcher in self.groups.values():
             dispatcher.wake()
 
+    def look_again(self) -> None:
+        """Something may have been dropped: let the groups see it."""
+        for dispatcher in self.groups.values():
+            dispatcher.observe()
+
     def state(self, store: Store, delayed: int = 0) -> wire.TopicState:
-        lanes = [wire.LaneState(name, *store.bounds(lane.stream)) for name, lane in zip(LANES, self.lanes, strict=True)]
+        names = zip(self.config.lanes, self.lanes, strict=True)
+        lanes = [wire.LaneState(name, *store.bounds(lane.stream)) for name, lane in names]
         return wire.TopicState(self.config, lanes, sorted(self.groups), delayed)

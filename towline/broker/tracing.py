@@ -13,10 +13,21 @@ import msgspec
 
 from towline.broker.burial import ORIGIN
 from towline.broker.dispatcher import Dispatcher
-from towline.delivery.events import Acked, Buried, Event, Part, Resent, Started, decode_event
+from towline.delivery.events import (
+    Acked,
+    Buried,
+    Event,
+    Moved,
+    Overrun,
+    Part,
+    Resent,
+    Skipped,
+    Started,
+    decode_event,
+)
 from towline.delivery.history import concerns, dead_number, standing, state_after
 from towline.delivery.states import State
-from towline.errors import NotFound
+from towline.errors import BadRequest, NotFound
 from towline.frame import Frame
 from towline.model import LANES, message_id
 from towline.protocol.messages import Trace, TraceCursor, Traced, TraceStep
@@ -34,6 +45,8 @@ BEFORE: Final = "BEFORE"
 
 
 async def trace(dispatcher: Dispatcher, request: Trace) -> Traced:
+    if dispatcher.group.shards is not None:
+        raise BadRequest(f"topic {request.topic} is ordered, and traces of ordered topics are not supported")
     lane = dispatcher.lanes[request.lane]
     if request.seq >= lane.end:
         name = message_id(request.topic, LANES[request.lane], request.seq)
@@ -105,11 +118,18 @@ class _Scan:
                 self._whole = False
                 continue
             part = concerns(event, self._messages, self._dead)
+            if isinstance(event, Moved) and part is not None and self._is_left(event, part):
+                continue
             if part is not None:
                 await self._note(event, part, chunk.appended_at_us)
                 if isinstance(event, Acked) and not self._request.whole:
                     return True
         return False
+
+    def _is_left(self, event: Moved, part: Part) -> bool:
+        """Whether a move of the group to behind the message finds it settled, and leaves it so."""
+        kind = _EVENTS.get(self._last)
+        return part.first < dict(event.moves)[part.lane] and kind in (Acked, Buried, Skipped, Overrun, Started, Moved)
 
     async def _note(self, event: Event, part: Part, at_us: int) -> None:
         number = -1
@@ -170,6 +190,8 @@ class _Scan:
         """It is behind the group's position and in no list: the last event says how it left."""
         if self._last == Started.__name__.lower():
             return BEFORE
+        if self._last == Moved.__name__.lower():
+            return State.GONE.status
         event = _EVENTS.get(self._last)
         state = state_after(event) if event is not None else None
         # A pull whose ack was dropped with the old part of the pull log, or of which nothing is left, was settled.

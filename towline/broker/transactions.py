@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from towline.broker.asking import Asking
+from towline.broker.ordering import refuse_joined
 from towline.broker.sending import Outgoing, Sender
 from towline.clock import SECOND_US, Clock
 from towline.delivery.dedup import Repeat, dedup_ids_of
@@ -94,7 +95,10 @@ class Escrow:
         check_producer_group(request.producer_group)
         frames = [self._sender.check(one, token) for one in data]
         for head, frame in zip(request.frames, frames, strict=True):
-            self._sender.find_topic(head.topic)
+            topic = self._sender.find_topic(head.topic)
+            topic.lane(head.lane)
+            if topic.config.shards or head.shards:
+                refuse_joined(head.topic, frame, prepared=True)
             if frame.flags & DEDUP:
                 dedup_ids_of(head.topic, frame)
             if frame.flags & DELIVER_AT:

@@ -106,7 +106,7 @@ def consume(
     with connection.connect() as client, Stop() as stop:
         end = End(stop, count, idle_timeout, _Reader(sys.stdout.fileno()))
         if looking:
-            batches = _look(client, topic, (priority,) if priority else LANES, start, end)
+            batches = _look(client, topic, (priority,) if priority else _lanes(client, topic), start, end)
         else:
             batches = _pull(client, topic, group, start, end)
         # Closed before the client is: that gives back what was not written.
@@ -203,7 +203,12 @@ def _say_it_waits(topic: str, group: str | None, is_new: bool) -> None:
     note(f"waiting for messages on topic {topic}{f' (group {group})' if group else ''}; Ctrl-C ends")
 
 
-def _look(client: Client, topic: str, lanes: Sequence[Priority], start: Start, end: End) -> Batches:
+def _lanes(client: Client, topic: str) -> Sequence[Priority | int]:
+    shards = client.topic(topic).config.shards
+    return range(shards) if shards else LANES
+
+
+def _look(client: Client, topic: str, lanes: Sequence[Priority | int], start: Start, end: End) -> Batches:
     """Batches of messages, read without consuming them: the high lane first, then what is new in any of them."""
     at = {lane: _first(client, topic, lane, start) for lane in lanes}
     while not end.reached:
@@ -224,12 +229,12 @@ def _look(client: Client, topic: str, lanes: Sequence[Priority], start: Start, e
             end.stop.wait(wait_s)
 
 
-def _first(client: Client, topic: str, lane: Priority, start: Start) -> int:
+def _first(client: Client, topic: str, lane: Priority | int, start: Start) -> int:
     match start.where:
         case "earliest":
             return 0
         case "latest":
-            return next(each.end for each in client.topic(topic).lanes if each.lane == lane)
+            return next(each.end for each in client.topic(topic).lanes if each.lane == str(lane))
         case "time":
             return client.locate(topic, lane, start.time_us / 1e6)
         case _:

@@ -8,6 +8,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from towline.cli.confirm import Yes, confirm
+from towline.cli.moving import register
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, span, stamp
 from towline.cli.times import Delays, Duration
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["group"]
 
 group = App(name="group", help="Consumer groups: how far they are, and their settings.")
+register(group)
 
 Topic = Annotated[str, Parameter(help="The topic.")]
 Name = Annotated[str, Parameter(help="The group's name; `~NAME` is the consumer NAME that has no group.")]
@@ -44,10 +46,11 @@ def ls(topic: OfTopic = "", /, *, output: Output = "text", connection: Connectio
             state.config.retry.max_attempts,
             span(state.config.timeout_s) if state.config.timeout_s else "none",
             f"{state.config.max_in_flight:,}",
+            "yes" if state.config.paused else "",
         )
         for state in states
     ]
-    columns = ("TOPIC", "GROUP", "#CONSUMERS", "#MAX ATTEMPTS", "TIMEOUT", "#MAX IN FLIGHT")
+    columns = ("TOPIC", "GROUP", "#CONSUMERS", "#MAX ATTEMPTS", "TIMEOUT", "#MAX IN FLIGHT", "PAUSED")
     print_table(columns, rows, empty="no groups")
 
 
@@ -103,6 +106,7 @@ def info(
             ("retry delays", ", ".join(map(span, config.retry.delays_s))),
             ("timeout", span(config.timeout_s) if config.timeout_s else "none"),
             ("max in flight", f"{config.max_in_flight:,} a consumer"),
+            ("paused", (config.pause_reason or "yes") if config.paused else "no"),
             ("lag", f"{state.lag:,}"),
             ("in flight", f"{state.in_flight:,}"),
             ("retrying", f"{state.retrying:,}" + _next_retry(state)),
@@ -241,6 +245,8 @@ def _facts(state: GroupState) -> dict[str, Any]:
         "max_in_flight": config.max_in_flight,
         "dead_retention_s": config.dead_retention_s,
         "ephemeral": config.ephemeral,
+        "paused": config.paused,
+        "pause_reason": config.pause_reason,
         "created_at": stamp(config.created_at_us),
         "members": [
             {

@@ -59,6 +59,12 @@ def send(
             help="`NAME=VALUE`, kept with the message; can be repeated.",
         ),
     ] = (),
+    shard_key: Annotated[
+        str | None,
+        Parameter(
+            help="In an ordered topic, messages with the same shard key stay in order; without it, the key counts."
+        ),
+    ] = None,
     priority: Annotated[
         Priority, Parameter(name=("--priority", "-p"), help="Which lane of the topic it goes to.")
     ] = "middle",
@@ -108,8 +114,12 @@ def send(
     """
     if dedup_id is not None and (len(file) > 1 or not (file or whole or body not in (None, "-"))):
         raise Usage("--dedup-id is for a single message: give it as an argument, with --whole or with one --file")
+    if transaction and shard_key is not None:
+        raise Usage("--transaction and --shard-key: messages of ordered topics cannot be sent in a transaction")
     options = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
     options |= when(delay, at, delay_level)
+    if not transaction:
+        options["shard_key"] = shard_key
     batches = _batches(body, file, whole=whole)
     with connection.connect() as client:
         if transaction:
@@ -206,13 +216,15 @@ def _send_together(
 def _send_batch(client: Client, topic: str, bodies: list[bytes], options: dict[str, Any]) -> Iterable[Receipt]:
     if len(bodies) == 1:
         return [client.send(topic, bodies[0], **options)]
-    key, headers = options["key"], options["headers"]
-    others = {name: value for name, value in options.items() if name not in ("key", "headers", "dedup_id")}
+    key, headers, shard_key = options["key"], options["headers"], options["shard_key"]
+    apart = ("key", "headers", "dedup_id", "shard_key")
+    others = {name: value for name, value in options.items() if name not in apart}
     return client.send_many(
         topic,
         bodies,
         keys=[key] * len(bodies) if key else None,
         headers=[headers] * len(bodies) if headers else None,
+        shard_keys=[shard_key] * len(bodies) if shard_key else None,
         **others,
     )
 

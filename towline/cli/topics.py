@@ -8,9 +8,10 @@ import msgspec
 from cyclopts import App, Parameter
 
 from towline.cli.confirm import Yes, confirm
+from towline.cli.moving import DryRun
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, size, span, stamp
-from towline.cli.times import Duration
+from towline.cli.times import Duration, parse_duration
 from towline.protocol.messages import TopicState
 
 __all__ = ["topic"]
@@ -31,6 +32,13 @@ def create(
             help="How long its messages are kept, for example `7d`; 0 is for ever. Without it, the broker decides."
         ),
     ] = None,
+    shards: Annotated[
+        int,
+        Parameter(
+            help="Make an ordered topic with so many shards: messages with the same shard key are consumed in order. 1 "
+            "is serial consumption; 0 is a shared topic with priorities. It cannot be changed later."
+        ),
+    ] = 0,
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Make a topic.
@@ -39,7 +47,7 @@ def create(
     settings beforehand. It is an error if the topic exists.
     """
     with connection.connect() as client:
-        client.create_topic(name, retention_s=retention)
+        client.create_topic(name, retention_s=retention, shards=shards)
 
 
 @topic.command
@@ -52,7 +60,8 @@ def edit(
         Parameter(negative=(), show_default=False, help="Of the template, whose settings new topics take over."),
     ] = False,
     retention: Annotated[
-        Duration | None, Parameter(help="How long its messages are kept, for example `7d`; 0 is for ever.")
+        str | None,
+        Parameter(help="How long its messages are kept, for example `7d`; 0 is for ever, `default` as the broker."),
     ] = None,
     broker_retention: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Keep messages for as long as the broker's setting says.")
@@ -68,10 +77,14 @@ def edit(
         raise Usage("say which: the name of a topic, or --template")
     if retention is not None and broker_retention:
         raise Usage("give --retention or --broker-retention, not both")
+    try:
+        kept_s = None if retention in (None, "default") else parse_duration(retention)
+    except ValueError as error:
+        raise Usage(f"--retention: {error}") from None
     with connection.connect() as client:
         config = client.template() if template else client.topic(name).config
         if retention is not None or broker_retention:
-            config = msgspec.structs.replace(config, retention_s=retention)
+            config = msgspec.structs.replace(config, retention_s=kept_s)
             client.put_topic(config, template=template)
     if output == "json":
         print_json({"topic": None if template else name, "template": template, "retention_s": config.retention_s})
@@ -88,7 +101,7 @@ def ls(*, output: Output = "text", connection: Connection = Connection()) -> Non
         for state in states:
             print_json(_facts(state))
         return
-    columns = ("TOPIC", "#MESSAGES", "#SIZE", "#GROUPS", "RETENTION")
+    columns = ("TOPIC", "#MESSAGES", "#SIZE", "#GROUPS", "RETENTION", "KIND")
     rows = [
         (
             state.config.name,
@@ -96,6 +109,7 @@ def ls(*, output: Output = "text", connection: Connection = Connection()) -> Non
             size(sum(lane.size_bytes for lane in state.lanes)),
             len(state.groups),
             _retention(state),
+            _kind(state),
         )
         for state in states
     ]
@@ -115,6 +129,7 @@ def info(name: Name, /, *, output: Output = "text", connection: Connection = Con
             ("topic", state.config.name),
             ("created", stamp(state.config.created_at_us)),
             ("retention", _retention(state)),
+            ("kind", _kind(state)),
             ("groups", ", ".join(state.groups) or "none"),
             ("delayed", f"{state.delayed:,}"),
         ]
@@ -139,6 +154,36 @@ def rm(name: Name, /, *, yes: Yes = False, connection: Connection = Connection()
     return 0
 
 
+@topic.command
+def purge(
+    name: Name,
+    /,
+    *,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> int:
+    """Drop all messages of a topic. Its groups go on with what comes then; dead letters are kept."""
+    with connection.connect() as client:
+        purged = client.purge(name, dry_run=True)
+        if not dry_run:
+            if not confirm(f"Drop all {purged.messages:,} messages of topic {name}?", yes=yes):
+                note("nothing was dropped")
+                return 1
+            purged = client.purge(name)
+    if output == "json":
+        groups = [{"group": group, "passed": passed} for group, passed in purged.groups]
+        facts = {"topic": name, "dry_run": dry_run, "messages": purged.messages, "size_bytes": purged.size_bytes}
+        print_json(facts | {"groups": groups})
+        return 0
+    would = "would be dropped" if dry_run else "were dropped"
+    print(f"{purged.messages:,} messages, {size(purged.size_bytes)}, {would}")
+    rows = [(group, f"{passed:,}") for group, passed in purged.groups]
+    print_table(("GROUP", "#NOT CONSUMED"), rows, empty="no groups")
+    return 0
+
+
 def _retention(state: TopicState) -> str:
     return _kept(state.config.retention_s)
 
@@ -147,11 +192,17 @@ def _kept(kept_s: float | None) -> str:
     return "broker's" if kept_s is None else span(kept_s) if kept_s else "for ever"
 
 
+def _kind(state: TopicState) -> str:
+    shards = state.config.shards
+    return f"ordered, {shards} shard{'s' if shards > 1 else ''}" if shards else "shared"
+
+
 def _facts(state: TopicState) -> dict[str, Any]:
     return {
         "topic": state.config.name,
         "created_at": stamp(state.config.created_at_us),
         "retention_s": state.config.retention_s,
+        "shards": state.config.shards,
         "messages": sum(lane.end - lane.first for lane in state.lanes),
         "size_bytes": sum(lane.size_bytes for lane in state.lanes),
         "lanes": [

@@ -80,6 +80,7 @@ _SENTENCES = {
     "resent": "dead letter {dead} was sent again",
     "skipped": "skipped{reason}",
     "overrun": "dropped by retention before the group came to it",
+    "moved": "the group was moved{reason}",
     "started": "the group began behind it",
 }
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from towline.client.backoff import Backoff
 from towline.client.outgoing import as_lane
 from towline.client.parcel import Parcel
+from towline.client.sharding import refuse_joined, shard_of
 from towline.errors import BadRequest, Timeout, TowlineError
 from towline.model import LANES, Priority, check_topic
 
@@ -46,9 +47,10 @@ class BatchLimits(NamedTuple):
 
 
 class _Lane:
-    __slots__ = ("backoff", "filling", "full", "in_flight", "name", "number", "queued", "retry_at")
+    __slots__ = ("backoff", "filling", "full", "home", "in_flight", "name", "number", "queued", "retry_at")
 
-    def __init__(self, name: str, number: int) -> None:
+    def __init__(self, home: dict[Any, _Lane], name: Any, number: int) -> None:
+        self.home = home
         self.name = name
         self.number = number
         self.filling: Parcel | None = None
@@ -79,8 +81,10 @@ class Accumulator(Generic[P]):
         self._flying: dict[Parcel, _Lane] = {}
         self.failed: list[Parcel] = []
         """Parcels that failed, until somebody is told."""
-        self._lanes: tuple[dict[str, _Lane], ...] = tuple({} for _ in LANES)
-        self._by_priority: dict[str, dict[str, _Lane]] = dict(zip(LANES, self._lanes, strict=True))
+        self._lanes: tuple[dict[Any, _Lane], ...] = tuple({} for _ in (*LANES, "shards"))
+        self._by_priority: dict[str, dict[Any, _Lane]] = dict(zip(LANES, self._lanes, strict=False))
+        self._of_shards = self._lanes[-1]
+        """Lanes of ordered topics, by topic, number of shards, and shard."""
         self._lingering: deque[tuple[Parcel, _Lane]] = deque()
         self._ready: deque[_Lane] = deque()
         self._retrying: list[_Lane] = []
@@ -99,7 +103,7 @@ class Accumulator(Generic[P]):
 
     # Messages in
 
-    def add(  # noqa: PLR0917 - called for every message: names would cost
+    def add(  # noqa: PLR0912, PLR0915, PLR0917 - called for every message: names would cost
         self,
         topic: str,
         body: bytes,
@@ -109,16 +113,23 @@ class Accumulator(Generic[P]):
         deliver_at_us: int = 0,
         *,
         dedup_id: str | None = None,
+        shards: int = 0,
+        shard_key: str | None = None,
     ) -> P:
         """Put a message into the parcel of its lane that is being filled."""
-        lanes = self._by_priority.get(priority)
-        lane = lanes.get(topic) if lanes is not None else None
-        if lane is None:
-            lane = self._open_lane(topic, priority)
+        if shards:
+            if dedup_id is not None or deliver_at_us:
+                refuse_joined(topic, dedup_id is not None)
+            lane = self._shard_lane(topic, shards, shard_of(topic, shards, key, shard_key, priority))
+        else:
+            lanes = self._by_priority.get(priority)
+            lane = (lanes.get(topic) if lanes is not None else None) or self._open_lane(topic, priority)
         parcel = lane.filling
         size = len(body) + MESSAGE_OVERHEAD
         if key is not None:
             size += len(key) if key.isascii() else 4 * len(key)
+        if shard_key is not None:
+            size += 4 * len(shard_key)
         if headers is not None:
             size += 4 * (sum(map(len, headers)) + sum(map(len, headers.values()))) + 8 * len(headers)
         if dedup_id is not None:
@@ -128,7 +139,7 @@ class Accumulator(Generic[P]):
             if parcel is not None:
                 self._close(lane, parcel)
             now = self._clock()
-            parcel = lane.filling = Parcel(topic, lane.number, now, now + limits.delivery_timeout_s)
+            parcel = lane.filling = Parcel(topic, lane.number, now, now + limits.delivery_timeout_s, shards)
             self._lingering.append((parcel, lane))
             self.stirred = self.stirred or lane.in_flight is None
         bodies = parcel.bodies
@@ -148,6 +159,10 @@ class Accumulator(Generic[P]):
             if parcel.times is None:
                 parcel.times = [0] * len(bodies)
             parcel.times.append(deliver_at_us)
+        if shard_key is not None or parcel.shard_keys is not None:
+            if parcel.shard_keys is None:
+                parcel.shard_keys = [None] * len(bodies)
+            parcel.shard_keys.append(shard_key)
         index = len(bodies)
         bodies.append(body)
         parcel.size += size
@@ -159,7 +174,15 @@ class Accumulator(Generic[P]):
 
     def _open_lane(self, topic: str, priority: Priority) -> _Lane:
         number = as_lane(priority)
-        lane = self._lanes[number][check_topic(topic)] = _Lane(topic, number)
+        home = self._lanes[number]
+        lane = home[check_topic(topic)] = _Lane(home, topic, number)
+        return lane
+
+    def _shard_lane(self, topic: str, shards: int, shard: int) -> _Lane:
+        name = topic, shards, shard
+        lane = self._of_shards.get(name)
+        if lane is None:
+            lane = self._of_shards[name] = _Lane(self._of_shards, name, shard)
         return lane
 
     def _close(self, lane: _Lane, parcel: Parcel) -> None:
@@ -295,7 +318,7 @@ class Accumulator(Generic[P]):
         if lane.full or (filling is not None and filling.opened_at + self.limits.linger_s <= now):
             self._enqueue(lane)
         elif lane.empty:
-            del self._lanes[lane.number][lane.name]
+            del lane.home[lane.name]
 
     def _release(self, parcel: Parcel) -> None:
         self.messages -= parcel.count

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar
 
-from towline.client import dead, flows, search
+from towline.client import dead, flows, search, sharding
 from towline.client import delays as delays_of
 from towline.client.aio_consumer import Batch, Consumer
 from towline.client.aio_link import AioLink
@@ -27,9 +27,10 @@ from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
 from towline.client.trace import Trace, trace
 from towline.client.undertaking import Senders
-from towline.errors import Closed
+from towline.errors import Closed, WrongShard
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
 from towline.protocol.messages import GroupState, TopicState
+from towline.protocol.ordering import Purged, Sought
 
 if TYPE_CHECKING:
     from towline.client.embedded import Embedded
@@ -118,6 +119,7 @@ class Client(Transacting):
         self._children: list[Checker | Consumer | Producer] = []
         self._sender = options.sender()
         self._senders = Senders(options.token)
+        self._shards = sharding.ShardMap()
         self._started: AioLink | None = None
 
     async def start(self) -> None:
@@ -176,6 +178,7 @@ class Client(Transacting):
         delay_level: int | None = None,
         durability: Durability | str | None = None,
         compress: bool = False,
+        shard_key: str | None = None,
     ) -> Receipt:
         """Send one message. It is stored, as durably as asked, when this returns.
 
@@ -186,7 +189,15 @@ class Client(Transacting):
         With a `delay` in seconds, a `deliver_at` (a time with its time zone, or Unix time) or a `delay_level` (a number
         of the broker's table: 1 is 1 s, 18 is 2 h) consumers get it then, not before; the receipt's lane is `delay`.
         A message has a delay or a `dedup_id`, not both.
+
+        In an ordered topic the messages of one `shard_key` (or, without it, of one key) are delivered in order; they
+        have neither a delay nor a `dedup_id`.
         """
+        level = -1 if durability is None else as_durability(durability)
+        at_us = as_deliver_at(delay, deliver_at, delay_level)
+        if shard_key is not None or self._shards.get(topic):
+            content = sharding.Content.of_one(body, key, headers, shard_key, dedup_id=dedup_id, deliver_at_us=at_us)
+            return await self._link.run(sharding.send(self._common(priority, level, compress), topic, content))
         call = flows.send(
             self._sender,
             topic,
@@ -194,13 +205,18 @@ class Client(Transacting):
             key=key,
             priority=priority,
             headers=headers,
-            durability=-1 if durability is None else as_durability(durability),
+            durability=level,
             compress=compress,
             max_request_bytes=self._max_request_bytes,
             dedup_id=dedup_id,
-            deliver_at_us=as_deliver_at(delay, deliver_at, delay_level),
+            deliver_at_us=at_us,
         )
-        return flows.receipt(topic, priority, await self._link.ask(call))
+        try:
+            answer = await self._link.ask(call)
+        except WrongShard:
+            content = sharding.Content.of_one(body, key, headers, None, dedup_id=dedup_id, deliver_at_us=at_us)
+            return await self._link.run(sharding.send(self._common(priority, level, compress), topic, content))
+        return flows.receipt(topic, priority, answer)
 
     async def send_many(
         self,
@@ -217,26 +233,19 @@ class Client(Transacting):
         delays: Sequence[float | datetime | None] | None = None,
         durability: Durability | str | None = None,
         compress: bool = False,
+        shard_keys: Sequence[str | None] | None = None,
     ) -> Receipts:
         """Send many messages at a time, by far the quickest way: up to 10,000 messages or 1 MiB are stored together,
         all or none; more are cut into several such batches, and the first that fails ends it.
 
         `delay`, `deliver_at` and `delay_level` are for all of them; `delays` has one for each: seconds, or a time."""
-        return await self._link.run(
-            flows.send_many(
-                self._sender,
-                topic,
-                bodies,
-                keys=keys,
-                priority=priority,
-                headers=headers,
-                durability=as_durability(durability),
-                compress=compress,
-                max_request_bytes=self._max_request_bytes,
-                dedup_ids=dedup_ids,
-                deliver_at_us=as_deliver_at_each(len(bodies), delay, deliver_at, delay_level, delays),
-            )
-        )
+        common = self._common(priority, as_durability(durability), compress)
+        times = as_deliver_at_each(len(bodies), delay, deliver_at, delay_level, delays)
+        content = sharding.Content(bodies, keys, headers, shard_keys, dedup_ids, times)
+        return await self._link.run(sharding.send_many(common, topic, content))
+
+    def _common(self, priority: Priority, durability: int, compress: bool) -> sharding.Common:
+        return sharding.Common(self._sender, self._shards, priority, durability, compress, self._max_request_bytes)
 
     def producer(
         self,
@@ -277,7 +286,7 @@ class Client(Transacting):
         )
         limits = options.limits(self._max_request_bytes)
         link = self._new_link()
-        shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection)
+        shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection, self._shards)
         return self._adopt(Producer(link, shipping, limits, block))
 
     # Consuming
@@ -329,9 +338,13 @@ class Client(Transacting):
 
     # Topics and groups
 
-    async def create_topic(self, name: str, *, retention_s: float | None = None) -> None:
-        """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)"""
-        await self._link.run(flows.create_topic(name, retention_s))
+    async def create_topic(self, name: str, *, retention_s: float | None = None, shards: int = 0) -> None:
+        """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)
+
+        With `shards` it is an ordered one: messages of one shard key are delivered in order, each shard to one consumer
+        at a time. One shard is serial consumption."""
+        await self._link.run(flows.create_topic(name, retention_s, shards))
+        self._shards.forget(name)
 
     async def put_topic(self, config: TopicConfig, *, template: bool = False) -> None:
         """Change the settings of a topic, or with `template` those that topics made by the first send take over."""
@@ -405,19 +418,45 @@ class Client(Transacting):
         at_us = delays_of.as_new_time(delay, deliver_at, delay_level)
         return await self._link.run(delays_of.reschedule(topic, id, key, at_us, dry_run))
 
+    # Moving groups and emptying topics
+
+    async def seek(self, topic: str, group: str, to: flows.Target, *, dry_run: bool = False) -> Sought:
+        """Let a group go on elsewhere: at the `"earliest"` message or behind the `"latest"`, at a time, or at sequence
+        numbers by lane (`{"middle": 17}`; of an ordered topic `{3: 17}`), where lanes that are not named stay.
+
+        Backwards, all from there on is delivered again. Forwards, all up to there is passed over, also what waits to be
+        tried again. Consumers lose what they hold of these messages. A `dry_run` only says how many that would be."""
+        return await self._link.run(flows.seek(topic, group, to, dry_run=dry_run))
+
+    async def pause(self, topic: str, group: str, reason: str = "") -> None:
+        """Let a group rest: its consumers get nothing until it is resumed, also after a restart of the broker."""
+        await self._link.run(flows.pause(topic, group, paused=True, reason=reason))
+
+    async def resume(self, topic: str, group: str) -> None:
+        await self._link.run(flows.pause(topic, group, paused=False, reason=""))
+
+    async def purge(self, topic: str, *, dry_run: bool = False) -> Purged:
+        """Drop all messages of a topic; its groups go on with what comes then. Dead letters are kept."""
+        return await self._link.run(flows.purge(topic, dry_run=dry_run))
+
+    async def edit_topic(self, name: str, *, retention_s: float | None) -> None:
+        """Change how long a topic keeps its messages: 0 is for ever, None as the broker does."""
+        await self._link.run(flows.edit_topic(name, retention_s))
+
     # Looking
 
     async def browse(
         self,
         topic: str,
-        priority: Priority = "middle",
+        lane: Priority | int = "middle",
         *,
         first: int = 0,
         max_messages: int = 100,
         max_bytes: int = 4 << 20,
     ) -> Page[Message]:
-        """Read messages of a lane without consuming them, from number `first` on."""
-        return await self._link.run(flows.browse(topic, priority, first, max_messages, max_bytes))
+        """Read messages of a lane (a priority, or the number of a shard) without consuming them, from number `first`
+        on."""
+        return await self._link.run(flows.browse(topic, lane, first, max_messages, max_bytes))
 
     async def dead_letters(
         self, topic: str, group: str, *, first: int = 0, max_messages: int = 100, max_bytes: int = 4 << 20
@@ -470,9 +509,9 @@ class Client(Transacting):
         """Drop the dead letters before this number for good. How many of them had not been sent again."""
         return await self._link.run(dead.purge(topic, group, before))
 
-    async def locate(self, topic: str, priority: Priority, time: datetime | float) -> int:
+    async def locate(self, topic: str, lane: Priority | int, time: datetime | float) -> int:
         """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
-        return await self._link.run(flows.locate(topic, priority, as_time_us(time)))
+        return await self._link.run(flows.locate(topic, lane, as_time_us(time)))
 
     async def message(self, message_id: str) -> Message:
         """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept."""

@@ -150,6 +150,8 @@ class Consumer:
                 if lease.lost:
                     # Others have them now.
                     break
+                if lease.returned and message.settled:
+                    continue
                 yield message
             self._check()
             following = await self._link.run(self._subscription.next())

@@ -17,7 +17,8 @@ from towline.client.delays import Time, as_deliver_at
 from towline.client.outgoing import Body, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, call_back
 from towline.client.producer import Shipping, raise_unseen
-from towline.errors import Closed, QueueFull, Timeout, TowlineError
+from towline.client.sharding import without_spool
+from towline.errors import Closed, QueueFull, Refused, Timeout, TowlineError, Unavailable
 from towline.model import Priority, Receipt
 
 __all__ = ["Pending", "Producer"]
@@ -87,6 +88,7 @@ class Producer:
         self._block = block
         self._accumulator: Accumulator[Pending] = Accumulator(limits, Pending)
         self._shipping = shipping
+        self._shards = shipping.shards
         self._stirred = asyncio.Event()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
@@ -120,6 +122,7 @@ class Producer:
         delay: float | None = None,
         deliver_at: Time | None = None,
         delay_level: int | None = None,
+        shard_key: str | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`. A
         delay counts from when the broker takes the message."""
@@ -129,12 +132,33 @@ class Producer:
         packed = as_headers(headers)
         as_dedup_id(dedup_id)
         at_us = as_deliver_at(delay, deliver_at, delay_level)
+        shards = self._shards.get(topic)
+        if shards is None or (shard_key is not None and not shards):
+            shards = await self._look_up(topic, needed=as_key(shard_key) is not None)
         if self._closed or self._accumulator.is_full:
             await self._make_room()
-        pending = self._accumulator.add(topic, body, key, priority, packed, at_us, dedup_id=dedup_id)
+        pending = self._accumulator.add(
+            topic, body, key, priority, packed, at_us, dedup_id=dedup_id, shards=shards, shard_key=shard_key
+        )
         if self._accumulator.stirred:
             self._stirred.set()
         return pending
+
+    async def _look_up(self, topic: str, *, needed: bool) -> int:
+        """See `producer.Producer`."""
+        if self._closed:
+            raise Closed("the producer was closed")
+        if self._shipping.keeps:
+            # A frame in the spool does not know of shards; and nobody is asked, who may be away for long.
+            if needed:
+                raise without_spool(topic)
+            return 0
+        try:
+            return await self._link.run(self._shards.find(topic, needed=needed))
+        except (Unavailable, Refused):
+            if needed:
+                raise
+            return 0
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and

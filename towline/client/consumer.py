@@ -142,6 +142,8 @@ class Consumer:
                 if lease.lost:
                     # Others have them now.
                     break
+                if lease.returned and message.settled:
+                    continue
                 yield message
             self._check()
             following = self._link.run(self._subscription.next())

@@ -13,7 +13,7 @@ from towline.client.outgoing import Body, as_body, as_headers, as_key, as_time_u
 from towline.client.steps import Flow
 from towline.errors import BadRequest, NotFound, ProtocolError
 from towline.model import check_group, check_topic
-from towline.protocol.messages import Purged, PurgeDead, Revised, ReviseDead
+from towline.protocol.messages import DeadPurged, PurgeDead, Revised, ReviseDead
 
 __all__ = ["find", "letter", "purge", "revise"]
 
@@ -89,6 +89,6 @@ def revise(
 
 def purge(topic: str, group: str, before: int) -> Flow[int]:
     answer = yield Call(PurgeDead(check_topic(topic), check_group(group), before))
-    if not isinstance(answer, Purged):
+    if not isinstance(answer, DeadPurged):
         raise ProtocolError(f"PurgeDead was answered by {type(answer).__name__}")
     return answer.count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from towline.client.connection import Call
@@ -18,11 +19,22 @@ from towline.client.outgoing import (
     as_headers,
     as_key,
     as_lane,
+    as_time_us,
 )
 from towline.client.receipts import Receipts, Run
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, Conflict, NotFound, ProtocolError, TooLarge
-from towline.model import DELAY, LANES, GroupConfig, Priority, Receipt, TopicConfig, check_group, check_topic
+from towline.model import (
+    DELAY,
+    LANES,
+    MAX_SHARDS,
+    GroupConfig,
+    Priority,
+    Receipt,
+    TopicConfig,
+    check_group,
+    check_topic,
+)
 from towline.protocol import split_attachments
 from towline.protocol.messages import (
     Answer,
@@ -56,35 +68,51 @@ from towline.protocol.messages import (
     Topics,
     TopicState,
 )
+from towline.protocol.ordering import EditTopic, Pause, Purge, Purged, Seek, Sought
 from towline.protocol.transactions import ListTransactions, Resolve, Transactions, TransactionState
 
 __all__ = [
+    "HEAD_ROOM",
+    "Columns",
+    "Headers",
+    "Keys",
+    "Target",
     "browse",
     "create_topic",
     "dead_letters",
     "delete_group",
     "delete_topic",
+    "edit_topic",
     "group",
     "groups",
     "locate",
+    "pause",
     "ping",
+    "purge",
     "put_group",
     "put_topic",
     "receipt",
     "resend",
     "resolve_transaction",
+    "seek",
     "send",
     "send_many",
     "stat",
     "template",
+    "too_large",
     "topic",
     "topics",
     "transactions",
 ]
 
+Target = str | datetime | Mapping[Priority | int, int]
+"""Where a group may be moved: an end, a time, or sequence numbers by lane."""
+Keys = Sequence[str | None] | None
+Headers = Sequence[Mapping[str, str] | None] | Mapping[str, str] | None
+
 A = TypeVar("A", bound=Answer)
 
-_HEAD_ROOM: Final = 64 << 10
+HEAD_ROOM: Final = 64 << 10
 """What a broker allows for a request besides its frame."""
 _MAX_RESEND: Final = 10_000
 
@@ -123,8 +151,8 @@ def send(
         None if dedup_id is None else [as_dedup_id(dedup_id)],
         [deliver_at_us] if deliver_at_us else None,
     )
-    if len(frame) + _HEAD_ROOM > max_request_bytes:
-        raise _too_large(len(body), max_request_bytes)
+    if len(frame) + HEAD_ROOM > max_request_bytes:
+        raise too_large(len(body), max_request_bytes)
     return Call(Send([FrameHead(check_topic(name), lane, len(frame))], durability), (frame,))
 
 
@@ -156,7 +184,7 @@ def send_many(
     its way."""
     lane = as_lane(priority)
     bodies = as_bodies(given)
-    columns = _Columns(bodies, keys, headers, dedup_ids, deliver_at_us, max_frame_bytes=max_request_bytes - _HEAD_ROOM)
+    columns = Columns(bodies, keys, headers, dedup_ids, deliver_at_us, max_frame_bytes=max_request_bytes - HEAD_ROOM)
     check_topic(name)
     runs: list[Run] = []
     before: tuple[Call, int] | None = None
@@ -179,7 +207,7 @@ def _sent(lane: int, call: Call, count: int) -> Flow[list[Run]]:
     return [Run(seq, 1, at_us, LANES[at]) for at, seq, at_us in found]
 
 
-class _Columns:
+class Columns:
     """Many messages, cut into frames that fit."""
 
     def __init__(
@@ -195,54 +223,55 @@ class _Columns:
         for name, column in (("keys", keys), ("headers", headers), ("dedup_ids", dedup_ids)):
             if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
-        self._bodies = bodies
+        self.bodies = bodies
         self._times = times
-        self._keys = keys if keys is None else [as_key(key) for key in keys]
+        self.keys = keys if keys is None else [as_key(key) for key in keys]
         self._dedup_ids = dedup_ids if dedup_ids is None else [as_dedup_id(one) for one in dedup_ids]
         if isinstance(headers, Mapping):
-            self._headers = [as_headers(headers)] * len(bodies) if headers else None
+            self.headers = [as_headers(headers)] * len(bodies) if headers else None
         else:
-            self._headers = headers if headers is None else [as_headers(value) for value in headers]
-        self._max_frame_bytes = max_frame_bytes
+            self.headers = headers if headers is None else [as_headers(value) for value in headers]
+        self.limit = max_frame_bytes
 
     def frames(self, sender: Sender, compress: bool) -> Iterator[tuple[bytes, int]]:
-        for begin, end in self._cuts():
+        for begin, end in self.cuts():
             yield from self._encoded(sender, compress, begin, end)
 
-    def _cuts(self) -> Iterator[tuple[int, int]]:
-        bodies, limit = self._bodies, min(FRAME_BYTES, self._max_frame_bytes)
-        if len(bodies) <= FRAME_MESSAGES and sum(map(len, bodies)) <= limit:
+    def cuts(self, frames: int = 1) -> Iterator[tuple[int, int]]:
+        """Where to cut, if what is between two cuts goes into so many frames."""
+        bodies, limit, most = self.bodies, min(frames * FRAME_BYTES, self.limit), frames * FRAME_MESSAGES
+        if len(bodies) <= most and sum(map(len, bodies)) <= limit:
             if bodies:
                 yield 0, len(bodies)
             return
         begin = size = 0
         for at, body in enumerate(bodies):
-            if at > begin and (size + len(body) > limit or at - begin >= FRAME_MESSAGES):
+            if at > begin and (size + len(body) > limit or at - begin >= most):
                 yield begin, at
                 begin, size = at, 0
             size += len(body)
         yield begin, len(bodies)
 
     def _encoded(self, sender: Sender, compress: bool, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
-        whole = begin == 0 and end == len(self._bodies)
-        bodies = self._bodies if whole else self._bodies[begin:end]
-        keys = self._keys if whole or self._keys is None else self._keys[begin:end]
-        headers = self._headers if whole or self._headers is None else self._headers[begin:end]
+        whole = begin == 0 and end == len(self.bodies)
+        bodies = self.bodies if whole else self.bodies[begin:end]
+        keys = self.keys if whole or self.keys is None else self.keys[begin:end]
+        headers = self.headers if whole or self.headers is None else self.headers[begin:end]
         dedup_ids = self._dedup_ids if whole or self._dedup_ids is None else self._dedup_ids[begin:end]
         times = self._times if whole or self._times is None else self._times[begin:end]
         frame = sender.frame(bodies, keys, headers, compress, dedup_ids, times)
-        if len(frame) <= self._max_frame_bytes:
+        if len(frame) <= self.limit:
             yield frame, end - begin
             return
         # Keys and headers were not counted. Where they are large, halves will do.
         if end - begin == 1:
-            raise _too_large(len(bodies[0]), self._max_frame_bytes)
+            raise too_large(len(bodies[0]), self.limit)
         middle = (begin + end) // 2
         yield from self._encoded(sender, compress, begin, middle)
         yield from self._encoded(sender, compress, middle, end)
 
 
-def _too_large(body_bytes: int, limit: int) -> TooLarge:
+def too_large(body_bytes: int, limit: int) -> TooLarge:
     return TooLarge(f"a message of {body_bytes} bytes is over the broker's limit of {limit} bytes a request")
 
 
@@ -254,8 +283,8 @@ def ping() -> Flow[None]:
     yield from _ask(Beat(), Done)
 
 
-def create_topic(name: str, retention_s: float | None) -> Flow[None]:
-    request = CreateTopic(TopicConfig(name, 0, retention_s))
+def create_topic(name: str, retention_s: float | None, shards: int = 0) -> Flow[None]:
+    request = CreateTopic(TopicConfig(name, 0, retention_s, shards))
     call = Call(request)
     try:
         yield from _ask(request, Done, call)
@@ -313,10 +342,11 @@ def _delete(request: Request) -> Flow[None]:
 # Looking
 
 
-def browse(name: str, priority: Priority, first: int, max_messages: int, max_bytes: int) -> Flow[Page[Message]]:
-    call = Call(Browse(check_topic(name), as_lane(priority), "", first, max_messages, max_bytes))
+def browse(name: str, lane: Priority | int, first: int, max_messages: int, max_bytes: int) -> Flow[Page[Message]]:
+    call = Call(Browse(check_topic(name), as_lane(lane), "", first, max_messages, max_bytes))
     answer = yield from _ask(call.request, Browsed, call)
-    items = [message for section in _sections(name, answer, call) for message in section.messages()]
+    shards = MAX_SHARDS if isinstance(lane, int) else 0
+    items = [message for section in _sections(name, answer, call, shards) for message in section.messages()]
     return Page(items, next_seq=answer.next, start=answer.first, end=answer.end)
 
 
@@ -332,11 +362,11 @@ def dead_letters(name: str, group_name: str, first: int, max_messages: int, max_
     return Page(items, next_seq=answer.next, start=answer.first, end=answer.end)
 
 
-def _sections(name: str, answer: Browsed, call: Call) -> Iterator[Section]:
+def _sections(name: str, answer: Browsed, call: Call, shards: int = 0) -> Iterator[Section]:
     assert call.attachments is not None, "an answered call has its attachments, maybe empty"
     frames = split_attachments(call.attachments, [part.length for part in answer.parts])
     for part, data in zip(answer.parts, frames, strict=True):
-        yield Section(name, part, data)
+        yield Section(name, part, data, shards=shards)
 
 
 def resend(name: str, group_name: str, dead: Sequence[int] | None) -> Flow[int]:
@@ -355,8 +385,40 @@ def resend(name: str, group_name: str, dead: Sequence[int] | None) -> Flow[int]:
             return count
 
 
-def locate(name: str, priority: Priority, time_us: int) -> Flow[int]:
-    return (yield from _ask(Locate(check_topic(name), as_lane(priority), time_us), Located)).seq
+def locate(name: str, lane: Priority | int, time_us: int) -> Flow[int]:
+    return (yield from _ask(Locate(check_topic(name), as_lane(lane), time_us), Located)).seq
+
+
+# Moving groups and emptying topics
+
+
+def seek(name: str, group_name: str, to: Target, *, dry_run: bool) -> Flow[Sought]:
+    check_topic(name)
+    check_group(group_name)
+    if isinstance(to, Mapping):
+        positions = [(as_lane(lane), seq) for lane, seq in to.items()]
+        if not positions or any(type(seq) is not int or seq < 0 for _, seq in positions):
+            raise BadRequest("seek: give sequence numbers by lane, for example to={'middle': 17}")
+        request = Seek(name, group_name, "", positions, dry_run)
+    elif isinstance(to, datetime):
+        request = Seek(name, group_name, f"@{as_time_us(to)}", [], dry_run)
+    elif to in ("earliest", "latest"):
+        request = Seek(name, group_name, to, [], dry_run)
+    else:
+        raise BadRequest(f"seek to {to!r}: give 'earliest', 'latest', a datetime, or sequence numbers by lane")
+    return (yield from _ask(request, Sought))
+
+
+def pause(name: str, group_name: str, *, paused: bool, reason: str) -> Flow[None]:
+    yield from _ask(Pause(check_topic(name), check_group(group_name), paused, reason[:500]), Done)
+
+
+def purge(name: str, *, dry_run: bool) -> Flow[Purged]:
+    return (yield from _ask(Purge(check_topic(name), dry_run), Purged))
+
+
+def edit_topic(name: str, retention_s: float | None) -> Flow[None]:
+    yield from _ask(EditTopic(check_topic(name), retention_s), Done)
 
 
 def stat() -> Flow[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from towline.client.message import ACKED, NACKED, OPEN, TOLD, Message, Section
+from towline.client.message import ACKED, NACKED, OPEN, RETURNED, TOLD, Message, Section
 from towline.errors import BadFrame, TooLarge
 from towline.protocol import messages
 from towline.protocol.messages import Act
@@ -24,6 +24,7 @@ _ACKED_RUNS: Final = re.compile(bytes([ACKED]) + b"+")
 _ACKED_TO_TOLD: Final = bytes.maketrans(bytes([ACKED]), bytes([TOLD]))
 _OPEN_TO_TOLD: Final = bytes.maketrans(bytes([OPEN, ACKED]), bytes([TOLD, TOLD]))
 _OPEN_TO_NACKED: Final = bytes.maketrans(bytes([OPEN]), bytes([NACKED]))
+_OPEN_TO_RETURNED: Final = bytes.maketrans(bytes([OPEN]), bytes([RETURNED]))
 
 _MAX_ACTS: Final = 5_000
 _MAX_SPANS: Final = 2_000
@@ -33,7 +34,7 @@ _MAX_PORTION: Final = 48 << 10
 class Lease:
     """One pull. It comes as raw parts, noted when they arrive; `open` decodes them when their turn comes."""
 
-    __slots__ = ("_dirty_leases", "_nacks", "_raw", "dirty", "lost", "pull", "sections", "unanswered")
+    __slots__ = ("_dirty_leases", "_nacks", "_raw", "dirty", "lost", "pull", "returned", "sections", "unanswered")
 
     def __init__(
         self, pull: int, raw: list[tuple[messages.Part, memoryview]], nacks: deque[Act], dirty_leases: deque[Lease]
@@ -41,6 +42,8 @@ class Lease:
         self.pull = pull
         self.sections: list[Section] = []
         self.lost = False
+        self.returned = False
+        """Some messages are to be passed over: they come again behind one that is tried again."""
         self.dirty = False
         self.unanswered = 0
         """Acts on the way to the broker."""
@@ -59,12 +62,12 @@ class Lease:
     def __len__(self) -> int:
         return sum(map(len, self.sections)) if self.sections else sum(part.count for part, _ in self._raw)
 
-    def open(self, topic: str) -> None:
+    def open(self, topic: str, shards: int = 0) -> None:
         """Decode. What cannot be decoded is nacked: it is tried again, and ends among the dead letters."""
         raw, self._raw = self._raw, []
         for part, data in raw:
             try:
-                self.sections.append(Section(topic, part, data, self))
+                self.sections.append(Section(topic, part, data, self, shards))
             except (BadFrame, TooLarge) as error:
                 span = (part.lane, part.first, part.count)
                 self._nacks.append(Act(NACK, self.pull, [span], False, None, f"the client cannot decode it: {error}"))
@@ -87,6 +90,17 @@ class Lease:
 
     def nack(self, act: Act) -> None:
         self._nacks.append(act)
+
+    def nack_in_place(self, act: Act) -> None:
+        """A message of a shard is to be tried again: what we hold of the shard behind it goes back with it. What was
+        acked before must reach the broker before that."""
+        [(lane, first, _)] = act.spans
+        self._nacks.extend([*self.take_acks(), act])
+        for section in self.sections:
+            if section.lane == lane and section.first + len(section) > first:
+                begin = max(first - section.first, 0)
+                section.flags[begin:] = section.flags[begin:].translate(_OPEN_TO_RETURNED)
+        self.returned = True
 
     def settle_all(self, what: int) -> None:
         table = _OPEN_TO_TOLD if what == ACK else _OPEN_TO_NACKED

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar, overload
 
 import msgspec
 
-from towline.errors import BadRequest, Conflict
+from towline.errors import BadRequest, Conflict, LeaseLost
 from towline.frame import Frame, decode_headers
-from towline.frame.layout import HEADERS, KEY, PRODUCED_AT
-from towline.model import LANES, Priority, message_id
+from towline.frame.layout import HEADERS, KEY, PRODUCED_AT, SHARD_KEY
+from towline.model import LANES, Priority, lane_name, message_id
 from towline.protocol import messages
 
 if TYPE_CHECKING:
     from towline.client.lease import Lease
 
-__all__ = ["ACKED", "NACKED", "OPEN", "TOLD", "DeadLetter", "Message", "Page", "Section"]
+__all__ = ["ACKED", "NACKED", "OPEN", "RETURNED", "TOLD", "DeadLetter", "Message", "Page", "Section"]
 
 OPEN: Final = 0
 ACKED: Final = 1
@@ -28,7 +28,11 @@ ACKED: Final = 1
 TOLD: Final = 2
 """Acked, and told to the broker or on the way."""
 NACKED: Final = 3
+RETURNED: Final = 4
+"""Of a shard, behind a message that is tried again: it goes back to the broker with that one."""
 
+_AGAIN: Final = 1
+"""The act that lets a message be tried again."""
 _REASON_MAX: Final = 2000
 _DELAY_MAX_S: Final = 366 * 86400
 
@@ -40,6 +44,7 @@ class Section:
         "_frame",
         "_headers",
         "_keys",
+        "_shard_keys",
         "appended_at_us",
         "attempt",
         "bodies",
@@ -47,12 +52,15 @@ class Section:
         "flags",
         "lane",
         "lease",
+        "shards",
         "source",
         "start",
         "topic",
     )
 
-    def __init__(self, topic: str, part: messages.Part, data: memoryview, lease: Lease | None = None) -> None:
+    def __init__(
+        self, topic: str, part: messages.Part, data: memoryview, lease: Lease | None = None, shards: int = 0
+    ) -> None:
         frame = Frame(data).verify()
         self.topic = topic
         self.lane = part.lane
@@ -62,11 +70,13 @@ class Section:
         self.appended_at_us = part.appended_at_us
         self.source = part.source
         self.lease = lease
+        self.shards = shards
         self.bodies = frame.bodies(part.start, part.start + part.count)
         self.flags = bytearray(part.count)
         self._frame = frame
         self._keys: list[bytes] | None = None
         self._headers: list[bytes] | None = None
+        self._shard_keys: list[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -80,6 +90,12 @@ class Section:
             self._keys = self._column(KEY)
         value = self._keys[index] if self._keys else b""
         return value.decode("utf-8", "replace") if value else None
+
+    def shard_key(self, index: int) -> str | None:
+        if self._shard_keys is None:
+            self._shard_keys = self._column(SHARD_KEY)
+        value = self._shard_keys[index] if self._shard_keys else b""
+        return value.decode("utf-8", "replace") if value else self.key(index)
 
     def headers(self, index: int) -> dict[str, str]:
         if self._headers is None:
@@ -108,6 +124,8 @@ class Section:
             raise _looked_at()
         if self.flags[index] == NACKED:
             raise Conflict("the message was nacked already: it cannot be acked any more")
+        if self.flags[index] == RETURNED:
+            raise LeaseLost("a message before it in its shard is tried again: this one comes again after it")
 
     def nack(self, index: int, what: int, reason: str, delay_s: float | None) -> None:
         if self.lease is None:
@@ -118,7 +136,11 @@ class Section:
             raise Conflict("the message was acked or nacked already")
         self.flags[index] = NACKED
         span = (self.lane, self.first + index, 1)
-        self.lease.nack(messages.Act(what, self.lease.pull, [span], False, delay_s, reason[:_REASON_MAX]))
+        act = messages.Act(what, self.lease.pull, [span], False, delay_s, reason[:_REASON_MAX])
+        if what == _AGAIN and self.lane < self.shards:
+            self.lease.nack_in_place(act)
+        else:
+            self.lease.nack(act)
 
 
 def _looked_at() -> BadRequest:
@@ -146,12 +168,21 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
         return self._section.topic
 
     @property
-    def lane(self) -> Priority:
-        return LANES[self._section.lane % len(LANES)]
+    def lane(self) -> str:
+        """Its priority, or its shard in an ordered topic; `own-middle` when it was sent again to its group alone."""
+        return lane_name(self._section.lane, self._section.shards)
 
     @property
     def priority(self) -> Priority:
-        return LANES[self._section.lane % len(LANES)]
+        section = self._section
+        if not section.shards:
+            return LANES[section.lane % len(LANES)]
+        return LANES[section.lane - section.shards] if section.lane >= section.shards else "middle"
+
+    @property
+    def shard_key(self) -> str | None:
+        """What keeps messages in order in an ordered topic: its own, or else the key."""
+        return self._section.shard_key(self._index)
 
     @property
     def seq(self) -> int:
@@ -162,7 +193,9 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
     def id(self) -> str:
         """`topic/lane/number`: by this it can be found for as long as it is kept. A dead letter that was sent again, on
         a lane of its group's own, has the id of the message that it was."""
-        if self._section.lane >= len(LANES) and (origin := self.headers.get("towline-origin")):
+        if self._section.lane >= (self._section.shards or len(LANES)) and (
+            origin := self.headers.get("towline-origin")
+        ):
             return origin
         return message_id(self._section.topic, self.lane, self.seq)
 
@@ -212,7 +245,7 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
     def lost(self) -> bool:
         """The lease is gone: another consumer has the message or will have it. Drop what you were doing."""
         lease = self._section.lease
-        return lease is not None and lease.lost
+        return lease is not None and (lease.lost or self._section.flags[self._index] == RETURNED)
 
     @property
     def settled(self) -> bool:

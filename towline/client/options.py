@@ -16,6 +16,7 @@ from towline.client.dial import Certificates, Route, make_ssl_context
 from towline.client.frame_spool import FrameSpool
 from towline.client.outgoing import Sender, as_durability
 from towline.client.producer import Shipping
+from towline.client.sharding import ShardMap
 from towline.client.spooled import SpooledShipping
 from towline.client.subscription import Limits, LostLease, Subscription
 from towline.client.url import Target, parse_url
@@ -146,10 +147,12 @@ class ProducerOptions(NamedTuple):
             self.delivery_timeout,
         ).checked()
 
-    def shipping(self, make_sender: Callable[[], Sender], max_request_bytes: int, connection: Connection) -> Shipping:
+    def shipping(
+        self, make_sender: Callable[[], Sender], max_request_bytes: int, connection: Connection, shards: ShardMap
+    ) -> Shipping:
         durability, max_frame_bytes = as_durability(self.durability), max_request_bytes - HEAD_BYTES
         if self.spool_dir is None:
-            return Shipping(make_sender(), durability, self.compress, max_frame_bytes)
+            return Shipping(make_sender(), durability, self.compress, max_frame_bytes, shards)
         spool = FrameSpool(self.spool_dir, self.spool_bytes)
         return SpooledShipping(
             make_sender, durability, self.compress, max_frame_bytes, spool=spool, connection=connection

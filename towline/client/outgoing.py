@@ -13,7 +13,7 @@ import msgspec
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, TooLarge
 from towline.frame import TOKEN_MAX, encode
-from towline.model import LANES, Durability, Priority
+from towline.model import LANES, MAX_SHARDS, Durability, Priority
 
 __all__ = [
     "FRAME_BYTES",
@@ -39,7 +39,7 @@ Body = bytes | bytearray | memoryview
 DEDUP_ID_MAX: Final = 200
 """Bytes of a dedup id that a broker takes."""
 
-_LANE_NUMBERS: Final = {lane: number for number, lane in enumerate(LANES)}
+_LANE_NUMBERS: Final[dict[str | int, int]] = {lane: number for number, lane in enumerate(LANES)}
 
 
 def as_body(body: Body) -> bytes:
@@ -62,9 +62,12 @@ def as_bodies(bodies: Sequence[Body]) -> Sequence[bytes]:
     return [as_body(body) for body in bodies]
 
 
-def as_lane(priority: Priority) -> int:
+def as_lane(priority: Priority | int) -> int:
+    """The number of a lane: of a priority, or a shard by its number."""
     lane = _LANE_NUMBERS.get(priority)
     if lane is None:
+        if type(priority) is int and 0 <= priority < MAX_SHARDS:
+            return priority
         raise BadRequest(f"priority {priority!r} is not one of high, middle, low")
     return lane
 
@@ -147,12 +150,14 @@ class Sender:
 
     def frame(  # noqa: PLR0917 - called for every message: names would cost
         self,
-        bodies: Sequence[bytes],
+        bodies: Any,
         keys: Any = None,
         headers: Any = None,
         compress: bool = False,
         dedup_ids: Any = None,
         deliver_at_us: Sequence[int] | None = None,
+        *,
+        shard_keys: Any = None,
     ) -> bytes:
         return encode(
             bodies,
@@ -160,6 +165,7 @@ class Sender:
             headers=headers,
             dedup_ids=dedup_ids,
             deliver_at_us=deliver_at_us,
+            shard_keys=shard_keys,
             producer_id=self.id,
             producer_seq=next(self._numbers),
             produced_at_us=self._clock.now_us(),

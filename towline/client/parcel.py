@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from towline.errors import Timeout, TowlineError, from_code
-from towline.model import DELAY, LANES, Receipt
+from towline.model import DELAY, LANES, Receipt, lane_name
 
 __all__ = ["Parcel", "Pending", "call_back"]
 
@@ -41,15 +41,18 @@ class Parcel:
         "opened_at",
         "places",
         "refusal",
+        "shard_keys",
+        "shards",
         "size",
         "times",
         "topic",
         "waiter",
     )
 
-    def __init__(self, topic: str, lane: int, opened_at: float, deadline: float) -> None:
+    def __init__(self, topic: str, lane: int, opened_at: float, deadline: float, shards: int = 0) -> None:
         self.topic = topic
         self.lane = lane
+        self.shards = shards
         self.opened_at = opened_at
         self.deadline = deadline
         self.bodies: list[bytes] = []
@@ -59,6 +62,7 @@ class Parcel:
         self.times: list[int] | None = None
         """What the deliver-at column says, if a message is delayed."""
         self.delayed = False
+        self.shard_keys: list[str | None] | None = None
         self.size = 0
         self.count = 0
         self.frame = b""
@@ -78,13 +82,14 @@ class Parcel:
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "sent" if self.done else "waiting"
-        return f"<Parcel {self.topic}/{LANES[self.lane]} of {self.count or len(self.bodies)} messages, {state}>"
+        lane, count = lane_name(self.lane, self.shards), self.count or len(self.bodies)
+        return f"<Parcel {self.topic}/{lane} of {count} messages, {state}>"
 
     def packed(self, frame: bytes) -> None:
         """It is a frame now; what it was made of is not needed any more."""
         self.frame = frame
         self.bodies = []
-        self.keys = self.headers = self.dedup_ids = self.times = None
+        self.keys = self.headers = self.dedup_ids = self.times = self.shard_keys = None
 
     def wait(self, timeout: float | None) -> None:
         """Wait in a thread. Whoever ends it sets `done` first and looks for a waiter then."""
@@ -106,7 +111,7 @@ class Parcel:
         if self.places is not None:
             lane, seq, at_us = self.places[index]
             return Receipt(self.topic, LANES[lane], seq, at_us)
-        name = DELAY if self.delayed else LANES[self.lane]
+        name = DELAY if self.delayed else lane_name(self.lane, self.shards)
         return Receipt(self.topic, name, self.first + index if self.first >= 0 else -1, self.appended_at_us)
 
 

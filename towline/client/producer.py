@@ -18,8 +18,19 @@ from towline.client.draft import places
 from towline.client.link import Link
 from towline.client.outgoing import Body, Sender, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, Pending, call_back
+from towline.client.sharding import ShardMap, without_spool
 from towline.client.transport import wait_for
-from towline.errors import Closed, ProtocolError, QueueFull, Timeout, TooLarge, TowlineError
+from towline.errors import (
+    Closed,
+    ProtocolError,
+    QueueFull,
+    Refused,
+    Timeout,
+    TooLarge,
+    TowlineError,
+    Unavailable,
+    WrongShard,
+)
 from towline.model import Priority
 from towline.protocol.messages import FrameHead, Send, Sent
 
@@ -37,8 +48,11 @@ class Shipping:
     keeps = False
     """What cannot be sent is kept somewhere."""
 
-    def __init__(self, sender: Sender, durability: int, compress: bool, max_frame_bytes: int) -> None:
+    def __init__(
+        self, sender: Sender, durability: int, compress: bool, max_frame_bytes: int, shards: ShardMap | None = None
+    ) -> None:
         self._sender = sender
+        self.shards = ShardMap() if shards is None else shards
         self._max_frame_bytes = max_frame_bytes
         self._durability = durability
         self._compress = compress
@@ -58,7 +72,7 @@ class Shipping:
         try:
             if not parcel.frame:
                 columns = parcel.bodies, parcel.keys, parcel.headers, self._compress, parcel.dedup_ids, parcel.times
-                parcel.packed(self._sender.frame(*columns))
+                parcel.packed(self._sender.frame(*columns, shard_keys=parcel.shard_keys))
             if len(parcel.frame) > self._max_frame_bytes:
                 raise TooLarge(
                     f"{parcel.count} messages of {parcel.size} bytes are over the broker's limit of "
@@ -67,7 +81,7 @@ class Shipping:
         except TowlineError as error:
             self._answered.append((parcel, error))
             return None
-        request = Send([FrameHead(parcel.topic, parcel.lane, len(parcel.frame))], self._durability)
+        request = Send([FrameHead(parcel.topic, parcel.lane, len(parcel.frame), parcel.shards)], self._durability)
         call = self._calls[parcel] = Call(request, [parcel.frame], None, lambda call: self._on_done(parcel, call))
         return call
 
@@ -91,6 +105,10 @@ class Shipping:
             answer = None if isinstance(outcome, TowlineError) else outcome.answer
             if error is None and not isinstance(answer, Sent):
                 error = ProtocolError(f"a send was answered by {type(answer).__name__}")
+            if isinstance(error, WrongShard):
+                self.shards.forget(parcel.topic)
+                if self.keeps:
+                    error = without_spool(parcel.topic)
             if error is not None:
                 error = self.kept(parcel, error, accumulator, now)
                 if error is None or not accumulator.refused(parcel, error, now):
@@ -149,6 +167,7 @@ class Producer:
         self._accumulator: Accumulator[Pending] = Accumulator(limits, Pending)
         self._add = self._accumulator.add
         self._shipping = shipping
+        self._shards = shipping.shards
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._asleep = False
@@ -188,6 +207,7 @@ class Producer:
         delay: float | None = None,
         deliver_at: Time | None = None,
         delay_level: int | None = None,
+        shard_key: str | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`. A
         delay counts from when the broker takes the message."""
@@ -200,14 +220,36 @@ class Producer:
         if dedup_id is not None:
             as_dedup_id(dedup_id)
         at_us = as_deliver_at(delay, deliver_at, delay_level)
+        shards = self._shards.get(topic)
+        if shards is None or (shard_key is not None and not shards):
+            shards = self._look_up(topic, needed=as_key(shard_key) is not None)
         accumulator = self._accumulator
         with self._lock:
             if self._closed or accumulator.is_full:
                 self._make_room()
-            pending = self._add(topic, body, key, priority, headers, at_us, dedup_id=dedup_id)
+            pending = self._add(
+                topic, body, key, priority, headers, at_us, dedup_id=dedup_id, shards=shards, shard_key=shard_key
+            )
             if self._asleep and accumulator.stirred:
                 self._ring()
         return pending
+
+    def _look_up(self, topic: str, *, needed: bool) -> int:
+        """How many shards a topic has that we have not sent to yet. When nobody answers it is taken for a shared one:
+        the messages wait, and are refused if it is not."""
+        if self._closed:
+            raise Closed("the producer was closed")
+        if self._shipping.keeps:
+            # A frame in the spool does not know of shards; and nobody is asked, who may be away for long.
+            if needed:
+                raise without_spool(topic)
+            return 0
+        try:
+            return self._link.run(self._shards.find(topic, needed=needed))
+        except (Unavailable, Refused):
+            if needed:
+                raise
+            return 0
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and

@@ -11,7 +11,7 @@ import msgspec
 
 from towline.model import Priority, Receipt
 
-__all__ = ["Receipts", "Run"]
+__all__ = ["Receipts", "Run", "ShardReceipts"]
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
@@ -69,3 +69,54 @@ class Receipts(Sequence[Receipt]):
         run = self.runs[number]
         seq = run.first + index - (self._ends[number] - run.count)
         return Receipt(self.topic, run.lane or self.lane, seq, run.appended_at_us)
+
+
+class ShardReceipts(Receipts):
+    """The receipts of messages that went to several shards."""
+
+    __slots__ = ("_count", "_found", "_stored")
+
+    def __init__(self, topic: str, count: int) -> None:
+        super().__init__(topic, "middle", ())
+        self._count = count
+        self._stored: list[tuple[int, int, Sequence[int], int]] = []
+        self._found: list[tuple[int, int, int]] = []
+
+    def __repr__(self) -> str:
+        return f"<ShardReceipts {self.topic}, {len(self)} messages in {len({one[0] for one in self._stored})} shards>"
+
+    def put(self, lane: int, first: int, numbers: Sequence[int], appended_at_us: int) -> None:
+        """The messages with these places in the call are in a shard now, one after another from `first` on."""
+        self._stored.append((lane, first, numbers, appended_at_us))
+
+    @property
+    def first(self) -> int:
+        return self._receipt(0).seq
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Receipt]:
+        for number in range(len(self)):
+            yield self._receipt(number)
+
+    @overload
+    def __getitem__(self, index: int) -> Receipt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Receipt]: ...
+    def __getitem__(self, index: int | slice) -> Receipt | list[Receipt]:
+        if isinstance(index, slice):
+            return [self._receipt(number) for number in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError("there are not so many receipts")
+        return self._receipt(index % len(self))
+
+    def _receipt(self, number: int) -> Receipt:
+        if not self._found:
+            # Only now: most callers never look.
+            self._found = [(0, 0, 0)] * self._count
+            for lane, first, numbers, appended_at_us in self._stored:
+                for seq, place in enumerate(numbers, first):
+                    self._found[place] = lane, seq, appended_at_us
+        lane, seq, appended_at_us = self._found[number]
+        return Receipt(self.topic, str(lane), seq, appended_at_us)

@@ -23,8 +23,9 @@ MAX_BYTES: Final = 4 << 20
 
 def message(message_id: str) -> Flow[Message]:
     topic, lane, seq = parse_message_id(message_id)
-    priority = next(name for name in LANES if name == lane)
-    page = yield from flows.browse(topic, priority, seq, 1, 1)
+    priority: Priority | None = next((name for name in LANES if name == lane), None)
+    place = int(lane) if priority is None else priority
+    page = yield from flows.browse(topic, place, seq, 1, 1)
     if not page or page[0].seq != seq:
         state = "is not there yet" if seq >= page.end else "is not kept any more"
         raise NotFound(f"message {message_id} {state}: lane {lane} of topic {topic} has {page.start} to {page.end - 1}")

@@ -122,7 +122,8 @@ class SpooledShipping(Shipping):
             # Whether the broker has it is not known. Its number must not fall out of the broker's window meanwhile.
             self._sender = self._make_sender()
         else:
-            parcel.packed(self._own_sender.frame(parcel.bodies, parcel.keys, parcel.headers, self._compress))
+            columns = parcel.bodies, parcel.keys, parcel.headers, self._compress, parcel.dedup_ids, parcel.times
+            parcel.packed(self._own_sender.frame(*columns))
         if len(parcel.frame) > self._max_frame_bytes:
             raise TooLarge(f"{parcel.count} messages for {parcel.topic} are over {self._max_frame_bytes} bytes a frame")
         self._spool.append(KeptFrame(parcel.topic, parcel.lane, self._durability, parcel.frame))

@@ -103,6 +103,8 @@ class Subscription:
         """As the broker has it, once we are attached."""
         self.limits = limits
         self.lost_messages = 0
+        self.shards = 0
+        """Of the topic, if it is an ordered one."""
         self.ack_interval_s = ack_interval_s
         self.on_lost = on_lost
         self.spool = spool
@@ -144,6 +146,7 @@ class Subscription:
 
     def attached(self, answer: Attached) -> None:
         self.id = answer.subscription
+        self.shards = answer.shards
         self.config = answer.config
         held = set(answer.held)
         if self.spool is not None:
@@ -222,6 +225,9 @@ class Subscription:
             if not self._pulling:
                 yield from self._start_prefetch(idle_from)
             call = self._pulling[0]
+            if self.shards and not call.done:
+                # What is told now frees the shards that this pull may be waiting for.
+                yield from self.start_settles()
             while not call.done:
                 # No act waits longer than the interval, though nothing comes that could carry it.
                 if not (yield Wait(call, self.ack_interval_s if self.has_acts else _POLL_S)):
@@ -311,7 +317,7 @@ class Subscription:
         lease = self._leases.get(call.answer.pull)
         if lease is None or lease.lost:
             return None
-        lease.open(self.topic)
+        lease.open(self.topic, self.shards)
         return lease if lease.sections else None
 
     # Settling

@@ -9,7 +9,7 @@ from towline.client import flows
 from towline.client.connection import Call
 from towline.client.message import Message
 from towline.client.steps import Flow
-from towline.errors import NotFound, ProtocolError
+from towline.errors import BadRequest, NotFound, ProtocolError
 from towline.model import LANES, parse_message_id
 from towline.protocol.messages import Trace as Request
 from towline.protocol.messages import TraceCursor, Traced, TraceStep
@@ -65,7 +65,9 @@ class Trace(NamedTuple):
 def trace(message_id: str, group: str | None, *, whole: bool) -> Flow[Trace]:
     """The message as it was sent, then its life in each group of its topic, or in one."""
     topic, lane, seq = parse_message_id(message_id)
-    number = next(n for n, name in enumerate(LANES) if name == lane)
+    number = next((n for n, name in enumerate(LANES) if name == lane), None)
+    if number is None:
+        raise BadRequest(f"{message_id}: topic {topic} is ordered, and traces of ordered topics are not supported")
     page = yield from flows.browse(topic, LANES[number], seq, 1, 1)
     if seq >= page.end:
         raise NotFound(f"there is no message {message_id} yet: its lane ends at {page.end}")

@@ -23,7 +23,17 @@ from towline.client.draft import Draft
 from towline.client.outgoing import Body, Sender
 from towline.client.steps import Flow
 from towline.clock import SYSTEM, Clock
-from towline.errors import BadRequest, Closed, Conflict, NotFound, ProtocolError, QueueFull, Refused, TowlineError
+from towline.errors import (
+    BadRequest,
+    Closed,
+    Conflict,
+    NotFound,
+    ProtocolError,
+    QueueFull,
+    Refused,
+    TowlineError,
+    WrongShard,
+)
 from towline.model import Priority, Receipt, check_producer_group
 from towline.protocol.messages import Request, Send, Sent
 from towline.protocol.transactions import AwaitChecks, Check, Checks, Decide, Decided, Prepare, Prepared
@@ -182,6 +192,9 @@ class Immediate(Undertaking):
         self.phase = Phase.COMMITTING
         try:
             answer = yield Call(request, frames)
+        except WrongShard as error:
+            self.phase = Phase.OPEN
+            raise BadRequest(f"ordered topics in transactions are not supported: {error}") from None
         except (BadRequest, NotFound, Refused, QueueFull):
             # Nothing of it was stored.
             self.phase = Phase.OPEN

@@ -5,7 +5,7 @@ the pull log; replaying them through the same `apply` is recovery. `states` hold
 message.
 """
 
-from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Nack, Pull, Resend, Skip, Start
+from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Move, Nack, Pull, Resend, Skip, Start
 from towline.delivery.dedup import Dedup
 from towline.delivery.events import Event, Part, decode_event, encode_event
 from towline.delivery.group import Group
@@ -26,6 +26,7 @@ __all__ = [
     "GroupSnapshot",
     "Lapse",
     "Leave",
+    "Move",
     "Nack",
     "Part",
     "Producers",

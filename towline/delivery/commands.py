@@ -7,7 +7,7 @@ import msgspec
 from towline.delivery.events import Part
 from towline.model import Span
 
-__all__ = ["Ack", "Bury", "Command", "GiveBack", "Lapse", "Leave", "Nack", "Pull", "Resend", "Skip", "Start"]
+__all__ = ["Ack", "Bury", "Command", "GiveBack", "Lapse", "Leave", "Move", "Nack", "Pull", "Resend", "Skip", "Start"]
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -91,4 +91,11 @@ class Resend(msgspec.Struct, frozen=True):
     dead: tuple[int, ...]
 
 
-Command = Start | Pull | Ack | Nack | GiveBack | Leave | Lapse | Bury | Skip | Resend
+class Move(msgspec.Struct, frozen=True):
+    """Go on elsewhere: by lane, the next message to deliver."""
+
+    moves: tuple[tuple[int, int], ...]
+    reason: str = ""
+
+
+Command = Start | Pull | Ack | Nack | GiveBack | Leave | Lapse | Bury | Skip | Resend | Move

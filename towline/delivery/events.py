@@ -15,6 +15,7 @@ __all__ = [
     "Event",
     "Failed",
     "GaveUp",
+    "Moved",
     "Overrun",
     "Part",
     "Pulled",
@@ -115,7 +116,14 @@ class Resent(_Event, frozen=True, array_like=True, tag=11):
     dead: tuple[tuple[int, int], ...]
 
 
-Event = Started | Pulled | Acked | Failed | GaveUp | Returned | Released | Buried | Skipped | Overrun | Resent
+class Moved(_Event, frozen=True, array_like=True, tag=12):
+    """The group goes on at these sequence numbers, by (lane, number)."""
+
+    moves: tuple[tuple[int, int], ...]
+    reason: str = ""
+
+
+Event = Started | Pulled | Acked | Failed | GaveUp | Returned | Released | Buried | Skipped | Overrun | Resent | Moved
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)

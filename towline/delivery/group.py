@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator
 from operator import lt
 from typing import Final
 
-from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Nack, Pull, Resend, Skip, Start
+from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Move, Nack, Pull, Resend, Skip, Start
 from towline.delivery.events import (
     Acked,
     Buried,
     Event,
     Failed,
     GaveUp,
+    Moved,
     Overrun,
     Part,
     Pulled,
@@ -27,14 +28,13 @@ from towline.delivery.events import (
 from towline.delivery.lease import Act, Lease, lost
 from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals
 from towline.delivery.retry import AT_ONCE, RetryQueue
+from towline.delivery.seek import apply_moved, within_bounds
+from towline.delivery.shards import Shards, behind
 from towline.delivery.states import RULES, State
 from towline.errors import BadRequest, Conflict
 from towline.model import LANES, GroupConfig
 
-__all__ = ["LANE_COUNT", "Group"]
-
-LANE_COUNT: Final = 2 * len(LANES)
-"""The topic's lanes, then the group's own: for each priority a lane of messages that are for this group alone."""
+__all__ = ["Group"]
 
 PARTS_MAX: Final = 1_000
 """Parts in one pull: a queue that is all fragments is delivered in several."""
@@ -56,32 +56,41 @@ _ACTS: dict[type[Event], Act] = {
     Returned: "given back",
     Skipped: "skipped",
 }
-_LANES_BY_RANK = tuple((rank + len(LANES), rank) for rank in range(len(LANES)))
 
 Moving = Pulled | Acked | Failed | GaveUp | Returned | Released | Buried | Skipped | Overrun
 """Events that move messages of the group's lanes from state to state."""
 
 
 class Group:
-    """State and rules of a group. `decide` only looks; `apply` is the one way in which anything changes."""
+    """State and rules of a group. `decide` only looks; `apply` is the one way in which anything changes.
 
-    def __init__(self, config: GroupConfig) -> None:
+    Its lanes are the topic's (one for each priority, or the shards of an ordered topic), then the group's own: for each
+    priority a lane of messages that are for this group alone.
+    """
+
+    def __init__(self, config: GroupConfig, shards: int = 0) -> None:
         self.config = config
-        self.next = [0] * LANE_COUNT
-        self.firsts = [0] * LANE_COUNT
+        self.topic_lanes = shards or len(LANES)
+        count = self.topic_lanes + len(LANES)
+        self.next = [0] * count
+        self.firsts = [0] * count
         """The oldest message that the store still has, by lane."""
-        self.ends = [0] * LANE_COUNT
+        self.ends = [0] * count
         """The end of what may be delivered, by lane."""
-        self.mean_bytes = [1] * LANE_COUNT
+        self.mean_bytes = [1] * count
         self.leases: dict[int, Lease] = {}
         self.settled: OrderedDict[int, Lease] = OrderedDict()
-        self.retries = RetryQueue()
+        self.retries = RetryQueue(shards)
+        self.shards = Shards(shards, self.retries) if shards else None
         self.dying: dict[Part, str] = {}
         self.resent: list[tuple[int, int]] = []
         self.in_flight: dict[str, int] = {}
         self.counters = dict.fromkeys((State.DONE, State.DEAD, State.GONE), 0)
         self._settled_parts = 0
         self._deadlines: list[tuple[int, int]] = []
+        owns = range(self.topic_lanes, count)
+        self._ranks = tuple((own,) if shards else (own, rank) for rank, own in enumerate(owns))
+        """From high to low, the lanes that are served by priority."""
 
     # What the store has
 
@@ -90,6 +99,13 @@ class Group:
         self.firsts[lane] = max(first, self.firsts[lane])
         self.ends[lane] = max(end, self.ends[lane])
         self.mean_bytes[lane] = max(mean_bytes, 1)
+        if self.shards is not None and self.next[lane] < end:
+            self.shards.grow(lane)
+
+    def refresh(self, lane: int) -> None:
+        """A lane was changed: see whether a pull may take from it, if it is a shard."""
+        if self.shards is not None:
+            self.shards.refresh(lane, fresh=max(self.next[lane], self.firsts[lane]) < self.ends[lane])
 
     # Figures
 
@@ -103,8 +119,20 @@ class Group:
 
     def deliverable(self, now_us: int) -> bool:
         """Whether there is anything that a pull could take now."""
+        if self.config.paused:
+            return False
+        self._ripen(now_us)
+        if self.shards is None:
+            return self.retries.has_ready() or any(at < end for at, end in zip(self.next, self.ends, strict=True))
+        owns = range(self.topic_lanes, len(self.next))
+        return bool(self.shards.waiting) or any(
+            self.retries.is_ready(lane) or self.next[lane] < self.ends[lane] for lane in owns
+        )
+
+    def _ripen(self, now_us: int) -> None:
         self.retries.ripen(now_us)
-        return self.retries.has_ready() or any(at < end for at, end in zip(self.next, self.ends, strict=True))
+        if self.shards is not None:
+            self.shards.ripen(now_us)
 
     def leased(self) -> int:
         return sum(self.in_flight.values())
@@ -113,8 +141,14 @@ class Group:
         """When time alone makes a difference again: a retry becomes due, or a pull's deadline passes."""
         while self._deadlines and self._deadlines[0][1] not in self.leases:
             heapq.heappop(self._deadlines)
-        times = [self.retries.next_due_us(), self._deadlines[0][0] if self._deadlines else None]
+        times = [self.next_retry_us(), self._deadlines[0][0] if self._deadlines else None]
         return min((time for time in times if time is not None), default=None)
+
+    def next_retry_us(self) -> int | None:
+        """When the next of what waits for its time is due."""
+        due_us = self.retries.next_due_us()
+        of_shard = self.shards.next_due_us() if self.shards is not None else None
+        return due_us if of_shard is None else of_shard if due_us is None else min(due_us, of_shard)
 
     def pins(self) -> dict[int, int]:
         """By lane, the oldest message that must not be dropped: leased, retrying or dying."""
@@ -135,8 +169,10 @@ class Group:
             case Nack():
                 return self._decide_nack(command, now_us)
             case GiveBack():
-                parts = self._lease(command.consumer, command.pull).choose(command.spans, "given back")
-                return [Returned(now_us, command.pull, tuple(parts))] if parts else []
+                lease = self._lease(command.consumer, command.pull)
+                parts = lease.choose(command.spans, "given back")
+                events: list[Event] = [Returned(now_us, command.pull, tuple(parts))] if parts else []
+                return events + self._return_behind(lease, parts, now_us)
             case Leave():
                 return self._decide_leave(command, now_us)
             case Lapse():
@@ -151,12 +187,17 @@ class Group:
                 return self._decide_skip(command, now_us)
             case Resend():
                 return self._decide_resend(command, now_us)
+            case Move():
+                moves = within_bounds(self, command.moves)
+                return [Moved(now_us, moves, command.reason)] if moves else []
 
     def _decide_pull(self, command: Pull, now_us: int) -> list[Event]:
-        self.retries.ripen(now_us)
+        if self.config.paused:
+            return []
+        self._ripen(now_us)
         events: list[Event] = self._overrun(now_us) if any(map(lt, self.next, self.firsts)) else []
         room = min(command.max_messages, self.config.max_in_flight - self.in_flight.get(command.consumer, 0))
-        parts, full = self._fill(room, command.max_bytes)
+        parts, full = self._fill(room, command.max_bytes, now_us)
         if parts and (full or sum(part.count for part in parts) >= command.min_messages):
             deadline_us = now_us + round(self.config.timeout_s * 1_000_000) if self.config.timeout_s else 0
             events.append(Pulled(now_us, command.pull, command.consumer, deadline_us, tuple(parts)))
@@ -166,10 +207,10 @@ class Group:
         positions = enumerate(zip(self.next, self.firsts, strict=True))
         return [Overrun(now_us, tuple(Part(lane, at, first - at, 1) for lane, (at, first) in positions if at < first))]
 
-    def _fill(self, room: int, max_bytes: int) -> tuple[list[Part], bool]:
+    def _fill(self, room: int, max_bytes: int, now_us: int) -> tuple[list[Part], bool]:
         """As much as fits, and whether that is all that fits: if not, all that there is was taken."""
         parts: list[Part] = []
-        for part in self._candidates():
+        for part in self._candidates(now_us):
             mean = self.mean_bytes[part.lane]
             count = min(part.count, room, max(max_bytes // mean, 0 if parts else 1))
             if count > 0:
@@ -180,10 +221,11 @@ class Group:
                 return parts, True
         return parts, False
 
-    def _candidates(self) -> Iterator[Part]:
-        """From high to low: what is due again, then what is new; the group's own lane before the topic's."""
+    def _candidates(self, now_us: int) -> Iterator[Part]:
+        """From high to low: what is due again, then what is new; the group's own lane before the topic's. Then the
+        shards, if the topic has any."""
         fresh = self.retries.size < RETRIES_MAX
-        for lanes in _LANES_BY_RANK:
+        for lanes in self._ranks:
             if self.retries.size:
                 for lane in lanes:
                     yield from self.retries.ready(lane)
@@ -192,6 +234,19 @@ class Group:
                     at, end = max(self.next[lane], self.firsts[lane]), self.ends[lane]
                     if at < end:
                         yield Part(lane, at, end - at, 1)
+        if self.shards is not None:
+            yield from self._of_shards(self.shards, now_us, fresh=fresh)
+
+    def _of_shards(self, shards: Shards, now_us: int, *, fresh: bool) -> Iterator[Part]:
+        for lane in shards.waiting:
+            for part in shards.due(lane, now_us):
+                if part is None:
+                    break
+                yield part
+            else:
+                at, end = max(self.next[lane], self.firsts[lane]), self.ends[lane]
+                if fresh and at < end:
+                    yield Part(lane, at, end - at, 1)
 
     def _decide_ack(self, command: Ack, now_us: int) -> list[Event]:
         chosen = {command.pull: self._lease(command.consumer, command.pull).choose(command.spans, "acked")}
@@ -207,7 +262,8 @@ class Group:
         delay_s, reason = command.delay_s, command.reason[:REASON_MAX]
         if delay_s is not None and not 0 <= delay_s <= DELAY_MAX_S:
             raise BadRequest(f"a delay of {delay_s:g} s: give between 0 seconds and a year")
-        parts = self._lease(command.consumer, command.pull).choose(command.spans, "nacked")
+        lease = self._lease(command.consumer, command.pull)
+        parts = lease.choose(command.spans, "nacked")
         again, last = ([], parts) if command.dead else self._by_attempt(parts)
         by_due: dict[int, list[Part]] = {}
         for part in again:
@@ -216,7 +272,14 @@ class Group:
         events: list[Event] = [
             Failed(now_us, command.pull, tuple(some), due, reason) for due, some in sorted(by_due.items())
         ]
-        return [*events, GaveUp(now_us, command.pull, tuple(last), reason)] if last else events
+        if last:
+            events.append(GaveUp(now_us, command.pull, tuple(last), reason))
+        return events if command.dead else events + self._return_behind(lease, parts, now_us)
+
+    def _return_behind(self, lease: Lease, chosen: list[Part], now_us: int) -> list[Event]:
+        """In a shard nothing overtakes what is tried again: what its consumer holds behind it is taken away."""
+        rest = behind(lease.open, chosen, self.shards.count) if self.shards is not None else []
+        return [Returned(now_us, lease.pull, tuple(rest), taken=True)] if rest else []
 
     def _decide_leave(self, command: Leave, now_us: int) -> list[Event]:
         held = [lease for lease in self.leases.values() if lease.consumer == command.consumer]
@@ -266,19 +329,32 @@ class Group:
 
     def apply(self, event: Event) -> None:
         """Make an event true. The same on the way forward and in recovery."""
+        self._apply(event)
+        if self.shards is not None:
+            for lane in self._touched(event):
+                self.refresh(lane)
+
+    def _touched(self, event: Event) -> Iterable[int]:
+        if isinstance(event, (Started, Moved, Resent)):
+            return range(self.topic_lanes)
+        return {part.lane for part in event.parts}
+
+    def _apply(self, event: Event) -> None:
         if isinstance(event, Pulled):
             self.retries.ripen(event.at_us)
             self._move(event)
             self.grant(event)
         elif isinstance(event, Started):
-            assert len(event.positions) == LANE_COUNT, event
+            assert len(event.positions) == len(self.next), event
             self.next = list(event.positions)
         elif isinstance(event, Resent):
             self._apply_resent(event)
+        elif isinstance(event, Moved):
+            apply_moved(self, event)
         else:
             self._move(event)
             if not isinstance(event, (Buried, Overrun)):
-                self._close_if_settled(event.pull)
+                self.close_if_settled(event.pull)
 
     def _move(self, event: Moving) -> None:
         """Take the messages out of the state that they are in, and bring them into the one that the table says."""
@@ -308,10 +384,20 @@ class Group:
             lease = self.leases.get(event.pull)
             assert lease is not None, event
             if isinstance(event, Released) or (isinstance(event, (GaveUp, Returned)) and event.taken):
-                lease.take(part)
+                self.take_from(lease, part)
             else:
                 lease.settle(part, _ACTS[type(event)])
-            self._count_in_flight(lease.consumer, -part.count)
+                self._ended(lease, part)
+
+    def take_from(self, lease: Lease, part: Part) -> None:
+        """A consumer does not hold these messages any more, and cannot settle them."""
+        lease.take(part)
+        self._ended(lease, part)
+
+    def _ended(self, lease: Lease, part: Part) -> None:
+        self._count_in_flight(lease.consumer, -part.count)
+        if self.shards is not None:
+            self.shards.lease(part.lane, -part.count)
 
     def _enter(self, state: State, part: Part, event: Moving) -> None:
         if state is State.RETRYING:
@@ -334,13 +420,16 @@ class Group:
         assert event.pull not in self.leases, event
         self.leases[event.pull] = Lease(event.pull, event.consumer, event.deadline_us, event.parts)
         self._count_in_flight(event.consumer, sum(part.count for part in event.parts))
+        if self.shards is not None:
+            for part in event.parts:
+                self.shards.lease(part.lane, part.count)
         if event.deadline_us:
             heapq.heappush(self._deadlines, (event.deadline_us, event.pull))
             if len(self._deadlines) > 2 * len(self.leases) + 64:
                 self._deadlines = [one for one in self._deadlines if one[1] in self.leases]
                 heapq.heapify(self._deadlines)
 
-    def _close_if_settled(self, pull: int) -> None:
+    def close_if_settled(self, pull: int) -> None:
         lease = self.leases.get(pull)
         if lease is not None and not lease.open:
             self.remember_settled(self.leases.pop(pull))

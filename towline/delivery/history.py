@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from towline.delivery.events import Event, Part, Resent, Started
+from towline.delivery.events import Event, Moved, Part, Resent, Started
 from towline.delivery.group import Group
 from towline.delivery.states import RULES, State
 from towline.model import Span
@@ -48,6 +48,10 @@ def concerns(event: Event, messages: set[tuple[int, int]], dead: set[int]) -> Pa
         # The group began behind the message, which is not for it then.
         passed = next(((lane, seq) for lane, seq in messages if seq < event.positions[lane]), None)
         return None if passed is None else Part(*passed, 1, 0)
+    if isinstance(event, Moved):
+        lanes = {lane for lane, _ in event.moves}
+        moved = next(((lane, seq) for lane, seq in sorted(messages) if lane in lanes), None)
+        return None if moved is None else Part(*moved, 1, 0)
     for lane, first, count, attempt in getattr(event, "parts", ()):
         for of, seq in messages:
             if of == lane and first <= seq < first + count:

@@ -7,7 +7,7 @@ delivered is delivered again: messages come twice after damage to the pull log, 
 
 from __future__ import annotations
 
-from towline.delivery.events import Buried, Event, Overrun, Part, Pulled, Resent, Returned, Skipped, Started
+from towline.delivery.events import Buried, Event, Moved, Overrun, Part, Pulled, Resent, Returned, Skipped, Started
 from towline.delivery.group import Group
 from towline.delivery.parts import cut
 from towline.delivery.retry import AT_ONCE
@@ -22,7 +22,7 @@ UNKNOWN = ""
 
 def mend(group: Group, event: Event) -> bool:
     """Apply an event although events before it may be lost; whether it had to be made to fit."""
-    if isinstance(event, (Started, Resent)) or _fits(group, event):
+    if isinstance(event, (Started, Resent, Moved)) or _fits(group, event):
         group.apply(event)
         return False
     for part in event.parts:
@@ -30,6 +30,8 @@ def mend(group: Group, event: Event) -> bool:
         _go_past(group, part)
     if isinstance(event, Overrun):
         group.counters[State.GONE] += sum(part.count for part in event.parts)
+        for part in event.parts:
+            group.refresh(part.lane)
         return True
     if isinstance(event, Pulled):
         for part in event.parts:
@@ -40,12 +42,14 @@ def mend(group: Group, event: Event) -> bool:
         _take_away(group, event.pull, event.at_us)
         group.grant(Pulled(event.at_us, event.pull, UNKNOWN, 0, event.parts))
     group.apply(event)
+    for lane in range(group.topic_lanes):
+        group.refresh(lane)
     return True
 
 
 def _fits(group: Group, event: Event) -> bool:
     """Whether all messages of the event are in a state that it can take them from."""
-    assert not isinstance(event, (Started, Resent))
+    assert not isinstance(event, (Started, Resent, Moved))
     if isinstance(event, (Pulled, Overrun)):
         group.retries.ripen(event.at_us)
         return all(

@@ -40,22 +40,24 @@ class _Entry:
 
     def without(self, first: int, end: int) -> list[_Entry]:
         """What remains on both sides."""
-        sides = ((self.first, first), (end, self.end))
+        sides = ((self.first, min(first, self.end)), (max(end, self.first), self.end))
         return [
             _Entry(Part(self.lane, low, high - low, self.attempt), self.due_us) for low, high in sides if low < high
         ]
 
 
 class RetryQueue:
-    """Entries wait in a heap until they are due, then lie ready by lane and sequence number.
+    """Entries wait in a heap until they are due, then lie ready by lane and sequence number. Those of the first
+    `in_place` lanes, the shards of an ordered topic, lie there from the beginning: none of them is passed over.
 
     How messages fall into entries, and whether an entry is ready already, depends on when `ripen` was called. What is
     in the queue does not: which messages, their attempts, and when they are due.
     """
 
-    __slots__ = ("_heap", "_number", "_ready", "_tails", "messages", "size")
+    __slots__ = ("_heap", "_in_place", "_number", "_ready", "_tails", "messages", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, in_place: int = 0) -> None:
+        self._in_place = in_place
         self._heap: list[tuple[int, int, _Entry]] = []
         self._ready: dict[int, list[_Entry]] = {}
         self._tails: dict[tuple[int, int, int], _Entry] = {}
@@ -83,6 +85,9 @@ class RetryQueue:
 
     def add(self, part: Part, due_us: int) -> None:
         self.messages += part.count
+        if part.lane < self._in_place:
+            self._insert(_Entry(part, due_us))
+            return
         key = part.lane, part.attempt, due_us
         neighbour = self._tails.get(key)
         if neighbour is not None and neighbour.end == part.first:
@@ -106,6 +111,18 @@ class RetryQueue:
     def has_ready(self) -> bool:
         return bool(self._ready)
 
+    def is_ready(self, lane: int) -> bool:
+        return lane in self._ready
+
+    def row(self, lane: int) -> Iterator[tuple[Part, int]]:
+        """The parts of a lane that are kept in place, in order, and when each is due."""
+        return ((entry.part, entry.due_us) for entry in self._ready.get(lane, ()))
+
+    def head_due_us(self, lane: int) -> int | None:
+        """When the first of the parts in place is due."""
+        row = self._ready.get(lane)
+        return row[0].due_us if row else None
+
     def remove(self, part: Part) -> None:
         """Take out a part that must be here, whole, under the same attempt; it may lie across several entries."""
         first = part.first
@@ -123,6 +140,29 @@ class RetryQueue:
             self.size += len(rest) - 1
             first = end
         self.messages -= part.count
+
+    def drop(self, lane: int, first: int) -> int:
+        """Take out all of a lane from a sequence number on; how many messages it were."""
+        before = self.messages
+        row = self._ready.pop(lane, [])
+        kept = [side for entry in row for side in ([entry] if entry.end <= first else entry.without(first, entry.end))]
+        if kept:
+            self._ready[lane] = kept
+        heap = []
+        for due_us, number, entry in self._heap:
+            if entry.lane != lane or entry.end <= first:
+                heap.append((due_us, number, entry))
+                continue
+            key = entry.lane, entry.attempt, entry.due_us
+            if self._tails.get(key) is entry:
+                del self._tails[key]
+            heap += [(due_us, number, side) for side in entry.without(first, entry.end)]
+        heapq.heapify(heap)
+        self._heap = heap
+        self.size = len(heap) + sum(map(len, self._ready.values()))
+        entries = [*(entry for _, _, entry in heap), *(entry for row in self._ready.values() for entry in row)]
+        self.messages = sum(entry.count for entry in entries)
+        return before - self.messages
 
     def holds(self, part: Part) -> bool:
         """Whether a part is here, whole and under the same attempt."""
@@ -162,6 +202,19 @@ class RetryQueue:
         key = entry.lane, entry.attempt, entry.due_us
         if self._tails.get(key) is entry:
             del self._tails[key]
+        return self._put(entry)
+
+    def _insert(self, entry: _Entry) -> None:
+        """Put an entry into its place; a neighbour that is alike takes it in."""
+        row, at = self._put(entry)
+        self.size += 1
+        before = row[at - 1] if at else None
+        if before and (before.end, before.attempt, before.due_us) == (entry.first, entry.attempt, entry.due_us):
+            before.count += entry.count
+            del row[at]
+            self.size -= 1
+
+    def _put(self, entry: _Entry) -> tuple[list[_Entry], int]:
         row = self._ready.setdefault(entry.lane, [])
         at = bisect_left(row, entry.first, key=_first)
         assert at == 0 or row[at - 1].end <= entry.first, (row[at - 1].part, entry.part)

@@ -35,7 +35,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     position: int
     """The events of the pull log before this one are in here."""
     offsets: list[int]
-    """The next sequence number of each lane: the topic's high, middle and low, then the group's own."""
+    """The next sequence number of each lane: the topic's high, middle and low, or its shards, then the group's own."""
     leases: list[LeaseSnapshot]
     retries: list[tuple[Part, int]]
     dying: list[tuple[Part, str]]
@@ -61,8 +61,9 @@ def snapshot(group: Group, position: int) -> GroupSnapshot:
     )
 
 
-def restore(config: GroupConfig, document: GroupSnapshot) -> Group:
-    group = Group(config)
+def restore(config: GroupConfig, document: GroupSnapshot, shards: int = 0) -> Group:
+    group = Group(config, shards)
+    assert len(document.offsets) == len(group.next), (document.topic, document.group, len(document.offsets), shards)
     group.next = list(document.offsets)
     for lease in document.leases:
         group.grant(Pulled(0, lease.pull, lease.consumer, lease.deadline_us, tuple(lease.open)))
@@ -74,6 +75,8 @@ def restore(config: GroupConfig, document: GroupSnapshot) -> Group:
     group.counters = {State[name]: count for name, count in document.counters.items()}
     for lease in document.settled:
         group.remember_settled(_settled_in(Lease(lease.pull, lease.consumer, lease.deadline_us, ()), lease))
+    for lane in range(shards):
+        group.refresh(lane)
     return group
 
 

@@ -14,6 +14,7 @@ from towline.delivery.events import (
     Event,
     Failed,
     GaveUp,
+    Moved,
     Overrun,
     Pulled,
     Released,
@@ -34,7 +35,7 @@ class State(enum.Enum):
     DYING = "given up, and about to be copied to the dead letters"
     DONE = "consumed: behind the position, and in no list"
     DEAD = "copied to the dead letters, from where it can be sent again"
-    GONE = "dropped by retention or unreadable, which the broker's log reports"
+    GONE = "dropped by retention, unreadable (the broker's log reports both), or passed over by a seek or a purge"
 
     @property
     def status(self) -> str:
@@ -83,10 +84,29 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(Skipped, (State.LEASED, State.DYING), State.GONE, "its bytes are damaged or were trimmed away"),
     Transition(Overrun, (State.WAITING,), State.GONE, "retention dropped it before the group came to it"),
     Transition(Resent, (State.DEAD,), State.WAITING, "it is sent again: a copy waits on the group's own lane"),
+    Transition(
+        Moved,
+        (State.LEASED, State.RETRYING, State.DYING, State.DONE, State.DEAD, State.GONE),
+        State.WAITING,
+        "the group is moved back to it, or to before it: it is delivered again, as for the first time",
+    ),
+    Transition(
+        Moved,
+        (State.WAITING, State.LEASED, State.RETRYING, State.DYING),
+        State.GONE,
+        "the group is moved forwards to behind it, or the topic is purged",
+    ),
+    Transition(
+        Moved,
+        (State.LEASED,),
+        State.RETRYING,
+        "others of its pull were moved, so the pull ended; due at once, same attempt",
+    ),
 )
 """`Started` is not here: it moves no message, it only says where a new group begins."""
 
-RULES: dict[type[Event], Transition] = {transition.event: transition for transition in TRANSITIONS}
+RULES: dict[type[Event], Transition] = {rule.event: rule for rule in TRANSITIONS if rule.event is not Moved}
+"""For events that name the messages they move. `Moved` names positions: see `seek`."""
 
 
 def describe() -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from towline.model import GroupConfig, TopicConfig
+from towline.model import MAX_SHARDS, GroupConfig, TopicConfig
 
 __all__ = [
     "ANSWERS",
@@ -26,6 +26,7 @@ __all__ = [
     "Browsed",
     "CancelDelayed",
     "CreateTopic",
+    "DeadPurged",
     "Delayed",
     "DelayedCancelled",
     "DelayedMessage",
@@ -54,7 +55,6 @@ __all__ = [
     "Pull",
     "Pulled",
     "PurgeDead",
-    "Purged",
     "PutGroup",
     "PutTopic",
     "Request",
@@ -85,6 +85,7 @@ VERSION = 1
 _Name = Annotated[str, msgspec.Meta(max_length=100)]
 _Text = Annotated[str, msgspec.Meta(max_length=8192)]
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Lane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS - 1)]
 _Many = 10_000
 
 
@@ -146,8 +147,11 @@ class Beat(Request, frozen=True, array_like=True):
 
 class FrameHead(msgspec.Struct, frozen=True, array_like=True):
     topic: _Name
-    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    lane: _Lane
+    """0 high, 1 middle, 2 low; of an ordered topic the shard."""
     length: _Natural
+    shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)] = 0
+    """How many shards the sender takes the topic to have; refused with `wrong-shard` if it has another number."""
 
 
 class Send(Request, frozen=True, array_like=True):
@@ -198,6 +202,8 @@ class Attached(Answer, frozen=True, array_like=True):
     held: list[int]
     """The pulls that this consumer still holds."""
     config: GroupConfig
+    shards: int = 0
+    """The shards of the topic, if it is an ordered one: lanes from there on are the group's own."""
 
 
 class Act(msgspec.Struct, frozen=True, array_like=True):
@@ -377,7 +383,7 @@ class Browse(Request, frozen=True, array_like=True):
 
     kind = 16
     topic: _Name
-    lane: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
+    lane: _Lane = 0
     group: _Name = ""
     first: _Natural = 0
     max_messages: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 100
@@ -416,7 +422,7 @@ class Locate(Request, frozen=True, array_like=True):
 
     kind = 18
     topic: _Name
-    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    lane: _Lane
     time_us: _Natural
 
 
@@ -562,7 +568,7 @@ class PurgeDead(Request, frozen=True, array_like=True):
     before: _Natural
 
 
-class Purged(Answer, frozen=True, array_like=True):
+class DeadPurged(Answer, frozen=True, array_like=True):
     kind = 184
     count: int
 

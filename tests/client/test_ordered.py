@@ -1,0 +1,107 @@
+"""Ordered topics, through the clients."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+
+from tests.client.either import do, each, entered
+from towline.errors import BadRequest, LeaseLost
+
+
+async def test_messages_of_a_key_stay_in_order(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(topic, shards=8))
+        for number in range(60):
+            receipt = await do(mq.send(topic, b"%d" % number, key=f"k{number % 7}"))
+            assert receipt.lane == str(crc32c(f"k{number % 7}".encode()) % 8)
+        bodies = [b"%d" % number for number in range(60, 300)]
+        receipts = await do(mq.send_many(topic, bodies, keys=[f"k{number % 7}" for number in range(60, 300)]))
+        assert [receipt.lane for receipt in receipts][:7] == [
+            str(crc32c(f"k{number % 7}".encode()) % 8) for number in range(60, 67)
+        ]
+        async with entered(mq.producer()) as producer:
+            for number in range(300, 400):
+                await do(producer.send(topic, b"%d" % number, key=f"k{number % 7}"))
+        seen: dict[str, list[int]] = defaultdict(list)
+        async with entered(mq.consumer(topic, group="g", idle_timeout=0.3)) as consumer:
+            while sum(map(len, seen.values())) < 400:
+                batch = await do(consumer.pull(50, wait=5))
+                for message in batch:
+                    assert message.shard_key == message.key
+                    seen[message.key].append(int(message.body))
+                await do(batch.ack())
+        assert all(numbers == sorted(numbers) for numbers in seen.values())
+        assert sorted(number for numbers in seen.values() for number in numbers) == list(range(400))
+
+
+async def test_a_shard_key_goes_before_the_key(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(topic, shards=16))
+        one = await do(mq.send(topic, b"a", key="k1", shard_key="customer-7"))
+        [two] = await do(mq.send_many(topic, [b"b"], keys=["k2"], shard_keys=["customer-7"]))
+        async with entered(mq.producer()) as producer:
+            await do(producer.send(topic, b"c", shard_key="customer-7"))
+        assert one.lane == two.lane
+        page = await do(mq.browse(topic, int(one.lane)))
+        assert [(message.body, message.shard_key, message.lane) for message in page] == [
+            (body, "customer-7", one.lane) for body in (b"a", b"b", b"c")
+        ]
+
+
+async def test_what_cannot_be_put_in_order_is_refused(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(topic, shards=2))
+        with pytest.raises(BadRequest, match=f"{topic} is ordered.*give a shard_key"):
+            await do(mq.send(topic, b"a"))
+        with pytest.raises(BadRequest, match="no priority"):
+            await do(mq.send(topic, b"a", key="k", priority="high"))
+        await do(mq.send(f"{topic}-shared", b"a", key="k"))
+        with pytest.raises(BadRequest, match="not an ordered one"):
+            await do(mq.send(f"{topic}-shared", b"a", shard_key="k"))
+
+
+async def test_a_topic_made_anew_with_other_shards_is_looked_up_again(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq, entered(connect(url)) as other:
+        await do(mq.create_topic(topic, shards=2))
+        await do(mq.send(topic, b"a", key="k"))
+        for shards in (64, 0, 7):
+            await do(other.delete_topic(topic))
+            await do(other.create_topic(topic, shards=shards))
+            receipt = await do(mq.send(topic, b"b", key="k"))
+            assert receipt.lane == (str(crc32c(b"k") % shards) if shards else "middle")
+
+
+async def test_iteration_passes_over_what_comes_again_behind_a_failure(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(topic, shards=1))
+        await do(mq.send_many(topic, [b"%d" % number for number in range(6)], keys=["k"] * 6))
+        seen = []
+        async with entered(mq.consumer(topic, group="g", idle_timeout=1.0)) as consumer:
+            async for message in each(consumer):
+                seen.append((int(message.body), message.attempt))
+                if message.body == b"2" and message.attempt == 1:
+                    message.retry(0.0)
+                else:
+                    message.ack()
+        assert seen == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 1), (4, 1), (5, 1)]
+
+
+async def test_a_batch_tells_which_of_its_messages_are_not_its_own_any_more(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(topic, shards=1))
+        await do(mq.send_many(topic, [b"0", b"1", b"2"], keys=["k"] * 3))
+        async with entered(mq.consumer(topic, group="g")) as consumer:
+            zero, one, two = list(await do(consumer.pull(wait=5)))
+            zero.ack()
+            one.nack(delay=0.0)
+            assert (zero.lost, one.lost, two.lost) == (False, False, True)
+            with pytest.raises(LeaseLost):
+                two.ack()
+            again = await do(consumer.pull(wait=5))
+            assert again.bodies() == [b"1", b"2"]
+            await do(again.ack())
+            assert consumer.lost == 0

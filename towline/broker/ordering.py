@@ -1,0 +1,34 @@
+"""Ordered topics, as the broker sees them from outside: how many shards, and who got it wrong."""
+
+from __future__ import annotations
+
+from towline.errors import BadRequest, WrongShard
+from towline.frame import Frame
+from towline.frame.layout import DEDUP, DELIVER_AT
+from towline.model import MAX_SHARDS, lane_stream
+from towline.store import Store
+
+__all__ = ["refuse_joined", "shards_in", "wrong_shard"]
+
+
+def wrong_shard(topic: str, shards: int, reckoned: int) -> WrongShard:
+    has = f"is ordered, with {shards} shards" if shards else "is shared, without shards"
+    took = f"{reckoned} shards" if reckoned else "a shared topic"
+    return WrongShard(f"topic {topic} {has}, but the sender takes it for {took}: look it up again, then send again")
+
+
+def refuse_joined(topic: str, frame: Frame, *, prepared: bool) -> None:
+    """What does not go together with an ordered topic."""
+    if prepared:
+        raise BadRequest(f"topic {topic} is ordered, and ordered topics in prepared transactions are not supported")
+    if frame.flags & DELIVER_AT:
+        raise BadRequest(f"topic {topic} is ordered, and delayed messages in ordered topics are not supported")
+    if frame.flags & DEDUP:
+        raise BadRequest(f"topic {topic} is ordered, and dedup ids in ordered topics are not supported")
+
+
+def shards_in(store: Store, topic: str) -> int:
+    """How many shards a topic must have had, of which only the messages are left; 0 if it was a shared one."""
+    prefix = lane_stream(topic, "")
+    numbers = [name.removeprefix(prefix) for name in store.streams(prefix)]
+    return min(max((int(name) + 1 for name in numbers if name.isdigit()), default=0), MAX_SHARDS)

@@ -1,0 +1,277 @@
+"""Sending to ordered topics, sans I/O: the client finds the shard of each message.
+
+A client takes a topic for a shared one until its broker says otherwise (`WrongShard`), so that sends to shared topics
+cost nothing more. Then it asks how many shards there are, remembers it, and sends again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Never, TypeVar
+
+from crc32c import crc32c
+
+from towline.client import flows
+from towline.client.connection import Call
+from towline.client.outgoing import Body, Sender, as_bodies, as_body, as_key
+from towline.client.receipts import Receipts, ShardReceipts
+from towline.client.steps import Flow, Start
+from towline.errors import BadRequest, ProtocolError, WrongShard
+from towline.model import Priority, Receipt, check_topic
+from towline.protocol.messages import FrameHead, Send, Sent
+from towline.protocol.ordering import ShardCount, Sharded
+
+__all__ = ["Common", "Content", "ShardMap", "refuse_joined", "send", "send_many", "shard_of", "without_spool"]
+
+T = TypeVar("T")
+
+_FRAMES_MAX: Final = 4
+"""Messages for many shards go in larger batches: so many full frames' worth, or the frames would be small."""
+_HEAD_BYTES: Final = 24
+"""What a frame takes in the head of its request, besides the topic's name."""
+_KNOWN_MAX: Final = 10_000
+DEFAULT: Final[Priority] = "middle"
+
+
+def shard_of(topic: str, shards: int, key: str | None, shard_key: str | None, priority: Priority) -> int:
+    """The shard of a message: the same for all that have the same shard key."""
+    return _shards_of(topic, shards, [key if shard_key is None else shard_key], priority)[0]
+
+
+def _shards_of(topic: str, shards: int, chosen: Sequence[str | None], priority: Priority) -> list[int]:
+    if priority != DEFAULT:
+        raise BadRequest(f"topic {topic} is ordered, with {shards} shards: there is no priority {priority!r} in it")
+    if not all(chosen):
+        raise BadRequest(
+            f"topic {topic} is ordered, with {shards} shards: give a shard_key, or a key, to say which messages must "
+            "stay in order"
+        )
+    # No function of our own for each: this is where the time goes.
+    return [crc32c(key.encode()) % shards for key in chosen]  # type: ignore[union-attr]
+
+
+def refuse_joined(topic: str, dedup: bool) -> Never:
+    """What does not go together with an ordered topic."""
+    what = "dedup ids" if dedup else "delayed messages"
+    raise BadRequest(f"topic {topic} is ordered, and {what} in ordered topics are not supported")
+
+
+def without_spool(topic: str) -> BadRequest:
+    return BadRequest(f"topic {topic} is ordered, and sending to ordered topics with a spool_dir is not supported")
+
+
+class ShardMap:
+    """How many shards topics have, as far as this client knows."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def get(self, topic: str) -> int | None:
+        return self._counts.get(topic)
+
+    def forget(self, topic: str) -> None:
+        self._counts.pop(topic, None)
+
+    def look_up(self, topic: str) -> Flow[int]:
+        """Ask the broker."""
+        answer = yield Call(ShardCount(check_topic(topic)))
+        if not isinstance(answer, Sharded):
+            raise ProtocolError(f"ShardCount was answered by {type(answer).__name__}")
+        if len(self._counts) >= _KNOWN_MAX:
+            self._counts.clear()
+        self._counts[topic] = answer.shards
+        return answer.shards
+
+    def find(self, topic: str, *, needed: bool) -> Flow[int]:
+        """The number of shards, asked for if it is not known. `needed`: by a shard key, which a shared topic has no use
+        for."""
+        shards = self._counts.get(topic)
+        if not shards:
+            shards = yield from self.look_up(topic)
+        if needed and not shards:
+            raise BadRequest(
+                f"topic {topic} is not an ordered one, so a shard key has no meaning there: leave it out, or create "
+                "the topic with shards=N first"
+            )
+        return shards
+
+
+class Common(NamedTuple):
+    """What all messages of one call share."""
+
+    sender: Sender
+    shards: ShardMap
+    priority: Priority
+    durability: int
+    compress: bool
+    max_request_bytes: int
+
+
+class Content(NamedTuple):
+    """The messages of one call, column by column."""
+
+    bodies: Sequence[Body]
+    keys: flows.Keys = None
+    headers: flows.Headers = None
+    shard_keys: flows.Keys = None
+    dedup_ids: flows.Keys = None
+    deliver_at_us: Sequence[int] | None = None
+
+    @classmethod
+    def of_one(
+        cls,
+        body: Body,
+        key: str | None,
+        headers: Mapping[str, str] | None,
+        shard_key: str | None,
+        *,
+        dedup_id: str | None = None,
+        deliver_at_us: int = 0,
+    ) -> Content:
+        return cls(
+            [as_body(body)],
+            [key],
+            [headers],
+            None if shard_key is None else [shard_key],
+            None if dedup_id is None else [dedup_id],
+            [deliver_at_us] if deliver_at_us else None,
+        )
+
+
+def send(common: Common, topic: str, content: Content) -> Flow[Receipt]:
+    """One message to a topic that is ordered, or may be."""
+    return (yield from send_many(common, topic, content))[0]
+
+
+def send_many(common: Common, topic: str, content: Content) -> Flow[Receipts]:
+    """Cut into batches as ever; each has a frame for every shard that it touches, and is stored whole or not at all."""
+    content = content._replace(bodies=as_bodies(content.bodies))
+    needed = content.shard_keys is not None
+    shards = common.shards.get(topic) or 0
+    for last in (False, True):
+        if last or (needed and not shards):
+            shards = yield from common.shards.find(topic, needed=needed)
+        try:
+            if not shards:
+                return (yield from _send_shared(common, topic, content))
+            batch = _Batch(common, topic, shards, content)
+            return (yield from _send_batch(batch, common.durability))
+        except WrongShard:
+            common.shards.forget(topic)
+            if last:
+                raise
+    raise AssertionError("the second time is the last")
+
+
+def _send_shared(common: Common, topic: str, content: Content) -> Flow[Receipts]:
+    return (
+        yield from flows.send_many(
+            common.sender,
+            topic,
+            content.bodies,
+            keys=content.keys,
+            priority=common.priority,
+            headers=content.headers,
+            durability=common.durability,
+            compress=common.compress,
+            max_request_bytes=common.max_request_bytes,
+            dedup_ids=content.dedup_ids,
+            deliver_at_us=content.deliver_at_us,
+        )
+    )
+
+
+class _Unit(NamedTuple):
+    """Messages that are stored together: a frame for each shard, and which messages of the call are in it."""
+
+    lanes: list[int]
+    frames: list[bytes]
+    numbers: list[list[int]]
+
+
+class _Batch:
+    """Many messages of one topic, by shard."""
+
+    def __init__(self, common: Common, topic: str, shards: int, content: Content) -> None:
+        dedup = content.dedup_ids is not None and any(one is not None for one in content.dedup_ids)
+        if dedup or any(content.deliver_at_us or ()):
+            refuse_joined(topic, dedup)
+        limit = common.max_request_bytes - flows.HEAD_ROOM
+        bodies = as_bodies(content.bodies)
+        columns = flows.Columns(bodies, content.keys, content.headers, None, None, max_frame_bytes=limit)
+        shard_keys = content.shard_keys
+        if shard_keys is not None and len(shard_keys) != len(columns.bodies):
+            raise BadRequest(f"{len(shard_keys)} shard keys for {len(columns.bodies)} bodies")
+        self.topic = topic
+        self.shards = shards
+        self._common = common
+        self._columns = columns
+        self._shard_keys = None if shard_keys is None else [as_key(key) for key in shard_keys]
+        keys = columns.keys or [None] * len(columns.bodies)
+        given = self._shard_keys
+        chosen = keys if given is None else [key if own is None else own for own, key in zip(given, keys, strict=True)]
+        self._lanes = _shards_of(topic, shards, chosen, common.priority)
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def units(self) -> Iterator[_Unit]:
+        for begin, end in self._columns.cuts(min(self.shards, _FRAMES_MAX)):
+            yield from self._encoded(begin, end)
+
+    def _encoded(self, begin: int, end: int) -> Iterator[_Unit]:
+        by_lane: defaultdict[int, list[int]] = defaultdict(list)
+        for number, lane in enumerate(self._lanes[begin:end], begin):
+            by_lane[lane].append(number)
+        unit = _Unit(list(by_lane), [self._frame(numbers) for numbers in by_lane.values()], list(by_lane.values()))
+        if sum(map(len, unit.frames)) + len(unit.lanes) * (len(self.topic) + _HEAD_BYTES) <= self._columns.limit:
+            yield unit
+            return
+        if end - begin == 1:
+            raise flows.too_large(len(self._columns.bodies[begin]), self._columns.limit)
+        middle = (begin + end) // 2
+        yield from self._encoded(begin, middle)
+        yield from self._encoded(middle, end)
+
+    def _frame(self, numbers: list[int]) -> bytes:
+        columns, common = self._columns, self._common
+        return common.sender.frame(
+            _chosen(columns.bodies, numbers),
+            _chosen(columns.keys, numbers),
+            _chosen(columns.headers, numbers),
+            common.compress,
+            shard_keys=_chosen(self._shard_keys, numbers),
+        )
+
+
+def _send_batch(batch: _Batch, durability: int) -> Flow[Receipts]:
+    """One unit after the other, so that one that fails is followed by none; each is made while the one before it is on
+    its way."""
+    receipts = ShardReceipts(batch.topic, len(batch))
+    before: tuple[Call, _Unit] | None = None
+    for unit in batch.units():
+        heads = zip(unit.lanes, unit.frames, strict=True)
+        request = Send([FrameHead(batch.topic, lane, len(frame), batch.shards) for lane, frame in heads], durability)
+        call = Call(request, unit.frames)
+        if before is not None:
+            yield from _sent(receipts, *before)
+        yield Start(call)
+        before = call, unit
+    if before is not None:
+        yield from _sent(receipts, *before)
+    return receipts
+
+
+def _sent(receipts: ShardReceipts, call: Call, unit: _Unit) -> Flow[None]:
+    answer = yield call
+    if not isinstance(answer, Sent):
+        raise ProtocolError(f"a send was answered by {type(answer).__name__}")
+    for lane, first, numbers in zip(unit.lanes, answer.firsts, unit.numbers, strict=True):
+        receipts.put(lane, first, numbers, answer.appended_at_us)
+
+
+def _chosen(column: Sequence[T] | None, numbers: list[int]) -> list[T] | None:
+    return None if column is None else list(map(column.__getitem__, numbers))
