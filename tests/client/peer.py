@@ -23,6 +23,7 @@ from towline.protocol.messages import (
     Request,
     Welcome,
 )
+from towline.protocol.ordering import ShardCount, Sharded
 
 __all__ = ["Peer", "Visitor", "pulled"]
 
@@ -58,11 +59,14 @@ class Visitor:
         return attach
 
     def expect(self, kind: type[R]) -> R:
-        """The next request, which is of this kind; beats are answered on the way."""
+        """The next request, which is of this kind; beats, and questions after shards, are answered on the way."""
         while True:
             request = self.next()
             if isinstance(request, kind):
                 return request
+            if isinstance(request, ShardCount):
+                self.answer(Sharded(0))
+                continue
             assert isinstance(request, Beat), f"{kind.__name__} was expected, but {request} came"
             self.answer(Done())
 

@@ -233,7 +233,11 @@ def map_entries(path: Path, verify: bool = True) -> memoryview | None:
     directory = load_directory(path)
     if directory is None:
         return None
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None  # retention has dropped it in this very moment
+    with file:
         if verify and _checksum(file.fileno(), directory.entries_at) != directory.entries_crc:
             return None
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

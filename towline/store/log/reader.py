@@ -122,7 +122,8 @@ def verify(path: Path, progress: Callable[[int, int], None] | None = None) -> Re
                 _verify_segment(report, folder, number, (fd, size), is_last=number >= last)
         except FileNotFoundError:
             continue
-        if (number in indexes or number < last) and map_entries(index_path(folder, number)) is None:
+        indexed = number in indexes or number < last
+        if indexed and map_entries(index_path(folder, number)) is None and log_path(folder, number).exists():
             report.unindexed.append(index_path(folder, number))
         read += size
         if progress is not None:
