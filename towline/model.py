@@ -155,10 +155,17 @@ class GroupConfig(msgspec.Struct, frozen=True):
     paused: bool = False
     """It rests: its consumers wait, and get nothing until it is resumed."""
     pause_reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
+    share: tuple[int, ...] = (90, 9, 1)
+    """How the places of a batch are shared between high, middle and low when it cannot take all: so many parts for
+    each, as far as there are messages for them. Empty is strictly by priority, though lower ones may starve."""
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
         check_group(self.name)
+        if self.share and (len(self.share) != len(LANES) or not all(0 <= one <= 10_000 for one in self.share)):
+            raise BadRequest(f"group {self.name}: share={self.share} is not three numbers up to 10,000, or none")
+        if self.share and not sum(self.share):
+            raise BadRequest(f"group {self.name}: a share of nothing at all; () is strictly by priority")
 
 
 def check_topic(name: str) -> str:

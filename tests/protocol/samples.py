@@ -7,7 +7,17 @@ from towline.protocol import messages as m
 
 TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0, 64)
 GROUP = GroupConfig(
-    "orders", "billing", "latest", RetryPolicy(3, (1.0, 2.5)), 30.0, 500, True, 1_700_000_000_000_001, True, "rest"
+    "orders",
+    "billing",
+    "latest",
+    RetryPolicy(3, (1.0, 2.5)),
+    30.0,
+    500,
+    True,
+    1_700_000_000_000_001,
+    paused=True,
+    pause_reason="rest",
+    share=(16, 4, 1),
 )
 ACT = m.Act(1, 7, [(0, 10, 5), (2, 1 << 40, 1)], False, 12.5, "no such customer")
 PART = m.Part(1, 1000, 20, 3, 4096, 2, 1_700_000_000_000_002, bytes([127, 0, 0, 1]))

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from towline.cli.confirm import Yes, confirm
 from towline.cli.moving import register
-from towline.cli.options import Connection
+from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, span, stamp
 from towline.cli.times import Delays, Duration
 from towline.errors import NotFound
@@ -106,6 +106,7 @@ def info(
             ("retry delays", ", ".join(map(span, config.retry.delays_s))),
             ("timeout", span(config.timeout_s) if config.timeout_s else "none"),
             ("max in flight", f"{config.max_in_flight:,} a consumer"),
+            ("share", ", ".join(map(str, config.share)) or "strictly by priority"),
             ("paused", (config.pause_reason or "yes") if config.paused else "no"),
             ("lag", f"{state.lag:,}"),
             ("in flight", f"{state.in_flight:,}"),
@@ -157,6 +158,13 @@ def create(
         ),
     ] = None,
     max_in_flight: Annotated[int | None, Parameter(help="How many messages one consumer may hold unsettled.")] = None,
+    share: Annotated[
+        str | None,
+        Parameter(
+            help="How full batches are shared between high, middle and low, for example `90,9,1`; `none` is strictly "
+            "by priority, though lower ones may starve."
+        ),
+    ] = None,
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Make a group, or change the settings of one.
@@ -166,7 +174,17 @@ def create(
     with connection.connect() as client:
         config = _existing(client, topic, name) or GroupConfig(topic, name)
         retry = _changed(config.retry, max_attempts=max_attempts, delays_s=retry_delays)
-        client.put_group(_changed(config, retry=retry, start=start, timeout_s=timeout, max_in_flight=max_in_flight))
+        changes = {"start": start, "timeout_s": timeout, "max_in_flight": max_in_flight, "share": _share(share)}
+        client.put_group(_changed(config, retry=retry, **changes))
+
+
+def _share(text: str | None) -> tuple[int, ...] | None:
+    if text is None or text == "none":
+        return None if text is None else ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise Usage(f"--share {text!r}: give three numbers such as 90,9,1, or none") from None
 
 
 def _existing(client: Client, topic: str, name: str) -> GroupConfig | None:
@@ -223,6 +241,7 @@ def _facts(state: GroupState) -> dict[str, Any]:
         "timeout_s": config.timeout_s,
         "max_in_flight": config.max_in_flight,
         "ephemeral": config.ephemeral,
+        "share": config.share,
         "paused": config.paused,
         "pause_reason": config.pause_reason,
         "created_at": stamp(config.created_at_us),

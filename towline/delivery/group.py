@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import lt
 from typing import Final
 
@@ -25,6 +25,7 @@ from towline.delivery.events import (
     Skipped,
     Started,
 )
+from towline.delivery.filling import fill
 from towline.delivery.lease import Act, Lease, lost
 from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals
 from towline.delivery.retry import AT_ONCE, RetryQueue
@@ -36,10 +37,6 @@ from towline.model import LANES, GroupConfig
 
 __all__ = ["Group"]
 
-PARTS_MAX: Final = 1_000
-"""Parts in one pull: a queue that is all fragments is delivered in several."""
-RETRIES_MAX: Final = 50_000
-"""Entries of the retry queue. A group that fails more than this at once gets nothing new until it has caught up."""
 SETTLED_MAX: Final = 1_024
 """Settled pulls that are remembered, so that an act that is sent twice gets the same answer twice."""
 SETTLED_PARTS_MAX: Final = 100_000
@@ -85,12 +82,16 @@ class Group:
         self.dying: dict[Part, str] = {}
         self.resent: list[tuple[int, int]] = []
         self.in_flight: dict[str, int] = {}
+        self.turns = 0
+        """How many pulls were granted so far."""
         self.counters = dict.fromkeys((State.DONE, State.DEAD, State.GONE), 0)
         self._settled_parts = 0
         self._deadlines: list[tuple[int, int]] = []
         owns = range(self.topic_lanes, count)
-        self._ranks = tuple((own,) if shards else (own, rank) for rank, own in enumerate(owns))
-        """From high to low, the lanes that are served by priority."""
+        self.ranks = tuple((own,) if shards else (own, rank) for rank, own in enumerate(owns))
+        """From high to low, the lanes that are served by priority …"""
+        self.lower = tuple([lane for lanes in self.ranks[rank + 1 :] for lane in lanes] for rank in range(len(LANES)))
+        """… and for each of them, those below it."""
 
     # What the store has
 
@@ -121,18 +122,14 @@ class Group:
         """Whether there is anything that a pull could take now."""
         if self.config.paused:
             return False
-        self._ripen(now_us)
+        self.retries.ripen(now_us)
         if self.shards is None:
             return self.retries.has_ready() or any(at < end for at, end in zip(self.next, self.ends, strict=True))
+        self.shards.ripen(now_us)
         owns = range(self.topic_lanes, len(self.next))
         return bool(self.shards.waiting) or any(
             self.retries.is_ready(lane) or self.next[lane] < self.ends[lane] for lane in owns
         )
-
-    def _ripen(self, now_us: int) -> None:
-        self.retries.ripen(now_us)
-        if self.shards is not None:
-            self.shards.ripen(now_us)
 
     def leased(self) -> int:
         return sum(self.in_flight.values())
@@ -194,10 +191,12 @@ class Group:
     def _decide_pull(self, command: Pull, now_us: int) -> list[Event]:
         if self.config.paused:
             return []
-        self._ripen(now_us)
+        self.retries.ripen(now_us)
+        if self.shards is not None:
+            self.shards.ripen(now_us)
         events: list[Event] = self._overrun(now_us) if any(map(lt, self.next, self.firsts)) else []
         room = min(command.max_messages, self.config.max_in_flight - self.in_flight.get(command.consumer, 0))
-        parts, full = self._fill(room, command.max_bytes, now_us)
+        parts, full = fill(self, room, command.max_bytes, now_us)
         if parts and (full or sum(part.count for part in parts) >= command.min_messages):
             deadline_us = now_us + round(self.config.timeout_s * 1_000_000) if self.config.timeout_s else 0
             events.append(Pulled(now_us, command.pull, command.consumer, deadline_us, tuple(parts)))
@@ -206,47 +205,6 @@ class Group:
     def _overrun(self, now_us: int) -> list[Event]:
         positions = enumerate(zip(self.next, self.firsts, strict=True))
         return [Overrun(now_us, tuple(Part(lane, at, first - at, 1) for lane, (at, first) in positions if at < first))]
-
-    def _fill(self, room: int, max_bytes: int, now_us: int) -> tuple[list[Part], bool]:
-        """As much as fits, and whether that is all that fits: if not, all that there is was taken."""
-        parts: list[Part] = []
-        for part in self._candidates(now_us):
-            mean = self.mean_bytes[part.lane]
-            count = min(part.count, room, max(max_bytes // mean, 0 if parts else 1))
-            if count > 0:
-                parts.append(Part(part.lane, part.first, count, part.attempt))
-            room -= count
-            max_bytes -= count * mean
-            if count < part.count or room == 0 or len(parts) == PARTS_MAX:
-                return parts, True
-        return parts, False
-
-    def _candidates(self, now_us: int) -> Iterator[Part]:
-        """From high to low: what is due again, then what is new; the group's own lane before the topic's. Then the
-        shards, if the topic has any."""
-        fresh = self.retries.size < RETRIES_MAX
-        for lanes in self._ranks:
-            if self.retries.size:
-                for lane in lanes:
-                    yield from self.retries.ready(lane)
-            if fresh:
-                for lane in lanes:
-                    at, end = max(self.next[lane], self.firsts[lane]), self.ends[lane]
-                    if at < end:
-                        yield Part(lane, at, end - at, 1)
-        if self.shards is not None:
-            yield from self._of_shards(self.shards, now_us, fresh=fresh)
-
-    def _of_shards(self, shards: Shards, now_us: int, *, fresh: bool) -> Iterator[Part]:
-        for lane in shards.waiting:
-            for part in shards.due(lane, now_us):
-                if part is None:
-                    break
-                yield part
-            else:
-                at, end = max(self.next[lane], self.firsts[lane]), self.ends[lane]
-                if fresh and at < end:
-                    yield Part(lane, at, end - at, 1)
 
     def _decide_ack(self, command: Ack, now_us: int) -> list[Event]:
         chosen = {command.pull: self._lease(command.consumer, command.pull).choose(command.spans, "acked")}
@@ -274,7 +232,9 @@ class Group:
         ]
         if last:
             events.append(GaveUp(now_us, command.pull, tuple(last), reason))
-        return events if command.dead else events + self._return_behind(lease, parts, now_us)
+        if self.shards is not None and not command.dead:
+            events += self._return_behind(lease, parts, now_us)
+        return events
 
     def _return_behind(self, lease: Lease, chosen: list[Part], now_us: int) -> list[Event]:
         """In a shard nothing overtakes what is tried again: what its consumer holds behind it is taken away."""
@@ -329,21 +289,11 @@ class Group:
 
     def apply(self, event: Event) -> None:
         """Make an event true. The same on the way forward and in recovery."""
-        self._apply(event)
-        if self.shards is not None:
-            for lane in self._touched(event):
-                self.refresh(lane)
-
-    def _touched(self, event: Event) -> Iterable[int]:
-        if isinstance(event, (Started, Moved, Resent)):
-            return range(self.topic_lanes)
-        return {part.lane for part in event.parts}
-
-    def _apply(self, event: Event) -> None:
         if isinstance(event, Pulled):
             self.retries.ripen(event.at_us)
             self._move(event)
             self.grant(event)
+            self.turns += 1
         elif isinstance(event, Started):
             assert len(event.positions) == len(self.next), event
             self.next = list(event.positions)
@@ -355,6 +305,16 @@ class Group:
             self._move(event)
             if not isinstance(event, (Buried, Overrun)):
                 self.close_if_settled(event.pull)
+        if self.shards is not None:
+            self._refresh_after(event)
+
+    def _refresh_after(self, event: Event) -> None:
+        if isinstance(event, (Started, Moved, Resent)):
+            lanes: Iterable[int] = range(self.topic_lanes)
+        else:
+            lanes = {part.lane for part in event.parts}
+        for lane in lanes:
+            self.refresh(lane)
 
     def _move(self, event: Moving) -> None:
         """Take the messages out of the state that they are in, and bring them into the one that the table says."""
@@ -384,10 +344,10 @@ class Group:
             lease = self.leases.get(event.pull)
             assert lease is not None, event
             if isinstance(event, Released) or (isinstance(event, (GaveUp, Returned)) and event.taken):
-                self.take_from(lease, part)
+                lease.take(part)
             else:
                 lease.settle(part, _ACTS[type(event)])
-                self._ended(lease, part)
+            self._ended(lease, part)
 
     def take_from(self, lease: Lease, part: Part) -> None:
         """A consumer does not hold these messages any more, and cannot settle them."""
