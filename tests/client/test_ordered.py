@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from typing import Any
 
@@ -105,3 +106,21 @@ async def test_a_batch_tells_which_of_its_messages_are_not_its_own_any_more(conn
             assert again.bodies() == [b"1", b"2"]
             await do(again.ack())
             assert consumer.lost == 0
+
+
+async def test_a_dead_letter_sent_again_says_where_it_is(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(f"{topic}-ordered", shards=4))
+        for name, priority in ((topic, "low"), (f"{topic}-ordered", "middle")):
+            await do(mq.send(name, b"a", key="k", priority=priority))
+            async with entered(mq.consumer(name, group="g")) as consumer:
+                [message] = await do(consumer.pull(wait=5))
+                message.dead("no use")
+                await do(consumer.flush())
+                while not await do(mq.resend(name, "g")):
+                    await asyncio.sleep(0.01)
+                [again] = await do(consumer.pull(wait=5))
+                assert (again.body, again.lane, again.priority) == (b"a", f"own-{priority}", priority)
+                assert again.id == f"{name}/own-{priority}/0"
+                assert again.headers["towline-origin"] == message.id
+                again.ack()

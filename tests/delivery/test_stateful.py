@@ -14,6 +14,7 @@ from towline.delivery import (
     Bury,
     Command,
     Event,
+    Expire,
     GiveBack,
     Group,
     GroupSnapshot,
@@ -306,6 +307,17 @@ class Delivery(RuleBasedStateMachine):
         pull, spans = self.pick(share, subset)
         self.do(Skip(pull, spans, "damaged"))
         self.ledger.skip(pull, spanned(spans))
+
+    @precondition(lambda self: self.group.leases)
+    @rule(share=shares, subset=subsets, to_dead=st.booleans())
+    def expire(self, share: float, subset: list[tuple[float, int]] | None, to_dead: bool) -> None:
+        pull, spans = self.pick(share, subset)
+        self.config = self.group.config = msgspec.structs.replace(self.config, expired_to_dead=to_dead)
+        self.do(Expire(pull, spans))
+        if to_dead:
+            self.ledger.expire(pull, spanned(spans))
+        else:
+            self.ledger.skip(pull, spanned(spans))
 
     @precondition(lambda self: self.group.dying)
     @rule(share=shares, count=st.integers(1, 3))

@@ -10,7 +10,7 @@ GROUP = GroupConfig(
     "orders",
     "billing",
     "latest",
-    RetryPolicy(3, (1.0, 2.5)),
+    RetryPolicy(3, (1.0, 2.5), "exponential", 0.5, 3.0, 60.0, 0.25),
     30.0,
     500,
     True,
@@ -18,6 +18,8 @@ GROUP = GroupConfig(
     paused=True,
     pause_reason="rest",
     share=(16, 4, 1),
+    mode="at-most-once",
+    expired_to_dead=True,
 )
 ACT = m.Act(1, 7, [(0, 10, 5), (2, 1 << 40, 1)], False, 12.5, "no such customer")
 PART = m.Part(1, 1000, 20, 3, 4096, 2, 1_700_000_000_000_002, bytes([127, 0, 0, 1]))

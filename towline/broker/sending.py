@@ -11,7 +11,7 @@ from towline.broker.topic import Topic
 from towline.delivery import Producers
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge
 from towline.frame import EVENTS, Frame
-from towline.frame.layout import DEDUP, DELIVER_AT, EXPIRES_AT, TIMEOUT
+from towline.frame.layout import DEDUP, DELIVER_AT, TIMEOUT
 from towline.model import Durability
 from towline.protocol.messages import Sent
 from towline.store import Append, Store
@@ -21,7 +21,7 @@ __all__ = ["Outgoing", "Sender"]
 Outgoing = tuple[str, int, bytes | memoryview]
 """Topic, lane number, frame."""
 
-NOT_YET: Final = DEDUP | DELIVER_AT | EXPIRES_AT | TIMEOUT
+NOT_YET: Final = DEDUP | DELIVER_AT | TIMEOUT
 
 
 class Sender:

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Format, Output, note, print_json, stamp
+from towline.cli.times import Duration
 from towline.errors import BadRequest, TooLarge, TowlineError
 from towline.model import Priority, Receipt
 
@@ -63,6 +64,9 @@ def send(
             help="In an ordered topic, messages with the same shard key stay in order; without it, the key counts."
         ),
     ] = None,
+    ttl: Annotated[
+        Duration | None, Parameter(help="What is not consumed after so long (`30s`) is not delivered any more.")
+    ] = None,
     priority: Annotated[
         Priority, Parameter(name=("--priority", "-p"), help="Which lane of the topic it goes to.")
     ] = "middle",
@@ -93,6 +97,7 @@ def send(
         "headers": _headers(header),
         "key": key,
         "shard_key": shard_key,
+        "ttl": ttl,
     }
     batches = _batches(body, file, whole=whole)
     with connection.connect() as client:
@@ -178,6 +183,7 @@ def _send_batch(client: Client, topic: str, bodies: list[bytes], options: dict[s
         headers=[headers] * len(bodies) if headers else None,
         priority=options["priority"],
         durability=options["durability"],
+        ttl=options["ttl"],
         shard_keys=[shard_key] * len(bodies) if shard_key else None,
     )
 

@@ -113,6 +113,7 @@ class Accumulator(Generic[P]):
         *,
         shards: int = 0,
         shard_key: str | None = None,
+        expires_at_us: int = 0,
     ) -> P:
         """Put a message into the parcel of its lane that is being filled."""
         if shards:
@@ -145,10 +146,8 @@ class Accumulator(Generic[P]):
             if parcel.headers is None:
                 parcel.headers = [None] * len(bodies)
             parcel.headers.append(headers)
-        if shard_key is not None or parcel.shard_keys is not None:
-            if parcel.shard_keys is None:
-                parcel.shard_keys = [None] * len(bodies)
-            parcel.shard_keys.append(shard_key)
+        if shard_key is not None or expires_at_us or parcel.has_more:
+            parcel.add_more(shard_key, expires_at_us)
         index = len(bodies)
         bodies.append(body)
         parcel.size += size

@@ -108,6 +108,7 @@ class Producer:
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
         shard_key: str | None = None,
+        ttl: float | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`."""
         if type(body) is not bytes:
@@ -119,7 +120,10 @@ class Producer:
             shards = await self._look_up(topic, needed=as_key(shard_key) is not None)
         if self._closed or self._accumulator.is_full:
             await self._make_room()
-        pending = self._accumulator.add(topic, body, key, priority, packed, shards=shards, shard_key=shard_key)
+        expires_at_us = self._shipping.expiry_us(ttl)
+        pending = self._accumulator.add(
+            topic, body, key, priority, packed, shards=shards, shard_key=shard_key, expires_at_us=expires_at_us
+        )
         if self._accumulator.stirred:
             self._stirred.set()
         return pending

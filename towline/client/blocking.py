@@ -116,17 +116,19 @@ class Client:
         durability: Durability | str | None = None,
         compress: bool = False,
         shard_key: str | None = None,
+        ttl: float | None = None,
     ) -> Receipt:
         """Send one message. It is stored, as durably as asked, when this returns.
 
-        In an ordered topic the messages of one `shard_key` (or, without it, of one key) are delivered in order.
+        In an ordered topic the messages of one `shard_key` (or, without it, of one key) are delivered in order. A
+        message that was not consumed after `ttl` seconds is not delivered any more.
 
         It is stored once, though the connection may break in between: the broker knows a message that it has seen.
         """
         level = -1 if durability is None else as_durability(durability)
         if shard_key is not None or self._shards.get(topic):
             content = sharding.Content.of_one(body, key, headers, shard_key)
-            return self._link.run(sharding.send(self._common(priority, level, compress), topic, content))
+            return self._link.run(sharding.send(self._common(priority, level, compress, ttl), topic, content))
         call = flows.send(
             self._sender,
             topic,
@@ -137,12 +139,13 @@ class Client:
             durability=level,
             compress=compress,
             max_request_bytes=self._max_request_bytes,
+            ttl=ttl,
         )
         try:
             answer = self._link.ask(call)
         except WrongShard:
             content = sharding.Content.of_one(body, key, headers, None)
-            return self._link.run(sharding.send(self._common(priority, level, compress), topic, content))
+            return self._link.run(sharding.send(self._common(priority, level, compress, ttl), topic, content))
         return flows.receipt(topic, priority, answer)
 
     def send_many(
@@ -156,15 +159,17 @@ class Client:
         durability: Durability | str | None = None,
         compress: bool = False,
         shard_keys: Sequence[str | None] | None = None,
+        ttl: float | None = None,
     ) -> Receipts:
         """Send many messages at a time, by far the quickest way: up to 10,000 messages or 1 MiB are stored together,
         all or none; more are cut into several such batches, and the first that fails ends it."""
-        common = self._common(priority, as_durability(durability), compress)
+        common = self._common(priority, as_durability(durability), compress, ttl)
         content = sharding.Content(bodies, keys, headers, shard_keys)
         return self._link.run(sharding.send_many(common, topic, content))
 
-    def _common(self, priority: Priority, durability: int, compress: bool) -> sharding.Common:
-        return sharding.Common(self._sender, self._shards, priority, durability, compress, self._max_request_bytes)
+    def _common(self, priority: Priority, durability: int, compress: bool, ttl: float | None) -> sharding.Common:
+        limit = self._max_request_bytes
+        return sharding.Common(self._sender, self._shards, priority, durability, compress, limit, ttl)
 
     def producer(
         self,
@@ -218,15 +223,18 @@ class Client:
         max_in_flight: int | None = None,
         ack_interval: float = 0.1,
         on_lost: Callable[[LostLease], None] | None = None,
+        mode: Literal["at-least-once", "at-most-once"] = "at-least-once",
     ) -> Consumer:
         """A consumer of a topic: one of a `group` that shares the work, or, without a group, one that sees every
         message itself (its progress is kept under its `name`; without a name it is forgotten when it leaves).
 
-        `start`, `retry`, `lease_timeout` and `max_in_flight` are settings of the group: they count when it is made by
-        this call. Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has
-        `prefetch` batches coming while one is worked on. Acks and nacks of single messages are told to the broker
-        together, after `ack_interval` seconds at the latest. `on_lost` is called when messages were taken away from
-        this consumer."""
+        `start`, `retry`, `lease_timeout`, `max_in_flight` and `mode` are settings of the group: they count when it is
+        made by this call. With the mode `"at-most-once"` what is delivered counts as consumed: there is nothing to ack,
+        and nothing comes twice.
+
+        Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has `prefetch` batches
+        coming while one is worked on. Acks and nacks of single messages are told to the broker together, after
+        `ack_interval` seconds at the latest. `on_lost` is called when messages were taken away from this consumer."""
         options = ConsumerOptions(
             topic,
             group,
@@ -240,6 +248,7 @@ class Client:
             max_in_flight,
             ack_interval,
             on_lost,
+            mode,
         )
         subscription, link = options.subscription(self._options.timeout_s), self._new_link()
         try:

@@ -122,6 +122,7 @@ def send(
     durability: int,
     compress: bool,
     max_request_bytes: int,
+    ttl: float | None = None,
 ) -> Call:
     """The call that sends one message: a flow of one step, which is spared the generator."""
     lane = as_lane(priority)
@@ -130,6 +131,7 @@ def send(
         None if key is None else [as_key(key)],
         None if headers is None else [as_headers(headers)],
         compress,
+        expires_at_us=None if ttl is None else [sender.expiry_us(ttl)],
     )
     if len(frame) + HEAD_ROOM > max_request_bytes:
         raise too_large(len(body), max_request_bytes)
@@ -154,12 +156,13 @@ def send_many(
     durability: int,
     compress: bool,
     max_request_bytes: int,
+    ttl: float | None = None,
 ) -> Flow[Receipts]:
     """One frame after the other, so that one that fails is followed by none; each is made while the one before it is on
     its way."""
     lane = as_lane(priority)
     bodies = as_bodies(given)
-    columns = Columns(bodies, keys, headers, max_request_bytes - HEAD_ROOM)
+    columns = Columns(bodies, keys, headers, max_request_bytes - HEAD_ROOM, sender.expiry_us(ttl))
     check_topic(name)
     runs: list[Run] = []
     before: tuple[Call, int] | None = None
@@ -182,7 +185,10 @@ def _sent(call: Call, count: int) -> Flow[Run]:
 class Columns:
     """Many messages, cut into frames that fit."""
 
-    def __init__(self, bodies: Sequence[bytes], keys: Any, headers: Any, max_frame_bytes: int) -> None:
+    def __init__(
+        self, bodies: Sequence[bytes], keys: Any, headers: Any, max_frame_bytes: int, expires_at_us: int = 0
+    ) -> None:
+        self.expires_at_us = expires_at_us
         for name, column in (("keys", keys), ("headers", headers)):
             if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
@@ -193,6 +199,9 @@ class Columns:
         else:
             self.headers = headers if headers is None else [as_headers(value) for value in headers]
         self.limit = max_frame_bytes
+
+    def expiries(self, count: int) -> list[int] | None:
+        return [self.expires_at_us] * count if self.expires_at_us else None
 
     def frames(self, sender: Sender, compress: bool) -> Iterator[tuple[bytes, int]]:
         for begin, end in self.cuts():
@@ -218,7 +227,7 @@ class Columns:
         bodies = self.bodies if whole else self.bodies[begin:end]
         keys = self.keys if whole or self.keys is None else self.keys[begin:end]
         headers = self.headers if whole or self.headers is None else self.headers[begin:end]
-        frame = sender.frame(bodies, keys, headers, compress)
+        frame = sender.frame(bodies, keys, headers, compress, expires_at_us=self.expiries(end - begin))
         if len(frame) <= self.limit:
             yield frame, end - begin
             return

@@ -72,6 +72,7 @@ class ConsumerOptions(NamedTuple):
     max_in_flight: int | None
     ack_interval: float
     on_lost: Callable[[LostLease], None] | None
+    mode: Literal["at-least-once", "at-most-once"] = "at-least-once"
 
     def subscription(self, timeout_s: float) -> Subscription:
         if not 0 <= self.prefetch <= 100:
@@ -92,6 +93,7 @@ class ConsumerOptions(NamedTuple):
             timeout_s=self.lease_timeout,
             max_in_flight=self.max_in_flight if self.max_in_flight is not None else 100_000,
             ephemeral=self.group is None and self.name is None,
+            mode=self.mode,
         )
         return Subscription(
             self.topic,

@@ -33,6 +33,8 @@ FRAME_MESSAGES: Final = 10_000
 FRAME_BYTES: Final = 1 << 20
 """Frames are filled up to about this, unless one message alone is larger."""
 
+TTL_MAX_S: Final = 100 * 366 * 86400
+
 Body = bytes | bytearray | memoryview
 
 _LANE_NUMBERS: Final[dict[str | int, int]] = {lane: number for number, lane in enumerate(LANES)}
@@ -120,14 +122,30 @@ class Sender:
         self._token = packed
         self._clock = clock
 
+    def expiry_us(self, ttl_s: float | None) -> int:
+        """When a message that is sent now ceases to be of use; 0 is never."""
+        if ttl_s is None:
+            return 0
+        if not 0 < ttl_s <= TTL_MAX_S:
+            raise BadRequest(f"ttl={ttl_s}: give the seconds that a message lives, more than 0 and up to 100 years")
+        return self._clock.now_us() + round(ttl_s * 1_000_000)
+
     def frame(
-        self, bodies: Any, keys: Any = None, headers: Any = None, compress: bool = False, *, shard_keys: Any = None
+        self,
+        bodies: Any,
+        keys: Any = None,
+        headers: Any = None,
+        compress: bool = False,
+        *,
+        shard_keys: Any = None,
+        expires_at_us: Any = None,
     ) -> bytes:
         return encode(
             bodies,
             keys=keys,
             headers=headers,
             shard_keys=shard_keys,
+            expires_at_us=expires_at_us,
             producer_id=self.id,
             producer_seq=next(self._numbers),
             produced_at_us=self._clock.now_us(),

@@ -30,6 +30,7 @@ class Parcel:
         "deadline",
         "done",
         "error",
+        "expiries_us",
         "first",
         "frame",
         "headers",
@@ -55,6 +56,7 @@ class Parcel:
         self.keys: list[str | None] | None = None
         self.headers: list[dict[str, str] | None] | None = None
         self.shard_keys: list[str | None] | None = None
+        self.expiries_us: list[int] | None = None
         self.size = 0
         self.count = 0
         self.frame = b""
@@ -75,11 +77,26 @@ class Parcel:
         lane, count = lane_name(self.lane, self.shards), self.count or len(self.bodies)
         return f"<Parcel {self.topic}/{lane} of {count} messages, {state}>"
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a column of those that few messages have."""
+        return self.shard_keys is not None or self.expiries_us is not None
+
+    def add_more(self, shard_key: str | None, expires_at_us: int) -> None:
+        """What few messages have, of the one that is about to be added."""
+        count = len(self.bodies)
+        if shard_key is not None or self.shard_keys is not None:
+            self.shard_keys = self.shard_keys if self.shard_keys is not None else [None] * count
+            self.shard_keys.append(shard_key)
+        if expires_at_us or self.expiries_us is not None:
+            self.expiries_us = self.expiries_us if self.expiries_us is not None else [0] * count
+            self.expiries_us.append(expires_at_us)
+
     def packed(self, frame: bytes) -> None:
         """It is a frame now; what it was made of is not needed any more."""
         self.frame = frame
         self.bodies = []
-        self.keys = self.headers = self.shard_keys = None
+        self.keys = self.headers = self.shard_keys = self.expiries_us = None
 
     def wait(self, timeout: float | None) -> None:
         """Wait in a thread. Whoever ends it sets `done` first and looks for a waiter then."""

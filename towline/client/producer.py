@@ -54,6 +54,9 @@ class Shipping:
         self._answered: list[tuple[Parcel, Call | TowlineError]] = []
         self._calls: dict[Parcel, Call] = {}
 
+    def expiry_us(self, ttl: float | None) -> int:
+        return self._sender.expiry_us(ttl)
+
     @property
     def busy(self) -> bool:
         return bool(self._calls)
@@ -68,7 +71,12 @@ class Shipping:
             if not parcel.frame:
                 parcel.packed(
                     self._sender.frame(
-                        parcel.bodies, parcel.keys, parcel.headers, self._compress, shard_keys=parcel.shard_keys
+                        parcel.bodies,
+                        parcel.keys,
+                        parcel.headers,
+                        self._compress,
+                        shard_keys=parcel.shard_keys,
+                        expires_at_us=parcel.expiries_us,
                     )
                 )
             if len(parcel.frame) > self._max_frame_bytes:
@@ -174,6 +182,7 @@ class Producer:
         priority: Priority = "middle",
         headers: Mapping[str, str] | None = None,
         shard_key: str | None = None,
+        ttl: float | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`."""
         if type(body) is not bytes:
@@ -185,11 +194,14 @@ class Producer:
         shards = self._shards.get(topic)
         if shards is None or (shard_key is not None and not shards):
             shards = self._look_up(topic, needed=as_key(shard_key) is not None)
+        expires_at_us = 0 if ttl is None else self._shipping.expiry_us(ttl)
         accumulator = self._accumulator
         with self._lock:
             if self._closed or accumulator.is_full:
                 self._make_room()
-            pending = self._add(topic, body, key, priority, headers, shards=shards, shard_key=shard_key)
+            pending = self._add(
+                topic, body, key, priority, headers, shards=shards, shard_key=shard_key, expires_at_us=expires_at_us
+            )
             if self._asleep and accumulator.stirred:
                 self._ring()
         return pending

@@ -97,6 +97,7 @@ class Common(NamedTuple):
     durability: int
     compress: bool
     max_request_bytes: int
+    ttl: float | None = None
 
 
 class Content(NamedTuple):
@@ -149,6 +150,7 @@ def _send_shared(common: Common, topic: str, content: Content) -> Flow[Receipts]
             durability=common.durability,
             compress=common.compress,
             max_request_bytes=common.max_request_bytes,
+            ttl=common.ttl,
         )
     )
 
@@ -166,7 +168,8 @@ class _Batch:
 
     def __init__(self, common: Common, topic: str, shards: int, content: Content) -> None:
         limit = common.max_request_bytes - flows.HEAD_ROOM
-        columns = flows.Columns(as_bodies(content.bodies), content.keys, content.headers, limit)
+        expires_at_us = common.sender.expiry_us(common.ttl)
+        columns = flows.Columns(as_bodies(content.bodies), content.keys, content.headers, limit, expires_at_us)
         shard_keys = content.shard_keys
         if shard_keys is not None and len(shard_keys) != len(columns.bodies):
             raise BadRequest(f"{len(shard_keys)} shard keys for {len(columns.bodies)} bodies")
@@ -209,6 +212,7 @@ class _Batch:
             _chosen(columns.headers, numbers),
             common.compress,
             shard_keys=_chosen(self._shard_keys, numbers),
+            expires_at_us=columns.expiries(len(numbers)),
         )
 
 

@@ -8,7 +8,21 @@ from collections.abc import Iterable
 from operator import lt
 from typing import Final
 
-from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Move, Nack, Pull, Resend, Skip, Start
+from towline.delivery.commands import (
+    Ack,
+    Bury,
+    Command,
+    Expire,
+    GiveBack,
+    Lapse,
+    Leave,
+    Move,
+    Nack,
+    Pull,
+    Resend,
+    Skip,
+    Start,
+)
 from towline.delivery.events import (
     Acked,
     Buried,
@@ -33,7 +47,7 @@ from towline.delivery.seek import apply_moved, within_bounds
 from towline.delivery.shards import Shards, behind
 from towline.delivery.states import RULES, State
 from towline.errors import BadRequest, Conflict
-from towline.model import LANES, GroupConfig
+from towline.model import LANES, GroupConfig, Span
 
 __all__ = ["Group"]
 
@@ -45,6 +59,7 @@ ROUND_US: Final = 100_000
 """Back-offs of a second and more end on a tenth of a second, so that neighbours fall together into one entry."""
 DELAY_MAX_S: Final = 366 * 86400
 REASON_MAX: Final = 1_000
+EXPIRED: Final = "expired"
 
 _ACTS: dict[type[Event], Act] = {
     Acked: "acked",
@@ -181,7 +196,10 @@ class Group:
             case Bury():
                 return [Buried(now_us, command.parts, command.dead_first)]
             case Skip():
-                return self._decide_skip(command, now_us)
+                parts = self._open_within(command.pull, command.spans)
+                return [Skipped(now_us, command.pull, tuple(parts), command.reason)] if parts else []
+            case Expire():
+                return self._decide_expire(command, now_us)
             case Resend():
                 return self._decide_resend(command, now_us)
             case Move():
@@ -225,7 +243,9 @@ class Group:
         again, last = ([], parts) if command.dead else self._by_attempt(parts)
         by_due: dict[int, list[Part]] = {}
         for part in again:
-            wait_s = self.config.retry.delay_s(part.attempt) if delay_s is None else delay_s
+            wait_s = delay_s
+            if wait_s is None:
+                wait_s = self.config.retry.delay_s(part.attempt, (command.pull, part.first))
             by_due.setdefault(_due_us(now_us, wait_s), []).append(part)
         events: list[Event] = [
             Failed(now_us, command.pull, tuple(some), due, reason) for due, some in sorted(by_due.items())
@@ -248,15 +268,20 @@ class Group:
             return [event for lease in held for event in self._release(lease, now_us, reason)]
         return [Returned(now_us, lease.pull, tuple(lease.open), taken=True) for lease in held]
 
-    def _decide_skip(self, command: Skip, now_us: int) -> list[Event]:
-        if command.pull:
-            lease = self.leases.get(command.pull)
-            candidates: list[Part] = list(lease.open) if lease else []
-        else:
-            candidates = list(self.dying)
-        pieces = [cut(part, span) for span in disjoint(command.spans) for part in candidates]
-        parts = tuple(piece for piece in pieces if piece)
-        return [Skipped(now_us, command.pull, parts, command.reason)] if parts else []
+    def _decide_expire(self, command: Expire, now_us: int) -> list[Event]:
+        parts = self._open_within(command.pull, command.spans)
+        if not parts:
+            return []
+        if self.config.expired_to_dead:
+            return [GaveUp(now_us, command.pull, tuple(parts), EXPIRED)]
+        return [Skipped(now_us, command.pull, tuple(parts), EXPIRED)]
+
+    def _open_within(self, pull: int, spans: Iterable[Span]) -> list[Part]:
+        """What is open of a pull, or dying, within spans."""
+        lease = self.leases.get(pull)
+        candidates: Iterable[Part] = self.dying if not pull else lease.open if lease is not None else ()
+        pieces = [cut(part, span) for span in disjoint(spans) for part in candidates]
+        return [piece for piece in pieces if piece]
 
     def _decide_resend(self, command: Resend, now_us: int) -> list[Event]:
         chosen: list[tuple[int, int]] = []
