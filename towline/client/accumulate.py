@@ -18,7 +18,7 @@ from towline.client.backoff import Backoff
 from towline.client.outgoing import as_lane
 from towline.client.parcel import Parcel
 from towline.client.sharding import shard_of
-from towline.errors import BadRequest, Timeout, TowlineError
+from towline.errors import BadRequest, Timeout, TowlineError, WrongShard
 from towline.model import LANES, Priority, check_topic
 
 __all__ = ["Accumulator", "BatchLimits", "expired"]
@@ -247,7 +247,7 @@ class Accumulator(Generic[P]):
     def refused(self, parcel: Parcel, error: TowlineError, now: float) -> bool:
         """It was not taken. True if it will be tried again; before anything else of its lane."""
         lane = self._end_flight(parcel)
-        if error.retriable and now < parcel.deadline:
+        if (error.retriable or isinstance(error, WrongShard)) and now < parcel.deadline:
             parcel.refusal = error
             lane.full.appendleft(parcel)
             lane.backoff = lane.backoff or Backoff(0.02, 1.0, eager=False)
@@ -258,6 +258,36 @@ class Accumulator(Generic[P]):
         self.failed.append(parcel)
         self._finish(lane, parcel, now)
         return False
+
+    def reroute(self, parcel: Parcel, shards: int) -> list[Parcel]:
+        """The topic has so many shards: all of the parcel's lane goes into the right ones, in order. Those messages
+        that cannot be placed fail, each as a parcel of its own; these come back."""
+        lane = self._end_flight(parcel)
+        waiting = [parcel, *lane.full, *([lane.filling] if lane.filling is not None else [])]
+        lane.full.clear()
+        lane.filling = lane.backoff = None
+        del lane.home[lane.name]
+        failed: list[Parcel] = []
+        for one in waiting:
+            one.count = one.count or len(one.bodies)
+            self._release(one)
+            one.move(self._placed(one, shards, failed))
+        self.failed += failed
+        return failed
+
+    def _placed(self, parcel: Parcel, shards: int, failed: list[Parcel]) -> list[P]:
+        priority = "middle" if parcel.shards else LANES[parcel.lane]
+        placed: list[P] = []
+        for body, key, headers, shard_key, expires_at_us in parcel.columns():
+            try:
+                more = {"shards": shards, "shard_key": shard_key, "expires_at_us": expires_at_us}
+                placed.append(self.add(parcel.topic, body, key, priority, headers, **more))  # type: ignore[arg-type]
+            except TowlineError as error:
+                lost = Parcel(parcel.topic, 0, parcel.opened_at, parcel.deadline)
+                lost.count, lost.error = 1, error
+                failed.append(lost)
+                placed.append(self._pending(lost, 0))
+        return placed
 
     def expired(self, now: float) -> list[Parcel]:
         """Parcels on their way for too long: the driver gives them up with `refused`. Those that wait to be tried again

@@ -14,9 +14,9 @@ import msgspec
 from towline.client.accumulate import Accumulator, BatchLimits, expired
 from towline.client.aio_link import AioLink
 from towline.client.outgoing import Body, as_body, as_headers, as_key
-from towline.client.parcel import Parcel, call_back
+from towline.client.parcel import Parcel, call_back, with_origins
 from towline.client.producer import Shipping, raise_unseen
-from towline.errors import Closed, QueueFull, Refused, Timeout, TowlineError, Unavailable
+from towline.errors import Closed, QueueFull, Timeout, TowlineError
 from towline.model import Priority, Receipt
 
 __all__ = ["Pending", "Producer"]
@@ -49,8 +49,7 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
     def exception(self) -> TowlineError | None:
         if not self._parcel.done:
             raise Timeout("the message is not acknowledged yet: await it")
-        self._parcel.looked_at = True
-        return self._parcel.error
+        return self._parcel.error_of(self._index)
 
     def add_done_callback(self, function: Callable[[Pending], object]) -> None:
         """Call `function(pending)` when it is done, or at once if it is done already."""
@@ -115,29 +114,17 @@ class Producer:
             body = as_body(body)
         as_key(key)
         packed = as_headers(headers)
-        shards = self._shards.get(topic)
-        if shards is None or (shard_key is not None and not shards):
-            shards = await self._look_up(topic, needed=as_key(shard_key) is not None)
+        as_key(shard_key)
         if self._closed or self._accumulator.is_full:
             await self._make_room()
         expires_at_us = self._shipping.expiry_us(ttl)
+        shards = self._shards.get(topic) or 0
         pending = self._accumulator.add(
             topic, body, key, priority, packed, shards=shards, shard_key=shard_key, expires_at_us=expires_at_us
         )
         if self._accumulator.stirred:
             self._stirred.set()
         return pending
-
-    async def _look_up(self, topic: str, *, needed: bool) -> int:
-        """See `producer.Producer`."""
-        if self._closed:
-            raise Closed("the producer was closed")
-        try:
-            return await self._link.run(self._shards.find(topic, needed=needed))
-        except (Unavailable, Refused):
-            if needed:
-                raise
-            return 0
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and
@@ -163,7 +150,8 @@ class Producer:
             self._task.cancel()
             await asyncio.wait([self._task])
             await self._link.close()
-            self._end(self._accumulator.fail_all(Closed("the producer was closed before the message was acknowledged")))
+            error = Closed("the producer was closed before the message was acknowledged")
+            self._end(with_origins(self._accumulator.fail_all(error)))
 
     async def _make_room(self) -> None:
         while self._accumulator.is_full and not self._closed:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
 from towline.errors import Timeout, TowlineError
+from towline.frame import Frame
 from towline.model import Receipt, lane_name
 
-__all__ = ["Parcel", "Pending", "call_back"]
+__all__ = ["Parcel", "Pending", "call_back", "with_origins"]
 
 log = logging.getLogger("towline.client")
 
@@ -36,8 +37,11 @@ class Parcel:
         "headers",
         "keys",
         "lane",
+        "left",
         "looked_at",
+        "moved",
         "opened_at",
+        "origins",
         "refusal",
         "shard_keys",
         "shards",
@@ -71,6 +75,12 @@ class Parcel:
         self.waiter: Any = None
         """What a driver's `Pending` waits with, made by the first that waits."""
         self.callbacks: list[tuple[Callable[[Any], object], Any]] = []
+        self.moved: list[Any] | None = None
+        """Its messages went into other parcels: what stands for each of them there."""
+        self.left = 0
+        """How many of those parcels are not done yet."""
+        self.origins: list[Parcel] = []
+        """The parcels that messages of this one came from."""
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "sent" if self.done else "waiting"
@@ -106,7 +116,39 @@ class Parcel:
         if not self.done and not self.waiter.wait(timeout):
             raise Timeout("the message is not acknowledged yet")
 
+    def columns(self) -> Iterator[tuple[bytes, str | None, dict[str, str] | None, str | None, int]]:
+        """Body, key, headers, shard key and expiry of each message, out of the frame if it is one already."""
+        count, frame = self.count or len(self.bodies), Frame(self.frame) if self.frame else None
+        none: list[None] = [None] * count
+        yield from zip(
+            self.bodies if frame is None else frame.bodies(),
+            (self.keys if frame is None else frame.keys()) or none,
+            (self.headers if frame is None else frame.headers()) or none,
+            (self.shard_keys if frame is None else frame.shard_keys()) or none,
+            (self.expiries_us if frame is None else frame.expires_at_us()) or [0] * count,
+            strict=True,
+        )
+
+    def move(self, pendings: list[Any]) -> None:
+        """Its messages are in other parcels now; it is done when they are."""
+        self.moved, self.frame, self.bodies = pendings, b"", []
+        self.keys = self.headers = self.shard_keys = self.expiries_us = None
+        parcels = {id(one._parcel): one._parcel for one in pendings}
+        self.left = len(parcels)
+        for parcel in parcels.values():
+            parcel.origins.append(self)
+
+    def error_of(self, index: int) -> TowlineError | None:
+        if self.moved is not None:
+            error: TowlineError | None = self.moved[index]._parcel.error_of(self.moved[index]._index)
+            return error
+        self.looked_at = True
+        return self.error
+
     def receipt(self, index: int) -> Receipt:
+        if self.moved is not None:
+            receipt: Receipt = self.moved[index]._parcel.receipt(self.moved[index]._index)
+            return receipt
         if self.error is not None:
             self.looked_at = True
             raise self.error
@@ -132,8 +174,7 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     def exception(self, timeout: float | None = None) -> TowlineError | None:
         self._wait(timeout)
-        self._parcel.looked_at = True
-        return self._parcel.error
+        return self._parcel.error_of(self._index)
 
     def add_done_callback(self, function: Callable[[Pending], object]) -> None:
         """Call `function(pending)` when it is done: from the producer's thread, or at once if it is done already."""
@@ -146,6 +187,17 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
         parcel = self._parcel
         if not parcel.done:
             parcel.wait(timeout)
+
+
+def with_origins(ended: list[Parcel]) -> list[Parcel]:
+    """With them end the parcels whose messages they were the last to hold."""
+    every = list(ended)
+    for parcel in every:
+        for origin in parcel.origins:
+            origin.left -= 1
+            if not origin.left:
+                every.append(origin)
+    return every
 
 
 def call_back(parcel: Parcel) -> None:

@@ -15,22 +15,20 @@ from towline.client.accumulate import Accumulator, BatchLimits, expired
 from towline.client.connection import Call
 from towline.client.link import Link
 from towline.client.outgoing import Body, Sender, as_body, as_headers, as_key
-from towline.client.parcel import Parcel, Pending, call_back
+from towline.client.parcel import Parcel, Pending, call_back, with_origins
 from towline.client.sharding import ShardMap
 from towline.client.transport import wait_for
 from towline.errors import (
     Closed,
     ProtocolError,
     QueueFull,
-    Refused,
     Timeout,
     TooLarge,
     TowlineError,
-    Unavailable,
     WrongShard,
 )
 from towline.model import Priority
-from towline.protocol.messages import FrameHead, Send, Sent
+from towline.protocol.messages import FrameHead, Request, Send, Sent, ShardCount, Sharded
 
 __all__ = ["Producer", "Shipping"]
 
@@ -66,7 +64,10 @@ class Shipping:
         return bool(self._answered)
 
     def pack(self, parcel: Parcel) -> Call | None:
-        """The request for a parcel; None if it cannot be made, which is an answer as well."""
+        """The request for a parcel; None if it cannot be made, which is an answer as well. One that was put into the
+        wrong lane is not sent again before it is known how many shards its topic has."""
+        if isinstance(parcel.refusal, WrongShard):
+            return self._call(parcel, ShardCount(parcel.topic))
         try:
             if not parcel.frame:
                 parcel.packed(
@@ -87,8 +88,11 @@ class Shipping:
         except TowlineError as error:
             self._answered.append((parcel, error))
             return None
-        request = Send([FrameHead(parcel.topic, parcel.lane, len(parcel.frame), parcel.shards)], self._durability)
-        call = self._calls[parcel] = Call(request, [parcel.frame], None, lambda call: self._on_done(parcel, call))
+        head = FrameHead(parcel.topic, parcel.lane, len(parcel.frame), parcel.shards)
+        return self._call(parcel, Send([head], self._durability), parcel.frame)
+
+    def _call(self, parcel: Parcel, request: Request, *frames: bytes) -> Call:
+        call = self._calls[parcel] = Call(request, frames, None, lambda call: self._on_done(parcel, call))
         return call
 
     def _on_done(self, parcel: Parcel, call: Call) -> None:
@@ -105,14 +109,16 @@ class Shipping:
     def settle(self, accumulator: Accumulator[Any], now: float) -> list[Parcel]:
         """Tell the accumulator what was answered. The parcels that came to an end."""
         answered, self._answered = self._answered, []
-        ended = []
+        ended: list[Parcel] = []
         for parcel, outcome in answered:
             error = outcome if isinstance(outcome, TowlineError) else outcome.error
             answer = None if isinstance(outcome, TowlineError) else outcome.answer
+            if error is None and isinstance(answer, Sharded):
+                self.shards.put(parcel.topic, answer.shards)
+                ended += accumulator.reroute(parcel, answer.shards)
+                continue
             if error is None and not isinstance(answer, Sent):
                 error = ProtocolError(f"a send was answered by {type(answer).__name__}")
-            if isinstance(error, WrongShard):
-                self.shards.forget(parcel.topic)
             if error is not None:
                 if not accumulator.refused(parcel, error, now):
                     ended.append(parcel)
@@ -120,7 +126,7 @@ class Shipping:
                 assert isinstance(answer, Sent)
                 accumulator.sent(parcel, answer.firsts[0], answer.appended_at_us, now)
                 ended.append(parcel)
-        return ended
+        return with_origins(ended)
 
 
 def raise_unseen(failed: list[Parcel]) -> None:
@@ -191,9 +197,9 @@ class Producer:
             as_key(key)
         if headers is not None:
             headers = as_headers(headers)
-        shards = self._shards.get(topic)
-        if shards is None or (shard_key is not None and not shards):
-            shards = self._look_up(topic, needed=as_key(shard_key) is not None)
+        if shard_key is not None:
+            as_key(shard_key)
+        shards = self._shards.get(topic) or 0
         expires_at_us = 0 if ttl is None else self._shipping.expiry_us(ttl)
         accumulator = self._accumulator
         with self._lock:
@@ -205,18 +211,6 @@ class Producer:
             if self._asleep and accumulator.stirred:
                 self._ring()
         return pending
-
-    def _look_up(self, topic: str, *, needed: bool) -> int:
-        """How many shards a topic has that we have not sent to yet. When nobody answers it is taken for a shared one:
-        the messages wait, and are refused if it is not."""
-        if self._closed:
-            raise Closed("the producer was closed")
-        try:
-            return self._link.run(self._shards.find(topic, needed=needed))
-        except (Unavailable, Refused):
-            if needed:
-                raise
-            return 0
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and
@@ -283,7 +277,7 @@ class Producer:
     def _end(self, error: TowlineError) -> None:
         with self._lock:
             self._closed = True
-            ended = self._accumulator.fail_all(error)
+            ended = with_origins(self._accumulator.fail_all(error))
             self._conclude(ended)
         for parcel in ended:
             _announce(parcel)

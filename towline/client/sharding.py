@@ -64,14 +64,17 @@ class ShardMap:
     def forget(self, topic: str) -> None:
         self._counts.pop(topic, None)
 
+    def put(self, topic: str, shards: int) -> None:
+        if len(self._counts) >= _KNOWN_MAX:
+            self._counts.clear()
+        self._counts[topic] = shards
+
     def look_up(self, topic: str) -> Flow[int]:
         """Ask the broker."""
         answer = yield Call(ShardCount(check_topic(topic)))
         if not isinstance(answer, Sharded):
             raise ProtocolError(f"ShardCount was answered by {type(answer).__name__}")
-        if len(self._counts) >= _KNOWN_MAX:
-            self._counts.clear()
-        self._counts[topic] = answer.shards
+        self.put(topic, answer.shards)
         return answer.shards
 
     def find(self, topic: str, *, needed: bool) -> Flow[int]:
