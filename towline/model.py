@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import zlib
 from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple
 
@@ -12,6 +13,7 @@ import msgspec
 from towline.errors import BadName, BadRequest
 
 __all__ = [
+    "AT_MOST_ONCE",
     "DELAY",
     "DELAY_LEVELS",
     "LANES",
@@ -53,6 +55,8 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 PRIVATE = "~"
 """A consumer without a group has its own progress; it is kept under its name behind this sign."""
+
+AT_MOST_ONCE = "at-most-once"
 
 MAX_TOPICS = 20_000
 MAX_GROUPS_PER_TOPIC = 1_000
@@ -110,21 +114,44 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """When a failed message is tried again, and when it is given up."""
+    """When a failed message is tried again, and when it is given up.
+
+    RetryPolicy(max_attempts=5, delays_s=(1, 10, 60))
+    RetryPolicy(kind="exponential", first_s=1, factor=2, cap_s=600, jitter=0.2)
+    """
 
     max_attempts: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 16
     delays_s: tuple[float, ...] = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
     """The wait after the first, second, … failed attempt; the last one holds for all that follow."""
+    kind: Literal["delays", "exponential"] = "delays"
+    """What counts: the list of delays, or a wait that grows by a factor from attempt to attempt."""
+    first_s: float = 1.0
+    factor: float = 2.0
+    cap_s: float = 3600.0
+    jitter: float = 0.0
+    """Up to this part of a growing wait is left out, by chance, so that what failed together is not tried together."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_attempts <= 10_000:
             raise BadRequest(f"max_attempts is between 1 and 10,000, not {self.max_attempts}")
+        if not (0 <= self.first_s <= self.cap_s <= 366 * 86400 and 1 <= self.factor <= 1000 and 0 <= self.jitter <= 1):
+            raise BadRequest(
+                "exponential retry: first_s is at most cap_s, cap_s at most a year, factor 1 to 1,000, jitter 0 to 1"
+            )
         if not 1 <= len(self.delays_s) <= 100 or any(not 0 <= delay <= 366 * 86400 for delay in self.delays_s):
             raise BadRequest("retry delays: give 1 to 100 of them, each between 0 seconds and a year")
 
-    def delay_s(self, attempt: int) -> float:
-        """The wait after attempt number `attempt` (1 is the first) has failed."""
-        return self.delays_s[min(attempt, len(self.delays_s)) - 1]
+    def delay_s(self, attempt: int, chance: tuple[int, int] = (0, 0)) -> float:
+        """The wait after attempt number `attempt` (1 is the first) has failed. The jitter follows from `chance`:
+        numbers that tell the failure from others. The same numbers, the same wait."""
+        if self.kind == "delays":
+            return self.delays_s[min(attempt, len(self.delays_s)) - 1]
+        # Beyond this many steps any factor worth the name has reached the cap, and a float its end.
+        steps = min(attempt - 1, 100)
+        wait_s = min(self.first_s * self.factor**steps, self.cap_s)
+        if not self.jitter:
+            return wait_s
+        return wait_s * (1 - self.jitter * zlib.crc32(b"%d/%d" % chance) / 2**32)
 
 
 class TopicConfig(msgspec.Struct, frozen=True):
@@ -168,6 +195,13 @@ class GroupConfig(msgspec.Struct, frozen=True):
     paused: bool = False
     """It rests: its consumers wait, and get nothing until it is resumed."""
     pause_reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
+    share: tuple[int, ...] = (90, 9, 1)
+    """How the places of a batch are shared between high, middle and low when it cannot take all: so many parts for
+    each, as far as there are messages for them. Empty is strictly by priority, though lower ones may starve."""
+    mode: Literal["at-least-once", "at-most-once"] = "at-least-once"
+    """At most once: what is delivered counts as consumed, and is never delivered again."""
+    expired_to_dead: bool = False
+    """Messages whose lifetime is over go to the dead letters, rather than away."""
 
     def __post_init__(self) -> None:
         check_topic(self.topic)
@@ -176,6 +210,10 @@ class GroupConfig(msgspec.Struct, frozen=True):
             raise BadRequest(f"max_in_flight is between 1 and 10,000,000, not {self.max_in_flight}")
         if not self.timeout_s >= 0:
             raise BadRequest(f"timeout_s is at least 0, not {self.timeout_s}")
+        if self.share and (len(self.share) != len(LANES) or not all(0 <= one <= 10_000 for one in self.share)):
+            raise BadRequest(f"group {self.name}: share={self.share} is not three numbers up to 10,000, or none")
+        if self.share and not sum(self.share):
+            raise BadRequest(f"group {self.name}: a share of nothing at all; () is strictly by priority")
 
 
 def check_topic(name: str) -> str:

@@ -48,3 +48,22 @@ def test_an_ordered_topic_is_made_and_sent_to(cli: Cli, topic: str) -> None:
     assert sent["lane"].isdigit()
     assert cli("consume", f"{topic}-ordered", "--peek", "-o", "json").line["lane"] == sent["lane"]
     assert "shard_key" in cli("send", f"{topic}-ordered", "one", code=1).err
+
+
+def test_a_groups_way_of_delivering_is_chosen(cli: Cli, mq: towline.Client, topic: str) -> None:
+    cli("group", "create", topic, "g", "--backoff", "1s,2,10m,0.2", "--mode", "at-most-once", "--expired-to-dead")
+    facts = cli("group", "info", topic, "g", "-o", "json").line
+    assert (facts["mode"], facts["expired_to_dead"]) == ("at-most-once", True)
+    assert (facts["retry"]["kind"], facts["retry"]["cap_s"], facts["retry"]["jitter"]) == ("exponential", 600, 0.2)
+    assert "from 1s by 2 up to 10m, jitter 0.2" in cli("group", "info", topic, "g").text
+    cli("group", "create", topic, "g", "--retry-delays", "5s", "--share", "none", "--no-expired-to-dead")
+    facts = cli("group", "info", topic, "g", "-o", "json").line
+    assert (facts["retry"]["kind"], facts["share"], facts["expired_to_dead"]) == ("delays", [], False)
+    for wrong in (("--backoff", "soon"), ("--share", "1;2")):
+        assert cli("group", "create", topic, "g", *wrong, code=2).err
+
+
+def test_a_message_with_a_short_life_is_not_consumed(cli: Cli, topic: str) -> None:
+    cli("send", topic, "old", "--ttl", "1ms")
+    cli("send", topic, "new", "--ttl", "1h")
+    assert cli("consume", topic, "-g", "g", "--no-follow").out == b"new\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from typing import Any
 
@@ -105,3 +106,55 @@ async def test_a_batch_tells_which_of_its_messages_are_not_its_own_any_more(conn
             assert again.bodies() == [b"1", b"2"]
             await do(again.ack())
             assert consumer.lost == 0
+
+
+async def test_a_dead_letter_sent_again_says_where_it_is(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(f"{topic}-ordered", shards=4))
+        for name, priority in ((topic, "low"), (f"{topic}-ordered", "middle")):
+            await do(mq.send(name, b"a", key="k", priority=priority))
+            async with entered(mq.consumer(name, group="g")) as consumer:
+                [message] = await do(consumer.pull(wait=5))
+                message.dead("no use")
+                await do(consumer.flush())
+                while not await do(mq.resend(name, "g")):
+                    await asyncio.sleep(0.01)
+                [again] = await do(consumer.pull(wait=5))
+                assert (again.body, again.lane, again.priority) == (b"a", f"own-{priority}", priority)
+                assert again.id == f"{name}/own-{priority}/0"
+                assert again.headers["towline-origin"] == message.id
+                again.ack()
+
+
+async def test_a_producer_finds_out_about_shards_by_itself(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq, entered(connect(url)) as other:
+        await do(other.create_topic(topic, shards=3))
+        for shards in (3, 0, 5):
+            if shards != 3:
+                await do(other.delete_topic(topic))
+                await do(other.create_topic(topic, shards=shards))
+            async with entered(mq.producer(max_batch_messages=7)) as producer:
+                pending = [await do(producer.send(topic, b"%d" % n, key=f"k{n % 4}")) for n in range(50)]
+                await do(producer.flush(timeout=30))
+            receipts = [one.result() for one in pending]
+            for n, receipt in enumerate(receipts):
+                lane = int(receipt.lane) if shards else receipt.lane
+                assert lane == (crc32c(f"k{n % 4}".encode()) % shards if shards else "middle")
+                page = await do(mq.browse(topic, lane, first=receipt.seq, max_messages=1))
+                assert page[0].body == b"%d" % n
+            for key in range(4):
+                mine = [receipt.seq for n, receipt in enumerate(receipts) if n % 4 == key]
+                assert mine == sorted(mine)
+
+
+async def test_a_producer_tells_which_messages_cannot_be_put_in_order(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(topic, shards=3))
+        producer = mq.producer()
+        good = await do(producer.send(topic, b"a", key="k"))
+        bad = await do(producer.send(topic, b"b"))
+        with pytest.raises(BadRequest, match="give a shard_key"):
+            await do(producer.flush(timeout=30))
+        assert good.result().seq == 0
+        assert isinstance(bad.exception(), BadRequest)
+        await do(producer.close())

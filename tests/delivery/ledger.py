@@ -257,6 +257,11 @@ class Ledger:
                 self.messages[name].state = "gone"
                 self.gone += 1
 
+    def expire(self, pull: int, names: set[Name]) -> None:
+        one = self.deliveries[pull]
+        for name in [name for name in one.open if name in names]:
+            self._end(pull, name, "nacked", "dying")
+
     def position(self, lane: int) -> int:
         return min((number for other, number in self.named("waiting") if other == lane), default=self.ends[lane])
 

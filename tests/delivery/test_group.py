@@ -17,7 +17,7 @@ from tests.delivery.driver import (
     SECOND,
     Driver,
 )
-from towline.delivery import Bury, Group, Part, Resend, Skip, Start, decode_event, group, snapshot
+from towline.delivery import Bury, Group, Part, Resend, Skip, Start, decode_event, filling, group, snapshot
 from towline.delivery.events import Event, Overrun, Skipped
 from towline.errors import Conflict, LeaseLost
 from towline.model import Span
@@ -157,7 +157,7 @@ def test_a_pull_that_is_full_does_not_wait_for_its_least_number() -> None:
 
 
 def test_a_queue_of_fragments_is_delivered_in_several_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "PARTS_MAX", 2)
+    monkeypatch.setattr(filling, "PARTS_MAX", 2)
     mq = Driver()
     mq.append(MIDDLE, 5)
     mq.pull()
@@ -237,7 +237,7 @@ def test_a_lane_that_was_dropped_whole_is_passed_over_too() -> None:
 
 def test_a_group_that_fails_too_much_gets_nothing_new_until_it_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given as many failed messages as a group may have, in no order that would let them fall together
-    monkeypatch.setattr(group, "RETRIES_MAX", 3)
+    monkeypatch.setattr(filling, "RETRIES_MAX", 3)
     mq = Driver()
     mq.append(MIDDLE, 100)
     mq.pull(count=6)

@@ -14,6 +14,7 @@ from towline.delivery import (
     Bury,
     Command,
     Event,
+    Expire,
     GiveBack,
     Group,
     GroupSnapshot,
@@ -76,13 +77,25 @@ class Delivery(RuleBasedStateMachine):
         timeout_s=st.sampled_from([0, 0, 3.0]),
         max_in_flight=st.sampled_from([3, 10, 1000]),
         shards=st.sampled_from([0, 0, SHARDS]),
+        share=st.sampled_from([(), (), (3, 2, 1), (90, 9, 1)]),
     )
     def begin(
-        self, max_attempts: int, delays_s: tuple[float, ...], timeout_s: float, max_in_flight: int, shards: int
+        self,
+        max_attempts: int,
+        delays_s: tuple[float, ...],
+        timeout_s: float,
+        max_in_flight: int,
+        shards: int,
+        share: tuple[int, ...],
     ) -> None:
         self.shards = shards
         self.config = GroupConfig(
-            "t", "g", retry=RetryPolicy(max_attempts, delays_s), timeout_s=timeout_s, max_in_flight=max_in_flight
+            "t",
+            "g",
+            retry=RetryPolicy(max_attempts, delays_s),
+            timeout_s=timeout_s,
+            max_in_flight=max_in_flight,
+            share=share,
         )
         self.group = Group(self.config, shards)
         self.ledger = Ledger(max_attempts, delays_s, timeout_s, max_in_flight, ordered=bool(shards))
@@ -196,7 +209,9 @@ class Delivery(RuleBasedStateMachine):
         for shard in shards:
             mine = [name for name in got if name[0] == shard]
             assert mine == ledger.of_shard(shard, may, set(ledger.waiting()))[: len(mine)], "overtaken in a shard"
-        if must == may:
+        if self.config.share and not self.shards and must == may:
+            self.check_share(list(got), ledger.order(must, []), room, max_bytes, least)
+        elif must == may:
             assert list(got) == ledger.fill(ledger.order(must, shards), room, max_bytes, least, self.mean_bytes)
         else:
             served = [name for name in ledger.order(may, shards) if name in got]
@@ -205,6 +220,18 @@ class Delivery(RuleBasedStateMachine):
         if got:
             assert pulled[0].parts
             ledger.deliver(self.pulls, consumer, got, self.now_us)
+
+    def check_share(self, got: list[Name], order: list[Name], room: int, max_bytes: int, least: int) -> None:
+        """A share changes how much of each priority a full batch has; not its order, nor a batch that holds all."""
+        strict = self.ledger.fill(order, room, max_bytes, least, self.mean_bytes)
+        assert got == [name for name in order if name in got]
+        for lane in LANES:
+            mine = [name for name in got if name[0] == lane]
+            assert mine == [name for name in order if name[0] == lane][: len(mine)]
+        if len(strict) == len(order) or not strict or {name[0] % SHARDS for name in order} == {0}:
+            assert got == strict
+        assert bool(got) == bool(strict)
+        assert len(got) <= room
 
     def pick(self, share: float, subset: list[tuple[float, int]] | None) -> tuple[int, tuple[Span, ...]]:
         """One of the pulls, rather one that is open, and some messages of it."""
@@ -280,6 +307,17 @@ class Delivery(RuleBasedStateMachine):
         pull, spans = self.pick(share, subset)
         self.do(Skip(pull, spans, "damaged"))
         self.ledger.skip(pull, spanned(spans))
+
+    @precondition(lambda self: self.group.leases)
+    @rule(share=shares, subset=subsets, to_dead=st.booleans())
+    def expire(self, share: float, subset: list[tuple[float, int]] | None, to_dead: bool) -> None:
+        pull, spans = self.pick(share, subset)
+        self.config = self.group.config = msgspec.structs.replace(self.config, expired_to_dead=to_dead)
+        self.do(Expire(pull, spans))
+        if to_dead:
+            self.ledger.expire(pull, spanned(spans))
+        else:
+            self.ledger.skip(pull, spanned(spans))
 
     @precondition(lambda self: self.group.dying)
     @rule(share=shares, count=st.integers(1, 3))

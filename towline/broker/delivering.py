@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
+from towline.broker.expiry import may_expire, split
 from towline.broker.lane import Lane
 from towline.delivery import Part
 from towline.errors import BadFrame
@@ -20,17 +21,22 @@ Buffers = list[bytes | memoryview]
 
 
 class Parcel(NamedTuple):
-    """What was read of some parts: messages with their bytes, what is unreadable and why, and what was too much."""
+    """What was read of some parts: messages with their bytes, what is unreadable and why, what was too much, and what
+    is expired."""
 
     parts: list[WirePart]
     buffers: Buffers
     lost: list[tuple[Span, str]]
     left: list[Span]
+    expired: list[Span]
 
 
-async def collect(store: Store, lanes: Sequence[Lane], parts: Sequence[Part], max_bytes: int) -> Parcel:
-    """Read `parts` in order until `max_bytes` are exceeded; one message at least is always read."""
-    parcel = Parcel([], [], [], [])
+async def collect(
+    store: Store, lanes: Sequence[Lane], parts: Sequence[Part], max_bytes: int, now_us: int = 0
+) -> Parcel:
+    """Read `parts` in order until `max_bytes` are exceeded; one message at least is always read. At time 0 nothing is
+    expired."""
+    parcel = Parcel([], [], [], [], [])
     budget = max_bytes
     for part in parts:
         lane, at = lanes[part.lane], part.first
@@ -53,7 +59,10 @@ async def collect(store: Store, lanes: Sequence[Lane], parts: Sequence[Part], ma
                     at = item.first + item.count
                 elif budget > 0 or not parcel.parts:
                     count = _fitting(item, budget)
-                    budget -= _add(parcel, part, item, count)
+                    if now_us and may_expire(item):
+                        budget -= _add_living(parcel, part, item, count, now_us)
+                    else:
+                        budget -= _add(parcel, part, item, count)
                     at = item.first + count
         if at < part.end:
             parcel.left.append(Span(part.lane, at, part.end - at))
@@ -79,6 +88,16 @@ def _add(parcel: Parcel, part: Part, chunk: Chunk, count: int) -> int:
     parcel.parts.append(wire)
     parcel.buffers.extend(buffers)
     return wire.length
+
+
+def _add_living(parcel: Parcel, part: Part, chunk: Chunk, count: int, now_us: int) -> int:
+    length = 0
+    for piece, expired in split(chunk, count, now_us):
+        if expired:
+            parcel.expired.append(Span(part.lane, piece.first, piece.count))
+        else:
+            length += _add(parcel, part, piece, piece.count)
+    return length
 
 
 def wire_part(lane: int, attempt: int, chunk: Chunk, count: int) -> tuple[WirePart, Buffers]:

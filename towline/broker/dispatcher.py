@@ -7,15 +7,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from towline.broker.delivering import Parcel, collect
 from towline.broker.lane import Lane
 from towline.broker.member import Member
 from towline.clock import SECOND_US, Clock
-from towline.delivery import Ack, Command, Event, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip, encode_event
+from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip, encode_event
 from towline.delivery.events import Overrun, Pulled
 from towline.errors import BadRequest, LeaseLost, TowlineError, Unavailable
 from towline.frame import encode_events
-from towline.model import LANES, Durability, Span, own_stream, pull_stream
+from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
 from towline.protocol import messages as wire
 from towline.store import Append, Appended, Store
 
@@ -107,27 +109,43 @@ class Dispatcher:
     async def pull(self, member: Member, request: wire.Pull) -> tuple[wire.Pulled, list[bytes | memoryview]]:
         self._check(member)
         refused, done = self._act(member, request.acts) if request.acts else ([], None)
-        pulled = self._try(member, request)
-        if pulled is None and request.wait_ms and not self.closed:
-            pulled = await self._wait(member, request)
-        elif pulled is not None and pulled.deadline_us:
-            self.arm()
+        begun_s = self.clock.steady_s()
+        got = None
+        while got is None and not member.fenced:
+            pulled = self._try(member, request)
+            if pulled is None and request.wait_ms and not self.closed:
+                pulled = await self._wait(member, request)
+            elif pulled is not None and pulled.deadline_us:
+                self.arm()
+            if pulled is None:
+                break
+            got = await self._read(member, request, pulled)
+            if got is None:
+                # Nothing of it can be handed over; maybe there is something else.
+                left_ms = request.wait_ms - round((self.clock.steady_s() - begun_s) * 1000)
+                request = msgspec.structs.replace(request, wait_ms=max(left_ms, 0))
         if done is not None:
             await done
-        if pulled is None:
+        if got is None:
             return wire.Pulled(0, [], refused), []
-        parcel = await collect(self.store, self.lanes, pulled.parts, request.max_bytes)
-        if self._was_taken(pulled.pull):
-            return wire.Pulled(0, [], refused), []
+        pull, parcel = got
+        self.counts["pulled"] += sum(part.count for part in parcel.parts)
+        return wire.Pulled(pull, parcel.parts, refused), parcel.buffers
+
+    async def _read(self, member: Member, request: wire.Pull, pulled: Pulled) -> tuple[int, Parcel] | None:
+        """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
+        parcel = await collect(self.store, self.lanes, pulled.parts, request.max_bytes, self.clock.now_us())
+        if pulled.pull not in self.group.leases:
+            return None
         self._settle_parcel(member, pulled.pull, parcel)
         if not parcel.parts:
-            return wire.Pulled(0, [], refused), []
-        self.counts["pulled"] += sum(part.count for part in parcel.parts)
-        return wire.Pulled(pulled.pull, parcel.parts, refused), parcel.buffers
-
-    def _was_taken(self, pull: int) -> bool:
-        """Whether a pull was taken away while it was read, before anybody knew of it."""
-        return pull not in self.group.leases
+            return None
+        if self.group.config.mode == AT_MOST_ONCE:
+            # Before anybody sees them: what a crash undoes was not delivered.
+            _, appended = self.run(Ack(member.consumer, pulled.pull), self._durability)
+            if appended is not None:
+                await appended.done
+        return pulled.pull, parcel
 
     def observe(self) -> None:
         """Look at all lanes: what was appended, and what was dropped. To be called by whoever drops anything."""
@@ -217,6 +235,8 @@ class Dispatcher:
         for reason, spans in by_reason.items():
             log.error("%s: messages cannot be delivered and are skipped: %s: %s", self.label, spans, reason)
             self.run(Skip(pull, tuple(spans), reason))
+        if parcel.expired:
+            self.run(Expire(pull, tuple(parcel.expired)))
         if parcel.left and pull in self.group.leases:
             self.run(GiveBack(member.consumer, pull, tuple(parcel.left)))
             self.wake()
@@ -234,6 +254,9 @@ class Dispatcher:
         self, member: Member, acts: Sequence[wire.Act]
     ) -> tuple[list[tuple[int, str, str]], asyncio.Future[None] | None]:
         refused: list[tuple[int, str, str]] = []
+        if self.group.config.mode == AT_MOST_ONCE:
+            # All was settled when it was delivered.
+            return refused, None
         last: asyncio.Future[None] | None = None
         for number, act in enumerate(acts):
             try:

@@ -15,7 +15,7 @@ from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge
 from towline.frame import EVENTS, Frame
-from towline.frame.layout import DEDUP, DELIVER_AT, EXPIRES_AT, TIMEOUT
+from towline.frame.layout import DEDUP, DELIVER_AT, TIMEOUT
 from towline.model import Durability
 from towline.protocol.messages import Sent
 from towline.store import Append, Appended, Store
@@ -36,7 +36,7 @@ class Mark(Protocol):
         """It has its place now; called before anything else can happen."""
 
 
-NOT_YET: Final = EXPIRES_AT | TIMEOUT
+NOT_YET: Final = TIMEOUT
 UNJOINED: Final = DEDUP | DELIVER_AT
 """An id stands for a place on a lane, which a delayed message gets later, or never."""
 NOTHING: Final[Mapping[int, int]] = {}

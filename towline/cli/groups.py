@@ -11,9 +11,9 @@ from towline.cli.confirm import Yes, confirm
 from towline.cli.moving import register
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, span, stamp
-from towline.cli.times import Delays, Duration
+from towline.cli.times import Delays, Duration, parse_duration
 from towline.errors import NotFound
-from towline.model import GroupConfig
+from towline.model import GroupConfig, RetryPolicy
 from towline.protocol.messages import GroupState
 
 if TYPE_CHECKING:
@@ -103,9 +103,12 @@ def info(
             ("created", stamp(config.created_at_us)),
             ("started from", config.start),
             ("max attempts", config.retry.max_attempts),
-            ("retry delays", ", ".join(map(span, config.retry.delays_s))),
+            ("retry delays", _retry(config.retry)),
+            ("mode", config.mode),
+            ("expired", "to the dead letters" if config.expired_to_dead else "dropped"),
             ("timeout", span(config.timeout_s) if config.timeout_s else "none"),
             ("max in flight", f"{config.max_in_flight:,} a consumer"),
+            ("share", ", ".join(map(str, config.share)) or "strictly by priority"),
             ("paused", (config.pause_reason or "yes") if config.paused else "no"),
             ("lag", f"{state.lag:,}"),
             ("in flight", f"{state.in_flight:,}"),
@@ -160,6 +163,27 @@ def create(
     dead_retention: Annotated[
         Duration | None, Parameter(help="How long its dead letters are kept; 0 is as long as messages are.")
     ] = None,
+    backoff: Annotated[
+        str | None,
+        Parameter(
+            help="A wait that grows: `FIRST,FACTOR,CAP,JITTER`, for example `1s,2,10m,0.2`; replaces --retry-delays. "
+            "The jitter is the part of a wait that chance may leave out, and may be left out itself."
+        ),
+    ] = None,
+    mode: Annotated[
+        Literal["at-least-once", "at-most-once"] | None,
+        Parameter(help="At most once: what is delivered counts as consumed, and never comes again."),
+    ] = None,
+    expired_to_dead: Annotated[
+        bool | None, Parameter(help="Messages whose lifetime is over go to the dead letters, rather than away.")
+    ] = None,
+    share: Annotated[
+        str | None,
+        Parameter(
+            help="How full batches are shared between high, middle and low, for example `90,9,1`; `none` is strictly "
+            "by priority, though lower ones may starve."
+        ),
+    ] = None,
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Make a group, or change the settings of one.
@@ -172,22 +196,56 @@ def create(
         raise Usage("--retry-delays: give 1 to 100 of them, each between 0 seconds and a year")
     with connection.connect() as client:
         config = _existing(client, topic, name) or GroupConfig(topic, name)
-        retry = _changed(config.retry, max_attempts=max_attempts, delays_s=retry_delays)
-        client.put_group(
-            _changed(
-                config,
-                retry=retry,
-                start=start,
-                timeout_s=timeout,
-                max_in_flight=max_in_flight,
-                dead_retention_s=dead_retention,
-            )
-        )
+        retry = _changed(config.retry, max_attempts=max_attempts, delays_s=retry_delays, **_backoff(backoff))
+        if retry_delays is not None and backoff is None:
+            retry = _changed(retry, kind="delays")
+        changes: dict[str, Any] = {
+            "start": start,
+            "timeout_s": timeout,
+            "max_in_flight": max_in_flight,
+            "dead_retention_s": dead_retention,
+            "share": _share(share),
+            "mode": mode,
+            "expired_to_dead": expired_to_dead,
+        }
+        client.put_group(_changed(config, retry=retry, **changes))
 
 
 def _check(flag: str, number: int | None, most: int) -> None:
     if number is not None and not 1 <= number <= most:
         raise Usage(f"{flag} is between 1 and {most:,}, not {number:,}")
+
+
+def _share(text: str | None) -> tuple[int, ...] | None:
+    if text is None or text == "none":
+        return None if text is None else ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise Usage(f"--share {text!r}: give three numbers such as 90,9,1, or none") from None
+
+
+def _backoff(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        first, factor, cap, *jitter = text.split(",")
+        return {
+            "kind": "exponential",
+            "first_s": parse_duration(first),
+            "factor": float(factor),
+            "cap_s": parse_duration(cap),
+            "jitter": float(jitter[0]) if jitter else 0.0,
+        }
+    except ValueError:
+        raise Usage(f"--backoff {text!r}: give FIRST,FACTOR,CAP,JITTER, for example 1s,2,10m,0.2") from None
+
+
+def _retry(policy: RetryPolicy) -> str:
+    if policy.kind == "delays":
+        return ", ".join(map(span, policy.delays_s))
+    jitter = f", jitter {policy.jitter:g}" if policy.jitter else ""
+    return f"from {span(policy.first_s)} by {policy.factor:g} up to {span(policy.cap_s)}{jitter}"
 
 
 def _existing(client: Client, topic: str, name: str) -> GroupConfig | None:
@@ -241,10 +299,14 @@ def _facts(state: GroupState) -> dict[str, Any]:
         "start": config.start,
         "max_attempts": config.retry.max_attempts,
         "retry_delays_s": config.retry.delays_s,
+        "retry": msgspec.to_builtins(config.retry),
+        "mode": config.mode,
+        "expired_to_dead": config.expired_to_dead,
         "timeout_s": config.timeout_s,
         "max_in_flight": config.max_in_flight,
         "dead_retention_s": config.dead_retention_s,
         "ephemeral": config.ephemeral,
+        "share": config.share,
         "paused": config.paused,
         "pause_reason": config.pause_reason,
         "created_at": stamp(config.created_at_us),

@@ -65,6 +65,9 @@ def send(
             help="In an ordered topic, messages with the same shard key stay in order; without it, the key counts."
         ),
     ] = None,
+    ttl: Annotated[
+        Duration | None, Parameter(help="What is not consumed after so long (`30s`) is not delivered any more.")
+    ] = None,
     priority: Annotated[
         Priority, Parameter(name=("--priority", "-p"), help="Which lane of the topic it goes to.")
     ] = "middle",
@@ -116,10 +119,12 @@ def send(
         raise Usage("--dedup-id is for a single message: give it as an argument, with --whole or with one --file")
     if transaction and shard_key is not None:
         raise Usage("--transaction and --shard-key: messages of ordered topics cannot be sent in a transaction")
+    if transaction and ttl is not None:
+        raise Usage("--transaction and --ttl: messages of a transaction cannot have a lifetime")
     options = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
     options |= when(delay, at, delay_level)
     if not transaction:
-        options["shard_key"] = shard_key
+        options |= {"shard_key": shard_key, "ttl": ttl}
     batches = _batches(body, file, whole=whole)
     with connection.connect() as client:
         if transaction:

@@ -18,7 +18,7 @@ from towline.client.backoff import Backoff
 from towline.client.outgoing import as_lane
 from towline.client.parcel import Parcel
 from towline.client.sharding import refuse_joined, shard_of
-from towline.errors import BadRequest, Timeout, TowlineError
+from towline.errors import BadRequest, Timeout, TowlineError, WrongShard
 from towline.model import LANES, Priority, check_topic
 
 __all__ = ["Accumulator", "BatchLimits", "expired"]
@@ -103,7 +103,7 @@ class Accumulator(Generic[P]):
 
     # Messages in
 
-    def add(  # noqa: PLR0912, PLR0915, PLR0917 - called for every message: names would cost
+    def add(  # noqa: PLR0917 - called for every message: names would cost
         self,
         topic: str,
         body: bytes,
@@ -115,6 +115,7 @@ class Accumulator(Generic[P]):
         dedup_id: str | None = None,
         shards: int = 0,
         shard_key: str | None = None,
+        expires_at_us: int = 0,
     ) -> P:
         """Put a message into the parcel of its lane that is being filled."""
         if shards:
@@ -151,18 +152,8 @@ class Accumulator(Generic[P]):
             if parcel.headers is None:
                 parcel.headers = [None] * len(bodies)
             parcel.headers.append(headers)
-        if dedup_id is not None or parcel.dedup_ids is not None:
-            if parcel.dedup_ids is None:
-                parcel.dedup_ids = [None] * len(bodies)
-            parcel.dedup_ids.append(dedup_id)
-        if deliver_at_us or parcel.times is not None:
-            if parcel.times is None:
-                parcel.times = [0] * len(bodies)
-            parcel.times.append(deliver_at_us)
-        if shard_key is not None or parcel.shard_keys is not None:
-            if parcel.shard_keys is None:
-                parcel.shard_keys = [None] * len(bodies)
-            parcel.shard_keys.append(shard_key)
+        if shard_key is not None or dedup_id is not None or deliver_at_us or expires_at_us or parcel.has_more:
+            parcel.add_more(dedup_id, deliver_at_us, shard_key, expires_at_us)
         index = len(bodies)
         bodies.append(body)
         parcel.size += size
@@ -263,7 +254,7 @@ class Accumulator(Generic[P]):
     def refused(self, parcel: Parcel, error: TowlineError, now: float) -> bool:
         """It was not taken. True if it will be tried again; before anything else of its lane."""
         lane = self._end_flight(parcel)
-        if error.retriable and now < parcel.deadline:
+        if (error.retriable or isinstance(error, WrongShard)) and now < parcel.deadline:
             parcel.refusal = error
             lane.full.appendleft(parcel)
             lane.backoff = lane.backoff or Backoff(0.02, 1.0, eager=False)
@@ -274,6 +265,48 @@ class Accumulator(Generic[P]):
         self.failed.append(parcel)
         self._finish(lane, parcel, now)
         return False
+
+    def reroute(self, parcel: Parcel, shards: int) -> list[Parcel]:
+        """The topic has so many shards: all of the parcel's lane goes into the right ones, in order. Those messages
+        that cannot be placed fail, each as a parcel of its own; these come back."""
+        lane = self._end_flight(parcel)
+        waiting = [parcel, *lane.full, *([lane.filling] if lane.filling is not None else [])]
+        lane.full.clear()
+        lane.filling = lane.backoff = None
+        del lane.home[lane.name]
+        failed: list[Parcel] = []
+        for one in waiting:
+            one.count = one.count or len(one.bodies)
+            self._release(one)
+            one.move(self._placed(one, shards, failed))
+        self.failed += failed
+        return failed
+
+    def _placed(self, parcel: Parcel, shards: int, failed: list[Parcel]) -> list[P]:
+        priority = "middle" if parcel.shards else LANES[parcel.lane]
+        placed: list[P] = []
+        for body, key, headers, at_us, dedup_id, shard_key, expires_at_us in parcel.columns():
+            try:
+                placed.append(
+                    self.add(
+                        parcel.topic,
+                        body,
+                        key,
+                        priority,
+                        headers,
+                        at_us,
+                        dedup_id=dedup_id,
+                        shards=shards,
+                        shard_key=shard_key,
+                        expires_at_us=expires_at_us,
+                    )
+                )
+            except TowlineError as error:
+                lost = Parcel(parcel.topic, 0, parcel.opened_at, parcel.deadline)
+                lost.count, lost.error = 1, error
+                failed.append(lost)
+                placed.append(self._pending(lost, 0))
+        return placed
 
     def expired(self, now: float) -> list[Parcel]:
         """Parcels on their way for too long: the driver gives them up with `refused`. Those that wait to be tried again

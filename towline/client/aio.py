@@ -179,12 +179,14 @@ class Client(Transacting):
         durability: Durability | str | None = None,
         compress: bool = False,
         shard_key: str | None = None,
+        ttl: float | None = None,
     ) -> Receipt:
         """Send one message. It is stored, as durably as asked, when this returns.
 
         It is stored once, though the connection may break in between: the broker knows a message that it has seen. With
         a `dedup_id` it is also stored once though you send it again, maybe from another process: while the broker knows
-        the id (10 minutes, unless set otherwise), you are given the receipt of the first one on that topic.
+        the id (10 minutes, unless set otherwise), you are given the receipt of the first one on that topic. A message
+        that was not consumed after `ttl` seconds is not delivered any more.
 
         With a `delay` in seconds, a `deliver_at` (a time with its time zone, or Unix time) or a `delay_level` (a number
         of the broker's table: 1 is 1 s, 18 is 2 h) consumers get it then, not before; the receipt's lane is `delay`.
@@ -197,7 +199,7 @@ class Client(Transacting):
         at_us = as_deliver_at(delay, deliver_at, delay_level)
         if shard_key is not None or self._shards.get(topic):
             content = sharding.Content.of_one(body, key, headers, shard_key, dedup_id=dedup_id, deliver_at_us=at_us)
-            return await self._link.run(sharding.send(self._common(priority, level, compress), topic, content))
+            return await self._link.run(sharding.send(self._common(priority, level, compress, ttl), topic, content))
         call = flows.send(
             self._sender,
             topic,
@@ -210,12 +212,13 @@ class Client(Transacting):
             max_request_bytes=self._max_request_bytes,
             dedup_id=dedup_id,
             deliver_at_us=at_us,
+            ttl=ttl,
         )
         try:
             answer = await self._link.ask(call)
         except WrongShard:
             content = sharding.Content.of_one(body, key, headers, None, dedup_id=dedup_id, deliver_at_us=at_us)
-            return await self._link.run(sharding.send(self._common(priority, level, compress), topic, content))
+            return await self._link.run(sharding.send(self._common(priority, level, compress, ttl), topic, content))
         return flows.receipt(topic, priority, answer)
 
     async def send_many(
@@ -234,18 +237,20 @@ class Client(Transacting):
         durability: Durability | str | None = None,
         compress: bool = False,
         shard_keys: Sequence[str | None] | None = None,
+        ttl: float | None = None,
     ) -> Receipts:
         """Send many messages at a time, by far the quickest way: up to 10,000 messages or 1 MiB are stored together,
         all or none; more are cut into several such batches, and the first that fails ends it.
 
         `delay`, `deliver_at` and `delay_level` are for all of them; `delays` has one for each: seconds, or a time."""
-        common = self._common(priority, as_durability(durability), compress)
+        common = self._common(priority, as_durability(durability), compress, ttl)
         times = as_deliver_at_each(len(bodies), delay, deliver_at, delay_level, delays)
         content = sharding.Content(bodies, keys, headers, shard_keys, dedup_ids, times)
         return await self._link.run(sharding.send_many(common, topic, content))
 
-    def _common(self, priority: Priority, durability: int, compress: bool) -> sharding.Common:
-        return sharding.Common(self._sender, self._shards, priority, durability, compress, self._max_request_bytes)
+    def _common(self, priority: Priority, durability: int, compress: bool, ttl: float | None) -> sharding.Common:
+        limit = self._max_request_bytes
+        return sharding.Common(self._sender, self._shards, priority, durability, compress, limit, ttl)
 
     def producer(
         self,
@@ -308,16 +313,20 @@ class Client(Transacting):
         ack_interval: float = 0.1,
         on_lost: Callable[[LostLease], None] | None = None,
         spool_dir: str | Path | None = None,
+        mode: Literal["at-least-once", "at-most-once"] = "at-least-once",
     ) -> _Opening[Consumer]:
         """A consumer of a topic: one of a `group` that shares the work, or, without a group, one that sees every
         message itself (its progress is kept under its `name`; without a name it is forgotten when it leaves).
 
-        `start`, `retry`, `lease_timeout` and `max_in_flight` are settings of the group: they count when it is made by
-        this call. Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has
-        `prefetch` batches coming while one is worked on. Acks and nacks of single messages are told to the broker
-        together, after `ack_interval` seconds at the latest. `on_lost` is called when messages were taken away from
-        this consumer. With a `spool_dir` (or one given to `connect`) and a `name`, acks and nacks that cannot be told
-        are kept there until they can, also by the next consumer of this name."""
+        `start`, `retry`, `lease_timeout`, `max_in_flight` and `mode` are settings of the group: they count when it is
+        made by this call. With the mode `"at-most-once"` what is delivered counts as consumed: there is nothing to ack,
+        and nothing comes twice.
+
+        Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has `prefetch` batches
+        coming while one is worked on. Acks and nacks of single messages are told to the broker together, after
+        `ack_interval` seconds at the latest. `on_lost` is called when messages were taken away from this consumer. With
+        a `spool_dir` (or one given to `connect`) and a `name`, acks and nacks that cannot be told are kept there until
+        they can, also by the next consumer of this name."""
         options = ConsumerOptions(
             topic,
             group,
@@ -332,6 +341,7 @@ class Client(Transacting):
             ack_interval,
             on_lost,
             spool_dir,
+            mode,
         )
         subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
         return _Opening(self._adopt(Consumer(self._new_link(), subscription)))

@@ -15,10 +15,10 @@ from towline.client.accumulate import Accumulator, BatchLimits, expired
 from towline.client.aio_link import AioLink
 from towline.client.delays import Time, as_deliver_at
 from towline.client.outgoing import Body, as_body, as_dedup_id, as_headers, as_key
-from towline.client.parcel import Parcel, call_back
+from towline.client.parcel import Parcel, call_back, with_origins
 from towline.client.producer import Shipping, raise_unseen
 from towline.client.sharding import without_spool
-from towline.errors import Closed, QueueFull, Refused, Timeout, TowlineError, Unavailable
+from towline.errors import Closed, QueueFull, Timeout, TowlineError
 from towline.model import Priority, Receipt
 
 __all__ = ["Pending", "Producer"]
@@ -56,8 +56,7 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
     def exception(self) -> TowlineError | None:
         if not self._parcel.done:
             raise Timeout("the message is not acknowledged yet: await it")
-        self._parcel.looked_at = True
-        return self._parcel.error
+        return self._parcel.error_of(self._index)
 
     def add_done_callback(self, function: Callable[[Pending], object]) -> None:
         """Call `function(pending)` when it is done, or at once if it is done already."""
@@ -123,6 +122,7 @@ class Producer:
         deliver_at: Time | None = None,
         delay_level: int | None = None,
         shard_key: str | None = None,
+        ttl: float | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`. A
         delay counts from when the broker takes the message."""
@@ -132,33 +132,36 @@ class Producer:
         packed = as_headers(headers)
         as_dedup_id(dedup_id)
         at_us = as_deliver_at(delay, deliver_at, delay_level)
-        shards = self._shards.get(topic)
-        if shards is None or (shard_key is not None and not shards):
-            shards = await self._look_up(topic, needed=as_key(shard_key) is not None)
+        expires_at_us = self._shipping.expiry_us(ttl)
+        shards = self._shards.get(topic) or 0
+        if shard_key is not None and not shards:
+            as_key(shard_key)
+            shards = await self._look_up(topic)
         if self._closed or self._accumulator.is_full:
             await self._make_room()
         pending = self._accumulator.add(
-            topic, body, key, priority, packed, at_us, dedup_id=dedup_id, shards=shards, shard_key=shard_key
+            topic,
+            body,
+            key,
+            priority,
+            packed,
+            at_us,
+            dedup_id=dedup_id,
+            shards=shards,
+            shard_key=shard_key,
+            expires_at_us=expires_at_us,
         )
         if self._accumulator.stirred:
             self._stirred.set()
         return pending
 
-    async def _look_up(self, topic: str, *, needed: bool) -> int:
+    async def _look_up(self, topic: str) -> int:
         """See `producer.Producer`."""
         if self._closed:
             raise Closed("the producer was closed")
         if self._shipping.keeps:
-            # A frame in the spool does not know of shards; and nobody is asked, who may be away for long.
-            if needed:
-                raise without_spool(topic)
-            return 0
-        try:
-            return await self._link.run(self._shards.find(topic, needed=needed))
-        except (Unavailable, Refused):
-            if needed:
-                raise
-            return 0
+            raise without_spool(topic)
+        return await self._link.run(self._shards.find(topic, needed=True))
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and
@@ -189,7 +192,7 @@ class Producer:
             await self._link.close()
             left = self._accumulator.fail_all(Closed("the producer was closed before the message was acknowledged"))
             self._shipping.rescue(left)
-            self._end(left)
+            self._end(with_origins(left))
             self._shipping.close()
 
     async def _make_room(self) -> None:

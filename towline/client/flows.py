@@ -140,6 +140,7 @@ def send(
     max_request_bytes: int,
     dedup_id: str | None = None,
     deliver_at_us: int = 0,
+    ttl: float | None = None,
 ) -> Call:
     """The call that sends one message: a flow of one step, which is spared the generator."""
     lane = as_lane(priority)
@@ -150,6 +151,7 @@ def send(
         compress,
         None if dedup_id is None else [as_dedup_id(dedup_id)],
         [deliver_at_us] if deliver_at_us else None,
+        expires_at_us=None if ttl is None else [sender.expiry_us(ttl)],
     )
     if len(frame) + HEAD_ROOM > max_request_bytes:
         raise too_large(len(body), max_request_bytes)
@@ -179,12 +181,21 @@ def send_many(
     max_request_bytes: int,
     dedup_ids: Sequence[str | None] | None = None,
     deliver_at_us: Sequence[int] | None = None,
+    ttl: float | None = None,
 ) -> Flow[Receipts]:
     """One frame after the other, so that one that fails is followed by none; each is made while the one before it is on
     its way."""
     lane = as_lane(priority)
     bodies = as_bodies(given)
-    columns = Columns(bodies, keys, headers, dedup_ids, deliver_at_us, max_frame_bytes=max_request_bytes - HEAD_ROOM)
+    columns = Columns(
+        bodies,
+        keys,
+        headers,
+        dedup_ids,
+        deliver_at_us,
+        max_frame_bytes=max_request_bytes - HEAD_ROOM,
+        expires_at_us=sender.expiry_us(ttl),
+    )
     check_topic(name)
     runs: list[Run] = []
     before: tuple[Call, int] | None = None
@@ -219,7 +230,9 @@ class Columns:
         times: Sequence[int] | None,
         *,
         max_frame_bytes: int,
+        expires_at_us: int = 0,
     ) -> None:
+        self.expires_at_us = expires_at_us
         for name, column in (("keys", keys), ("headers", headers), ("dedup_ids", dedup_ids)):
             if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
@@ -232,6 +245,9 @@ class Columns:
         else:
             self.headers = headers if headers is None else [as_headers(value) for value in headers]
         self.limit = max_frame_bytes
+
+    def expiries(self, count: int) -> list[int] | None:
+        return [self.expires_at_us] * count if self.expires_at_us else None
 
     def frames(self, sender: Sender, compress: bool) -> Iterator[tuple[bytes, int]]:
         for begin, end in self.cuts():
@@ -259,7 +275,8 @@ class Columns:
         headers = self.headers if whole or self.headers is None else self.headers[begin:end]
         dedup_ids = self._dedup_ids if whole or self._dedup_ids is None else self._dedup_ids[begin:end]
         times = self._times if whole or self._times is None else self._times[begin:end]
-        frame = sender.frame(bodies, keys, headers, compress, dedup_ids, times)
+        expiries = self.expiries(end - begin)
+        frame = sender.frame(bodies, keys, headers, compress, dedup_ids, times, expires_at_us=expiries)
         if len(frame) <= self.limit:
             yield frame, end - begin
             return

@@ -105,6 +105,10 @@ class Section:
     def _column(self, flag: int) -> list[bytes]:
         return self._frame.texts(flag, self.start, self.start + len(self.bodies)) or []
 
+    def expires_at_us(self, index: int) -> int:
+        found = self._frame.expires_at_us(self.start + index, self.start + index + 1)
+        return found[0] if found else 0
+
     def produced_at_us(self, index: int) -> int:
         at_us: int = self._frame.produced_at_us
         if not self._frame.flags & PRODUCED_AT:
@@ -183,6 +187,12 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
     def shard_key(self) -> str | None:
         """What keeps messages in order in an ordered topic: its own, or else the key."""
         return self._section.shard_key(self._index)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it ceases to be delivered; None is never."""
+        at_us = self._section.expires_at_us(self._index)
+        return _time(at_us) if at_us else None
 
     @property
     def seq(self) -> int:

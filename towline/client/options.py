@@ -80,6 +80,7 @@ class ConsumerOptions(NamedTuple):
     ack_interval: float
     on_lost: Callable[[LostLease], None] | None
     spool_dir: str | Path | None = None
+    mode: Literal["at-least-once", "at-most-once"] = "at-least-once"
 
     def subscription(self, timeout_s: float, spool_dir: str | Path | None = None) -> Subscription:
         """`spool_dir` is the client's, for consumers that have a name and no folder of their own."""
@@ -106,6 +107,7 @@ class ConsumerOptions(NamedTuple):
             timeout_s=self.lease_timeout,
             max_in_flight=self.max_in_flight if self.max_in_flight is not None else 100_000,
             ephemeral=self.group is None and self.name is None,
+            mode=self.mode,
         )
         return Subscription(
             self.topic,

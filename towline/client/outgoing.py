@@ -34,6 +34,8 @@ FRAME_MESSAGES: Final = 10_000
 FRAME_BYTES: Final = 1 << 20
 """Frames are filled up to about this, unless one message alone is larger."""
 
+TTL_MAX_S: Final = 100 * 366 * 86400
+
 Body = bytes | bytearray | memoryview
 
 DEDUP_ID_MAX: Final = 200
@@ -148,6 +150,14 @@ class Sender:
         self._token = packed
         self._clock = clock
 
+    def expiry_us(self, ttl_s: float | None) -> int:
+        """When a message that is sent now ceases to be of use; 0 is never."""
+        if ttl_s is None:
+            return 0
+        if not 0 < ttl_s <= TTL_MAX_S:
+            raise BadRequest(f"ttl={ttl_s}: give the seconds that a message lives, more than 0 and up to 100 years")
+        return self._clock.now_us() + round(ttl_s * 1_000_000)
+
     def frame(  # noqa: PLR0917 - called for every message: names would cost
         self,
         bodies: Any,
@@ -158,6 +168,7 @@ class Sender:
         deliver_at_us: Sequence[int] | None = None,
         *,
         shard_keys: Any = None,
+        expires_at_us: Any = None,
     ) -> bytes:
         return encode(
             bodies,
@@ -166,6 +177,7 @@ class Sender:
             dedup_ids=dedup_ids,
             deliver_at_us=deliver_at_us,
             shard_keys=shard_keys,
+            expires_at_us=expires_at_us,
             producer_id=self.id,
             producer_seq=next(self._numbers),
             produced_at_us=self._clock.now_us(),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
+from towline.client.outgoing import Sender
 from towline.errors import Timeout, TowlineError, from_code
+from towline.frame import Frame
 from towline.model import DELAY, LANES, Receipt, lane_name
 
-__all__ = ["Parcel", "Pending", "call_back"]
+__all__ = ["Parcel", "Pending", "call_back", "with_origins"]
 
 log = logging.getLogger("towline.client")
 
@@ -32,13 +34,17 @@ class Parcel:
         "delayed",
         "done",
         "error",
+        "expiries_us",
         "first",
         "frame",
         "headers",
         "keys",
         "lane",
+        "left",
         "looked_at",
+        "moved",
         "opened_at",
+        "origins",
         "places",
         "refusal",
         "shard_keys",
@@ -63,6 +69,7 @@ class Parcel:
         """What the deliver-at column says, if a message is delayed."""
         self.delayed = False
         self.shard_keys: list[str | None] | None = None
+        self.expiries_us: list[int] | None = None
         self.size = 0
         self.count = 0
         self.frame = b""
@@ -79,17 +86,54 @@ class Parcel:
         self.waiter: Any = None
         """What a driver's `Pending` waits with, made by the first that waits."""
         self.callbacks: list[tuple[Callable[[Any], object], Any]] = []
+        self.moved: list[Any] | None = None
+        """Its messages went into other parcels: what stands for each of them there."""
+        self.left = 0
+        """How many of those parcels are not done yet."""
+        self.origins: list[Parcel] = []
+        """The parcels that messages of this one came from."""
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "sent" if self.done else "waiting"
         lane, count = lane_name(self.lane, self.shards), self.count or len(self.bodies)
         return f"<Parcel {self.topic}/{lane} of {count} messages, {state}>"
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a column of those that few messages have."""
+        return (
+            self.dedup_ids is not None
+            or self.times is not None
+            or self.shard_keys is not None
+            or self.expiries_us is not None
+        )
+
+    def add_more(self, dedup_id: str | None, deliver_at_us: int, shard_key: str | None, expires_at_us: int) -> None:
+        """What few messages have, of the one that is about to be added."""
+        count = len(self.bodies)
+        if dedup_id is not None or self.dedup_ids is not None:
+            self.dedup_ids = self.dedup_ids if self.dedup_ids is not None else [None] * count
+            self.dedup_ids.append(dedup_id)
+        if deliver_at_us or self.times is not None:
+            self.times = self.times if self.times is not None else [0] * count
+            self.times.append(deliver_at_us)
+        if shard_key is not None or self.shard_keys is not None:
+            self.shard_keys = self.shard_keys if self.shard_keys is not None else [None] * count
+            self.shard_keys.append(shard_key)
+        if expires_at_us or self.expiries_us is not None:
+            self.expiries_us = self.expiries_us if self.expiries_us is not None else [0] * count
+            self.expiries_us.append(expires_at_us)
+
+    def frame_by(self, sender: Sender, compress: bool) -> bytes:
+        """Its messages as a frame of this sender's."""
+        columns = self.bodies, self.keys, self.headers, compress, self.dedup_ids, self.times
+        return sender.frame(*columns, shard_keys=self.shard_keys, expires_at_us=self.expiries_us)
+
     def packed(self, frame: bytes) -> None:
         """It is a frame now; what it was made of is not needed any more."""
         self.frame = frame
         self.bodies = []
-        self.keys = self.headers = self.dedup_ids = self.times = self.shard_keys = None
+        self._clear()
 
     def wait(self, timeout: float | None) -> None:
         """Wait in a thread. Whoever ends it sets `done` first and looks for a waiter then."""
@@ -103,7 +147,45 @@ class Parcel:
     def spooled(self) -> bool:
         return self.done and self.error is None and self.first < 0
 
+    def columns(self) -> Iterator[tuple[bytes, str | None, dict[str, str] | None, int, str | None, str | None, int]]:
+        """Body, key, headers, deliver-at, dedup id, shard key and expiry of each message, out of the frame if it is one
+        already."""
+        count, frame = self.count or len(self.bodies), Frame(self.frame) if self.frame else None
+        none: list[None] = [None] * count
+        yield from zip(
+            self.bodies if frame is None else frame.bodies(),
+            (self.keys if frame is None else frame.keys()) or none,
+            (self.headers if frame is None else frame.headers()) or none,
+            (self.times if frame is None else frame.deliver_at_us()) or [0] * count,
+            (self.dedup_ids if frame is None else frame.dedup_ids()) or none,
+            (self.shard_keys if frame is None else frame.shard_keys()) or none,
+            (self.expiries_us if frame is None else frame.expires_at_us()) or [0] * count,
+            strict=True,
+        )
+
+    def move(self, pendings: list[Any]) -> None:
+        """Its messages are in other parcels now; it is done when they are."""
+        self.moved, self.frame, self.bodies = pendings, b"", []
+        self._clear()
+        parcels = {id(one._parcel): one._parcel for one in pendings}
+        self.left = len(parcels)
+        for parcel in parcels.values():
+            parcel.origins.append(self)
+
+    def _clear(self) -> None:
+        self.keys = self.headers = self.dedup_ids = self.times = self.shard_keys = self.expiries_us = None
+
+    def error_of(self, index: int) -> TowlineError | None:
+        if self.moved is not None:
+            error: TowlineError | None = self.moved[index]._parcel.error_of(self.moved[index]._index)
+            return error
+        self.looked_at = True
+        return self.error
+
     def receipt(self, index: int) -> Receipt:
+        if self.moved is not None:
+            receipt: Receipt = self.moved[index]._parcel.receipt(self.moved[index]._index)
+            return receipt
         if self.error is not None:
             self.looked_at = True
             # A new one each time: an exception that is raised again and again grows with every time.
@@ -139,8 +221,7 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     def exception(self, timeout: float | None = None) -> TowlineError | None:
         self._wait(timeout)
-        self._parcel.looked_at = True
-        return self._parcel.error
+        return self._parcel.error_of(self._index)
 
     def add_done_callback(self, function: Callable[[Pending], object]) -> None:
         """Call `function(pending)` when it is done: from the producer's thread, or at once if it is done already."""
@@ -153,6 +234,17 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
         parcel = self._parcel
         if not parcel.done:
             parcel.wait(timeout)
+
+
+def with_origins(ended: list[Parcel]) -> list[Parcel]:
+    """With them end the parcels whose messages they were the last to hold."""
+    every = list(ended)
+    for parcel in every:
+        for origin in parcel.origins:
+            origin.left -= 1
+            if not origin.left:
+                every.append(origin)
+    return every
 
 
 def call_back(parcel: Parcel) -> None:

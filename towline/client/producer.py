@@ -17,22 +17,21 @@ from towline.client.delays import Time, as_deliver_at
 from towline.client.draft import places
 from towline.client.link import Link
 from towline.client.outgoing import Body, Sender, as_body, as_dedup_id, as_headers, as_key
-from towline.client.parcel import Parcel, Pending, call_back
+from towline.client.parcel import Parcel, Pending, call_back, with_origins
 from towline.client.sharding import ShardMap, without_spool
 from towline.client.transport import wait_for
 from towline.errors import (
     Closed,
     ProtocolError,
     QueueFull,
-    Refused,
     Timeout,
     TooLarge,
     TowlineError,
-    Unavailable,
     WrongShard,
 )
 from towline.model import Priority
-from towline.protocol.messages import FrameHead, Send, Sent
+from towline.protocol.messages import FrameHead, Request, Send, Sent
+from towline.protocol.ordering import ShardCount, Sharded
 
 __all__ = ["Producer", "Shipping"]
 
@@ -59,6 +58,9 @@ class Shipping:
         self._answered: list[tuple[Parcel, Call | TowlineError]] = []
         self._calls: dict[Parcel, Call] = {}
 
+    def expiry_us(self, ttl: float | None) -> int:
+        return self._sender.expiry_us(ttl)
+
     @property
     def busy(self) -> bool:
         return bool(self._calls)
@@ -68,11 +70,13 @@ class Shipping:
         return bool(self._answered)
 
     def pack(self, parcel: Parcel) -> Call | None:
-        """The request for a parcel; None if it cannot be made, which is an answer as well."""
+        """The request for a parcel; None if it cannot be made, which is an answer as well. One that was put into the
+        wrong lane is not sent again before it is known how many shards its topic has."""
+        if isinstance(parcel.refusal, WrongShard):
+            return self._call(parcel, ShardCount(parcel.topic))
         try:
             if not parcel.frame:
-                columns = parcel.bodies, parcel.keys, parcel.headers, self._compress, parcel.dedup_ids, parcel.times
-                parcel.packed(self._sender.frame(*columns, shard_keys=parcel.shard_keys))
+                parcel.packed(parcel.frame_by(self._sender, self._compress))
             if len(parcel.frame) > self._max_frame_bytes:
                 raise TooLarge(
                     f"{parcel.count} messages of {parcel.size} bytes are over the broker's limit of "
@@ -81,8 +85,11 @@ class Shipping:
         except TowlineError as error:
             self._answered.append((parcel, error))
             return None
-        request = Send([FrameHead(parcel.topic, parcel.lane, len(parcel.frame), parcel.shards)], self._durability)
-        call = self._calls[parcel] = Call(request, [parcel.frame], None, lambda call: self._on_done(parcel, call))
+        head = FrameHead(parcel.topic, parcel.lane, len(parcel.frame), parcel.shards)
+        return self._call(parcel, Send([head], self._durability), parcel.frame)
+
+    def _call(self, parcel: Parcel, request: Request, *frames: bytes) -> Call:
+        call = self._calls[parcel] = Call(request, frames, None, lambda call: self._on_done(parcel, call))
         return call
 
     def _on_done(self, parcel: Parcel, call: Call) -> None:
@@ -99,16 +106,18 @@ class Shipping:
     def settle(self, accumulator: Accumulator[Any], now: float) -> list[Parcel]:
         """Tell the accumulator what was answered. The parcels that came to an end."""
         answered, self._answered = self._answered, []
-        ended = []
+        ended: list[Parcel] = []
         for parcel, outcome in answered:
             error = outcome if isinstance(outcome, TowlineError) else outcome.error
             answer = None if isinstance(outcome, TowlineError) else outcome.answer
+            if error is None and isinstance(answer, Sharded):
+                self.shards.put(parcel.topic, answer.shards)
+                ended += accumulator.reroute(parcel, answer.shards)
+                continue
             if error is None and not isinstance(answer, Sent):
                 error = ProtocolError(f"a send was answered by {type(answer).__name__}")
-            if isinstance(error, WrongShard):
-                self.shards.forget(parcel.topic)
-                if self.keeps:
-                    error = without_spool(parcel.topic)
+            if isinstance(error, WrongShard) and self.keeps:
+                error = without_spool(parcel.topic)
             if error is not None:
                 error = self.kept(parcel, error, accumulator, now)
                 if error is None or not accumulator.refused(parcel, error, now):
@@ -120,7 +129,7 @@ class Shipping:
                     parcel.places = places(parcel.lane, *about)
                 accumulator.sent(parcel, answer.firsts[0], answer.appended_at_us, now, delayed=bool(answer.delayed))
                 ended.append(parcel)
-        return ended
+        return with_origins(ended)
 
     # A spool
 
@@ -208,6 +217,7 @@ class Producer:
         deliver_at: Time | None = None,
         delay_level: int | None = None,
         shard_key: str | None = None,
+        ttl: float | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`. A
         delay counts from when the broker takes the message."""
@@ -220,36 +230,40 @@ class Producer:
         if dedup_id is not None:
             as_dedup_id(dedup_id)
         at_us = as_deliver_at(delay, deliver_at, delay_level)
-        shards = self._shards.get(topic)
-        if shards is None or (shard_key is not None and not shards):
-            shards = self._look_up(topic, needed=as_key(shard_key) is not None)
+        expires_at_us = 0 if ttl is None else self._shipping.expiry_us(ttl)
+        shards = self._shards.get(topic) or 0
+        if shard_key is not None and not shards:
+            as_key(shard_key)
+            shards = self._look_up(topic)
         accumulator = self._accumulator
         with self._lock:
             if self._closed or accumulator.is_full:
                 self._make_room()
             pending = self._add(
-                topic, body, key, priority, headers, at_us, dedup_id=dedup_id, shards=shards, shard_key=shard_key
+                topic,
+                body,
+                key,
+                priority,
+                headers,
+                at_us,
+                dedup_id=dedup_id,
+                shards=shards,
+                shard_key=shard_key,
+                expires_at_us=expires_at_us,
             )
             if self._asleep and accumulator.stirred:
                 self._ring()
         return pending
 
-    def _look_up(self, topic: str, *, needed: bool) -> int:
-        """How many shards a topic has that we have not sent to yet. When nobody answers it is taken for a shared one:
-        the messages wait, and are refused if it is not."""
+    def _look_up(self, topic: str) -> int:
+        """How many shards a topic has, for which we are given a shard key: at least one, or the key has no meaning.
+        Without a shard key it is taken for a shared one until the broker says otherwise."""
         if self._closed:
             raise Closed("the producer was closed")
         if self._shipping.keeps:
             # A frame in the spool does not know of shards; and nobody is asked, who may be away for long.
-            if needed:
-                raise without_spool(topic)
-            return 0
-        try:
-            return self._link.run(self._shards.find(topic, needed=needed))
-        except (Unavailable, Refused):
-            if needed:
-                raise
-            return 0
+            raise without_spool(topic)
+        return self._link.run(self._shards.find(topic, needed=True))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and
@@ -322,6 +336,7 @@ class Producer:
             self._closed = True
             ended = self._accumulator.fail_all(error)
             self._shipping.rescue(ended)
+            ended = with_origins(ended)
             self._conclude(ended)
         for parcel in ended:
             _announce(parcel)

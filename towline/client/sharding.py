@@ -75,14 +75,17 @@ class ShardMap:
     def forget(self, topic: str) -> None:
         self._counts.pop(topic, None)
 
+    def put(self, topic: str, shards: int) -> None:
+        if len(self._counts) >= _KNOWN_MAX:
+            self._counts.clear()
+        self._counts[topic] = shards
+
     def look_up(self, topic: str) -> Flow[int]:
         """Ask the broker."""
         answer = yield Call(ShardCount(check_topic(topic)))
         if not isinstance(answer, Sharded):
             raise ProtocolError(f"ShardCount was answered by {type(answer).__name__}")
-        if len(self._counts) >= _KNOWN_MAX:
-            self._counts.clear()
-        self._counts[topic] = answer.shards
+        self.put(topic, answer.shards)
         return answer.shards
 
     def find(self, topic: str, *, needed: bool) -> Flow[int]:
@@ -108,6 +111,7 @@ class Common(NamedTuple):
     durability: int
     compress: bool
     max_request_bytes: int
+    ttl: float | None = None
 
 
 class Content(NamedTuple):
@@ -180,6 +184,7 @@ def _send_shared(common: Common, topic: str, content: Content) -> Flow[Receipts]
             max_request_bytes=common.max_request_bytes,
             dedup_ids=content.dedup_ids,
             deliver_at_us=content.deliver_at_us,
+            ttl=common.ttl,
         )
     )
 
@@ -200,8 +205,10 @@ class _Batch:
         if dedup or any(content.deliver_at_us or ()):
             refuse_joined(topic, dedup)
         limit = common.max_request_bytes - flows.HEAD_ROOM
-        bodies = as_bodies(content.bodies)
-        columns = flows.Columns(bodies, content.keys, content.headers, None, None, max_frame_bytes=limit)
+        bodies, expires_at_us = as_bodies(content.bodies), common.sender.expiry_us(common.ttl)
+        columns = flows.Columns(
+            bodies, content.keys, content.headers, None, None, max_frame_bytes=limit, expires_at_us=expires_at_us
+        )
         shard_keys = content.shard_keys
         if shard_keys is not None and len(shard_keys) != len(columns.bodies):
             raise BadRequest(f"{len(shard_keys)} shard keys for {len(columns.bodies)} bodies")
@@ -244,6 +251,7 @@ class _Batch:
             _chosen(columns.headers, numbers),
             common.compress,
             shard_keys=_chosen(self._shard_keys, numbers),
+            expires_at_us=columns.expiries(len(numbers)),
         )
 
 

@@ -122,8 +122,7 @@ class SpooledShipping(Shipping):
             # Whether the broker has it is not known. Its number must not fall out of the broker's window meanwhile.
             self._sender = self._make_sender()
         else:
-            columns = parcel.bodies, parcel.keys, parcel.headers, self._compress, parcel.dedup_ids, parcel.times
-            parcel.packed(self._own_sender.frame(*columns))
+            parcel.packed(parcel.frame_by(self._own_sender, self._compress))
         if len(parcel.frame) > self._max_frame_bytes:
             raise TooLarge(f"{parcel.count} messages for {parcel.topic} are over {self._max_frame_bytes} bytes a frame")
         self._spool.append(KeptFrame(parcel.topic, parcel.lane, self._durability, parcel.frame))

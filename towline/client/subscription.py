@@ -22,7 +22,7 @@ from towline.client.connection import Call
 from towline.client.lease import ACK, GIVE_BACK, Lease, in_portions, merged
 from towline.client.steps import Flow, Start, Wait
 from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, Unavailable, from_code
-from towline.model import GroupConfig
+from towline.model import AT_MOST_ONCE, GroupConfig
 from towline.protocol import split_attachments
 from towline.protocol.messages import Act, Attach, Attached, Detach, Pull, Pulled, Settle
 
@@ -147,6 +147,9 @@ class Subscription:
     def attached(self, answer: Attached) -> None:
         self.id = answer.subscription
         self.shards = answer.shards
+        if answer.config.mode == AT_MOST_ONCE:
+            # What would wait here for its turn would be lost with us.
+            self._prefetch = 0
         self.config = answer.config
         held = set(answer.held)
         if self.spool is not None:
@@ -318,6 +321,9 @@ class Subscription:
         if lease is None or lease.lost:
             return None
         lease.open(self.topic, self.shards)
+        if self.config.mode == AT_MOST_ONCE:
+            lease.settle_all(ACK)
+            del self._leases[lease.pull]
         return lease if lease.sections else None
 
     # Settling
@@ -326,6 +332,8 @@ class Subscription:
         """Settle a whole pull, and wait until that is durable."""
         if lease.lost:
             raise LeaseLost
+        if self.config.mode == AT_MOST_ONCE:
+            return
         *others, acts = self._take_portions() or [[]]
         for portion in others:
             yield Start(self._settle(portion))

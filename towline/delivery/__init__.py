@@ -5,7 +5,21 @@ the pull log; replaying them through the same `apply` is recovery. `states` hold
 message.
 """
 
-from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Move, Nack, Pull, Resend, Skip, Start
+from towline.delivery.commands import (
+    Ack,
+    Bury,
+    Command,
+    Expire,
+    GiveBack,
+    Lapse,
+    Leave,
+    Move,
+    Nack,
+    Pull,
+    Resend,
+    Skip,
+    Start,
+)
 from towline.delivery.dedup import Dedup
 from towline.delivery.events import Event, Part, decode_event, encode_event
 from towline.delivery.group import Group
@@ -21,6 +35,7 @@ __all__ = [
     "Command",
     "Dedup",
     "Event",
+    "Expire",
     "GiveBack",
     "Group",
     "GroupSnapshot",

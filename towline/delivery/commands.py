@@ -7,7 +7,21 @@ import msgspec
 from towline.delivery.events import Part
 from towline.model import Span
 
-__all__ = ["Ack", "Bury", "Command", "GiveBack", "Lapse", "Leave", "Move", "Nack", "Pull", "Resend", "Skip", "Start"]
+__all__ = [
+    "Ack",
+    "Bury",
+    "Command",
+    "Expire",
+    "GiveBack",
+    "Lapse",
+    "Leave",
+    "Move",
+    "Nack",
+    "Pull",
+    "Resend",
+    "Skip",
+    "Start",
+]
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -85,6 +99,13 @@ class Skip(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Expire(msgspec.Struct, frozen=True):
+    """The lifetime of messages of a pull is over: they were not handed over."""
+
+    pull: int
+    spans: tuple[Span, ...]
+
+
 class Resend(msgspec.Struct, frozen=True):
     """Dead letters were copied to the group's own lanes, to be delivered again. `dead` are their numbers."""
 
@@ -98,4 +119,4 @@ class Move(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-Command = Start | Pull | Ack | Nack | GiveBack | Leave | Lapse | Bury | Skip | Resend | Move
+Command = Start | Pull | Ack | Nack | GiveBack | Leave | Lapse | Bury | Skip | Resend | Move | Expire

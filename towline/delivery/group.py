@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import lt
 from typing import Final
 
-from towline.delivery.commands import Ack, Bury, Command, GiveBack, Lapse, Leave, Move, Nack, Pull, Resend, Skip, Start
+from towline.delivery.commands import (
+    Ack,
+    Bury,
+    Command,
+    Expire,
+    GiveBack,
+    Lapse,
+    Leave,
+    Move,
+    Nack,
+    Pull,
+    Resend,
+    Skip,
+    Start,
+)
 from towline.delivery.events import (
     Acked,
     Buried,
@@ -25,6 +39,7 @@ from towline.delivery.events import (
     Skipped,
     Started,
 )
+from towline.delivery.filling import fill
 from towline.delivery.lease import Act, Lease, lost
 from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals
 from towline.delivery.retry import AT_ONCE, RetryQueue
@@ -32,14 +47,10 @@ from towline.delivery.seek import apply_moved, within_bounds
 from towline.delivery.shards import Shards, behind
 from towline.delivery.states import RULES, State
 from towline.errors import BadRequest, Conflict
-from towline.model import LANES, GroupConfig
+from towline.model import LANES, GroupConfig, Span
 
 __all__ = ["Group"]
 
-PARTS_MAX: Final = 1_000
-"""Parts in one pull: a queue that is all fragments is delivered in several."""
-RETRIES_MAX: Final = 50_000
-"""Entries of the retry queue. A group that fails more than this at once gets nothing new until it has caught up."""
 SETTLED_MAX: Final = 1_024
 """Settled pulls that are remembered, so that an act that is sent twice gets the same answer twice."""
 SETTLED_PARTS_MAX: Final = 100_000
@@ -48,6 +59,7 @@ ROUND_US: Final = 100_000
 """Back-offs of a second and more end on a tenth of a second, so that neighbours fall together into one entry."""
 DELAY_MAX_S: Final = 366 * 86400
 REASON_MAX: Final = 1_000
+EXPIRED: Final = "expired"
 
 _ACTS: dict[type[Event], Act] = {
     Acked: "acked",
@@ -85,12 +97,16 @@ class Group:
         self.dying: dict[Part, str] = {}
         self.resent: list[tuple[int, int]] = []
         self.in_flight: dict[str, int] = {}
+        self.turns = 0
+        """How many pulls were granted so far."""
         self.counters = dict.fromkeys((State.DONE, State.DEAD, State.GONE), 0)
         self._settled_parts = 0
         self._deadlines: list[tuple[int, int]] = []
         owns = range(self.topic_lanes, count)
-        self._ranks = tuple((own,) if shards else (own, rank) for rank, own in enumerate(owns))
-        """From high to low, the lanes that are served by priority."""
+        self.ranks = tuple((own,) if shards else (own, rank) for rank, own in enumerate(owns))
+        """From high to low, the lanes that are served by priority …"""
+        self.lower = tuple([lane for lanes in self.ranks[rank + 1 :] for lane in lanes] for rank in range(len(LANES)))
+        """… and for each of them, those below it."""
 
     # What the store has
 
@@ -121,18 +137,14 @@ class Group:
         """Whether there is anything that a pull could take now."""
         if self.config.paused:
             return False
-        self._ripen(now_us)
+        self.retries.ripen(now_us)
         if self.shards is None:
             return self.retries.has_ready() or any(at < end for at, end in zip(self.next, self.ends, strict=True))
+        self.shards.ripen(now_us)
         owns = range(self.topic_lanes, len(self.next))
         return bool(self.shards.waiting) or any(
             self.retries.is_ready(lane) or self.next[lane] < self.ends[lane] for lane in owns
         )
-
-    def _ripen(self, now_us: int) -> None:
-        self.retries.ripen(now_us)
-        if self.shards is not None:
-            self.shards.ripen(now_us)
 
     def leased(self) -> int:
         return sum(self.in_flight.values())
@@ -184,7 +196,10 @@ class Group:
             case Bury():
                 return [Buried(now_us, command.parts, command.dead_first)]
             case Skip():
-                return self._decide_skip(command, now_us)
+                parts = self._open_within(command.pull, command.spans)
+                return [Skipped(now_us, command.pull, tuple(parts), command.reason)] if parts else []
+            case Expire():
+                return self._decide_expire(command, now_us)
             case Resend():
                 return self._decide_resend(command, now_us)
             case Move():
@@ -194,10 +209,12 @@ class Group:
     def _decide_pull(self, command: Pull, now_us: int) -> list[Event]:
         if self.config.paused:
             return []
-        self._ripen(now_us)
+        self.retries.ripen(now_us)
+        if self.shards is not None:
+            self.shards.ripen(now_us)
         events: list[Event] = self._overrun(now_us) if any(map(lt, self.next, self.firsts)) else []
         room = min(command.max_messages, self.config.max_in_flight - self.in_flight.get(command.consumer, 0))
-        parts, full = self._fill(room, command.max_bytes, now_us)
+        parts, full = fill(self, room, command.max_bytes, now_us)
         if parts and (full or sum(part.count for part in parts) >= command.min_messages):
             deadline_us = now_us + round(self.config.timeout_s * 1_000_000) if self.config.timeout_s else 0
             events.append(Pulled(now_us, command.pull, command.consumer, deadline_us, tuple(parts)))
@@ -206,47 +223,6 @@ class Group:
     def _overrun(self, now_us: int) -> list[Event]:
         positions = enumerate(zip(self.next, self.firsts, strict=True))
         return [Overrun(now_us, tuple(Part(lane, at, first - at, 1) for lane, (at, first) in positions if at < first))]
-
-    def _fill(self, room: int, max_bytes: int, now_us: int) -> tuple[list[Part], bool]:
-        """As much as fits, and whether that is all that fits: if not, all that there is was taken."""
-        parts: list[Part] = []
-        for part in self._candidates(now_us):
-            mean = self.mean_bytes[part.lane]
-            count = min(part.count, room, max(max_bytes // mean, 0 if parts else 1))
-            if count > 0:
-                parts.append(Part(part.lane, part.first, count, part.attempt))
-            room -= count
-            max_bytes -= count * mean
-            if count < part.count or room == 0 or len(parts) == PARTS_MAX:
-                return parts, True
-        return parts, False
-
-    def _candidates(self, now_us: int) -> Iterator[Part]:
-        """From high to low: what is due again, then what is new; the group's own lane before the topic's. Then the
-        shards, if the topic has any."""
-        fresh = self.retries.size < RETRIES_MAX
-        for lanes in self._ranks:
-            if self.retries.size:
-                for lane in lanes:
-                    yield from self.retries.ready(lane)
-            if fresh:
-                for lane in lanes:
-                    at, end = max(self.next[lane], self.firsts[lane]), self.ends[lane]
-                    if at < end:
-                        yield Part(lane, at, end - at, 1)
-        if self.shards is not None:
-            yield from self._of_shards(self.shards, now_us, fresh=fresh)
-
-    def _of_shards(self, shards: Shards, now_us: int, *, fresh: bool) -> Iterator[Part]:
-        for lane in shards.waiting:
-            for part in shards.due(lane, now_us):
-                if part is None:
-                    break
-                yield part
-            else:
-                at, end = max(self.next[lane], self.firsts[lane]), self.ends[lane]
-                if fresh and at < end:
-                    yield Part(lane, at, end - at, 1)
 
     def _decide_ack(self, command: Ack, now_us: int) -> list[Event]:
         chosen = {command.pull: self._lease(command.consumer, command.pull).choose(command.spans, "acked")}
@@ -267,14 +243,18 @@ class Group:
         again, last = ([], parts) if command.dead else self._by_attempt(parts)
         by_due: dict[int, list[Part]] = {}
         for part in again:
-            wait_s = self.config.retry.delay_s(part.attempt) if delay_s is None else delay_s
+            wait_s = delay_s
+            if wait_s is None:
+                wait_s = self.config.retry.delay_s(part.attempt, (command.pull, part.first))
             by_due.setdefault(_due_us(now_us, wait_s), []).append(part)
         events: list[Event] = [
             Failed(now_us, command.pull, tuple(some), due, reason) for due, some in sorted(by_due.items())
         ]
         if last:
             events.append(GaveUp(now_us, command.pull, tuple(last), reason))
-        return events if command.dead else events + self._return_behind(lease, parts, now_us)
+        if self.shards is not None and not command.dead:
+            events += self._return_behind(lease, parts, now_us)
+        return events
 
     def _return_behind(self, lease: Lease, chosen: list[Part], now_us: int) -> list[Event]:
         """In a shard nothing overtakes what is tried again: what its consumer holds behind it is taken away."""
@@ -288,15 +268,20 @@ class Group:
             return [event for lease in held for event in self._release(lease, now_us, reason)]
         return [Returned(now_us, lease.pull, tuple(lease.open), taken=True) for lease in held]
 
-    def _decide_skip(self, command: Skip, now_us: int) -> list[Event]:
-        if command.pull:
-            lease = self.leases.get(command.pull)
-            candidates: list[Part] = list(lease.open) if lease else []
-        else:
-            candidates = list(self.dying)
-        pieces = [cut(part, span) for span in disjoint(command.spans) for part in candidates]
-        parts = tuple(piece for piece in pieces if piece)
-        return [Skipped(now_us, command.pull, parts, command.reason)] if parts else []
+    def _decide_expire(self, command: Expire, now_us: int) -> list[Event]:
+        parts = self._open_within(command.pull, command.spans)
+        if not parts:
+            return []
+        if self.config.expired_to_dead:
+            return [GaveUp(now_us, command.pull, tuple(parts), EXPIRED)]
+        return [Skipped(now_us, command.pull, tuple(parts), EXPIRED)]
+
+    def _open_within(self, pull: int, spans: Iterable[Span]) -> list[Part]:
+        """What is open of a pull, or dying, within spans."""
+        lease = self.leases.get(pull)
+        candidates: Iterable[Part] = self.dying if not pull else lease.open if lease is not None else ()
+        pieces = [cut(part, span) for span in disjoint(spans) for part in candidates]
+        return [piece for piece in pieces if piece]
 
     def _decide_resend(self, command: Resend, now_us: int) -> list[Event]:
         chosen: list[tuple[int, int]] = []
@@ -329,21 +314,11 @@ class Group:
 
     def apply(self, event: Event) -> None:
         """Make an event true. The same on the way forward and in recovery."""
-        self._apply(event)
-        if self.shards is not None:
-            for lane in self._touched(event):
-                self.refresh(lane)
-
-    def _touched(self, event: Event) -> Iterable[int]:
-        if isinstance(event, (Started, Moved, Resent)):
-            return range(self.topic_lanes)
-        return {part.lane for part in event.parts}
-
-    def _apply(self, event: Event) -> None:
         if isinstance(event, Pulled):
             self.retries.ripen(event.at_us)
             self._move(event)
             self.grant(event)
+            self.turns += 1
         elif isinstance(event, Started):
             assert len(event.positions) == len(self.next), event
             self.next = list(event.positions)
@@ -355,6 +330,16 @@ class Group:
             self._move(event)
             if not isinstance(event, (Buried, Overrun)):
                 self.close_if_settled(event.pull)
+        if self.shards is not None:
+            self._refresh_after(event)
+
+    def _refresh_after(self, event: Event) -> None:
+        if isinstance(event, (Started, Moved, Resent)):
+            lanes: Iterable[int] = range(self.topic_lanes)
+        else:
+            lanes = {part.lane for part in event.parts}
+        for lane in lanes:
+            self.refresh(lane)
 
     def _move(self, event: Moving) -> None:
         """Take the messages out of the state that they are in, and bring them into the one that the table says."""
@@ -384,10 +369,10 @@ class Group:
             lease = self.leases.get(event.pull)
             assert lease is not None, event
             if isinstance(event, Released) or (isinstance(event, (GaveUp, Returned)) and event.taken):
-                self.take_from(lease, part)
+                lease.take(part)
             else:
                 lease.settle(part, _ACTS[type(event)])
-                self._ended(lease, part)
+            self._ended(lease, part)
 
     def take_from(self, lease: Lease, part: Part) -> None:
         """A consumer does not hold these messages any more, and cannot settle them."""

@@ -43,6 +43,8 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     counters: dict[str, int]
     settled: list[LeaseSnapshot] = []
     """The pulls settled last, so that an act that is sent again after a restart gets the same answer."""
+    turns: int = 0
+    """How many pulls were granted."""
 
 
 def snapshot(group: Group, position: int) -> GroupSnapshot:
@@ -58,6 +60,7 @@ def snapshot(group: Group, position: int) -> GroupSnapshot:
         resent=list(group.resent),
         counters={state.name: count for state, count in group.counters.items()},
         settled=[_lease_out(lease) for lease in last][::-1],
+        turns=group.turns,
     )
 
 
@@ -72,6 +75,7 @@ def restore(config: GroupConfig, document: GroupSnapshot, shards: int = 0) -> Gr
         group.retries.add(part, due_us)
     group.dying = dict(document.dying)
     group.resent = list(document.resent)
+    group.turns = document.turns
     group.counters = {State[name]: count for name, count in document.counters.items()}
     for lease in document.settled:
         group.remember_settled(_settled_in(Lease(lease.pull, lease.consumer, lease.deadline_us, ()), lease))

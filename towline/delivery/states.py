@@ -35,7 +35,9 @@ class State(enum.Enum):
     DYING = "given up, and about to be copied to the dead letters"
     DONE = "consumed: behind the position, and in no list"
     DEAD = "copied to the dead letters, from where it can be sent again"
-    GONE = "dropped by retention, unreadable (the broker's log reports both), or passed over by a seek or a purge"
+    GONE = (
+        "dropped by retention, unreadable (the broker's log reports both), expired, or passed over by a seek or a purge"
+    )
 
     @property
     def status(self) -> str:
@@ -66,7 +68,10 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(Acked, (State.LEASED,), State.DONE, "its consumer acks it"),
     Transition(Failed, (State.LEASED,), State.RETRYING, "its consumer nacks it; due after the back-off, attempt + 1"),
     Transition(
-        GaveUp, (State.LEASED,), State.DYING, "it failed or was lost for the last time, or its consumer says it is dead"
+        GaveUp,
+        (State.LEASED,),
+        State.DYING,
+        "it failed or was lost for the last time, its consumer says it is dead, or it expired and the group keeps such",
     ),
     Transition(
         Returned,
@@ -81,7 +86,12 @@ TRANSITIONS: tuple[Transition, ...] = (
         "its consumer vanished or took too long; due at once, attempt + 1",
     ),
     Transition(Buried, (State.DYING,), State.DEAD, "its copy is in the dead letters"),
-    Transition(Skipped, (State.LEASED, State.DYING), State.GONE, "its bytes are damaged or were trimmed away"),
+    Transition(
+        Skipped,
+        (State.LEASED, State.DYING),
+        State.GONE,
+        "its bytes are damaged or were trimmed away, or its lifetime is over",
+    ),
     Transition(Overrun, (State.WAITING,), State.GONE, "retention dropped it before the group came to it"),
     Transition(Resent, (State.DEAD,), State.WAITING, "it is sent again: a copy waits on the group's own lane"),
     Transition(

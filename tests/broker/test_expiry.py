@@ -1,0 +1,88 @@
+"""Messages that live for a limited time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.broker.conftest import ACK, NACK, Bench, World
+from tests.broker.test_recovery import until
+from towline.model import TopicConfig
+from towline.protocol.messages import Browse
+
+
+def times(mq: Bench, *from_now_s: float | None) -> list[int]:
+    now_us = mq.broker.clock.now_us()
+    return [0 if seconds is None else now_us + round(seconds * 1e6) for seconds in from_now_s]
+
+
+def test_expired_messages_are_not_delivered(world: World) -> None:
+    async def scenario(mq: Bench) -> None:
+        one = await mq.attach()
+        await mq.send("orders", b"a", b"b", b"c", b"d", expires_at_us=times(mq, 60, -1, -1, None))
+        await mq.send("orders", b"e", b"f", expires_at_us=times(mq, -1, -2))
+        await mq.send("orders", b"g", b"h", expires_at_us=times(mq, 60, 60))
+        got = await mq.pull(one)
+        assert got.bodies == [b"a", b"d", b"g", b"h"]
+        assert not (await mq.act(one, ACK, got)).refused
+        assert not (await mq.act(one, ACK, got)).refused, "the same act may be sent twice"
+        assert mq.broker.group_state("orders", "billing").lag == 0
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_pull_goes_on_behind_what_is_expired(world: World, compress: bool) -> None:
+    async def scenario(mq: Bench) -> None:
+        one = await mq.attach()
+        for _ in range(3):
+            await mq.send("orders", *[b"x" * 100] * 10, expires_at_us=times(mq, *[-1] * 10), compress=compress)
+        await mq.send("orders", *[b"y" * 100] * 4, expires_at_us=times(mq, None, -1, 60, -1), compress=compress)
+        assert (await mq.pull(one, 10)).bodies == [b"y" * 100] * 2
+        waiting = asyncio.ensure_future(mq.pull(one, 10, wait_ms=10_000))
+        await mq.send("orders", b"old", expires_at_us=times(mq, -1))
+        await mq.send("orders", b"new")
+        assert (await waiting).bodies == [b"new"]
+
+    world.run(scenario)
+
+
+def test_a_message_expires_while_it_waits_to_be_tried_again(world: World) -> None:
+    async def scenario(mq: Bench) -> None:
+        one = await mq.attach(delays_s=(0.05,))
+        await mq.send("orders", b"a", expires_at_us=times(mq, 0.04))
+        await mq.act(one, NACK, await mq.pull(one))
+        assert (await mq.pull(one, wait_ms=200)).bodies == []
+        assert mq.broker.group_state("orders", "billing").lag == 0
+
+    world.run(scenario)
+
+
+def test_expired_messages_go_to_the_dead_letters_where_a_group_wants_them(world: World) -> None:
+    async def scenario(mq: Bench) -> None:
+        one = await mq.attach(expired_to_dead=True)
+        await mq.send("orders", b"a", b"b", expires_at_us=times(mq, -1, 60))
+        got = await mq.pull(one)
+        assert got.bodies == [b"b"]
+        await mq.act(one, ACK, got)
+        await until(lambda: mq.broker.group_state("orders", "billing").dead == 1)
+        browsed, _ = await mq.broker.browse(Browse("orders", 0, "billing"))
+        assert browsed.end == 1
+
+    world.run(scenario)
+
+
+def test_a_shard_moves_on_behind_what_is_expired(world: World) -> None:
+    async def scenario(mq: Bench) -> None:
+        await mq.broker.create_topic(TopicConfig("orders", shards=2))
+        one = await mq.attach()
+        await mq.send("orders", b"a", b"b", lane=1, expires_at_us=times(mq, -1, -1))
+        await mq.send("orders", b"c", lane=1)
+        got = await mq.pull(one)
+        assert got.bodies == [b"c"]
+        await mq.act(one, ACK, got)
+        await mq.send("orders", b"d", lane=1)
+        assert (await mq.pull(one)).bodies == [b"d"]
+
+    world.run(scenario)
