@@ -15,7 +15,7 @@ from towline.frame import EVENTS, Frame
 from towline.frame.layout import DEDUP, DELIVER_AT, EXPIRES_AT, SHARD_KEY, TIMEOUT
 from towline.model import Durability
 from towline.protocol.messages import Sent
-from towline.store import Append, Store
+from towline.store import Append, Appended, Store
 
 __all__ = ["Outgoing", "Sender"]
 
@@ -57,20 +57,18 @@ class Sender:
             return known
         topics = [self._find_topic(topic) for topic, _, _ in outgoing]
         lanes = [topic.lanes[lane] for topic, (_, lane, _) in zip(topics, outgoing, strict=True)]
-        delayed = [number for number, frame in enumerate(frames) if frame.flags & DELIVER_AT]
-        booking = self._book(delayed, outgoing, frames, source) if delayed else None
-        later = booking.firsts if booking is not None else ()
-        unit = [
-            Append(lane.stream, frame.data, frame.count, source)
-            for number, (lane, frame) in enumerate(zip(lanes, frames, strict=True))
-            if number not in later
-        ]
+        unit = [Append(lane.stream, frame.data, frame.count, source) for lane, frame in zip(lanes, frames, strict=True)]
+        booking = None
+        for frame in frames:
+            if frame.flags & DELIVER_AT:
+                booking = self._book(outgoing, frames, source)
+                break
         wanted = self._durability if durability is None else durability
-        appended = self._store.append([*unit, *booking.appends] if booking else unit, max(wanted, Durability.OS))
-        sent = Sent(list(appended.firsts), appended.at_us)
-        if booking is not None:
-            self._scheduler.booked(booking, appended, len(unit))
-            sent = booking.sent(appended, len(frames))
+        if booking is None:
+            appended = self._store.append(unit, max(wanted, Durability.OS))
+            sent = Sent(list(appended.firsts), appended.at_us)
+        else:
+            appended, sent = self._append_booked(unit, booking, max(wanted, Durability.OS))
         self._submit(lanes, frames, sent, appended.done)
         answer: asyncio.Future[Sent] = appended.done.get_loop().create_future()
         if wanted is Durability.RECEIVED:
@@ -132,20 +130,30 @@ class Sender:
         answer.set_result(Sent(firsts, found[0].at_us, True, waiting))
         return answer
 
-    def _book(
-        self, numbers: Sequence[int], outgoing: Sequence[Outgoing], frames: Sequence[Frame], source: bytes
-    ) -> Booking | None:
+    def _book(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame], source: bytes) -> Booking | None:
         """Delayed messages go to the schedule instead of their lanes, unless all of a frame is due by now."""
-        return self._scheduler.book([(number, *outgoing[number][:2], frames[number]) for number in numbers], source)
+        delayed = [
+            (number, topic, lane, frame)
+            for number, ((topic, lane, _), frame) in enumerate(zip(outgoing, frames, strict=True))
+            if frame.flags & DELIVER_AT
+        ]
+        return self._scheduler.book(delayed, source)
+
+    def _append_booked(self, unit: Sequence[Append], booking: Booking, durability: Durability) -> tuple[Appended, Sent]:
+        now = [append for number, append in enumerate(unit) if number not in booking.firsts]
+        appended = self._store.append([*now, *booking.appends], durability)
+        self._scheduler.booked(booking, appended, len(now))
+        return appended, booking.sent(appended, len(unit))
 
     def _submit(self, lanes: Sequence[Lane], frames: Sequence[Frame], sent: Sent, done: asyncio.Future[None]) -> None:
-        for number, (lane, frame, first) in enumerate(zip(lanes, frames, sent.firsts, strict=True)):
-            waits = number in sent.delayed
-            if not waits:
+        waiting = {id(frames[number]) for number in sent.delayed} if sent.delayed else ()
+        for lane, frame, first in zip(lanes, frames, sent.firsts, strict=True):
+            if waiting and id(frame) in waiting:
+                first = delay_mark(first)  # noqa: PLW2901 - how it is remembered
+            else:
                 lane.submitted(first + frame.count, done)
             if frame.producer_id:
-                where = delay_mark(first) if waits else first
-                self._producers.remember(frame.producer_id, frame.producer_seq, where, sent.appended_at_us)
+                self._producers.remember(frame.producer_id, frame.producer_seq, first, sent.appended_at_us)
             self.messages += frame.count
             self.bytes += frame.length
 
