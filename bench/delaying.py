@@ -6,7 +6,7 @@ import random
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import towline
@@ -24,7 +24,7 @@ RATE = 5_000
 
 def delay_in(stage: Stage) -> Iterator[Figure]:
     """`send_many` of 1,000 messages of 100 bytes: all with the same delay, and each with its own."""
-    for name, target, wait_s in (("one delay", 200_000, lambda: 3600.0), ("own delays", None, _within_a_day)):
+    for name, target, wait_s in (("one delay", 200_000, _an_hour), ("own delays", None, _within_a_day)):
         with stage.broker(durability="os") as broker:
             rate, busy_us = _fill(broker, stage.seconds, wait_s)
         yield Figure(
@@ -37,12 +37,15 @@ def delay_in(stage: Stage) -> Iterator[Figure]:
         )
 
 
+def _an_hour() -> float:
+    return 3600.0
+
+
 def _within_a_day() -> float:
     return random.random() * 86400
 
 
-def _fill(broker: BrokerProcess, seconds: float, wait_s: object) -> tuple[float, float]:
-    assert callable(wait_s)
+def _fill(broker: BrokerProcess, seconds: float, wait_s: Callable[[], float]) -> tuple[float, float]:
     sent = [0] * 4
     begin, busy_s = time.perf_counter(), broker.cpu_s
 
@@ -73,8 +76,7 @@ def delay_out(stage: Stage) -> Iterator[Figure]:
             unit="ms",
             target=100,
             less_is_better=True,
-            note=f"p50 {_quantile(late_ms, 0.5):.1f} ms, worst {late_ms[-1]:.1f} ms, "
-            f"early {sum(x < 0 for x in late_ms)}",
+            note=f"{_spread(late_ms)}, {sum(late < 0 for late in late_ms)} early",
         )
 
 
@@ -90,8 +92,7 @@ def delay_minute(stage: Stage) -> Iterator[Figure]:
         unit="s",
         target=60.5,
         less_is_better=True,
-        note=f"late p50 {_quantile(late_ms, 0.5):.1f} ms, p99 {_quantile(late_ms, 0.99):.1f} ms, "
-        f"worst {late_ms[-1]:.0f} ms",
+        note=f"late: {_spread(late_ms)}",
     )
 
 
@@ -124,6 +125,11 @@ def _deliver(broker: BrokerProcess, *, count: int, begin_s: float, span_s: float
 
 def _quantile(ordered: list[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+def _spread(late_ms: list[float]) -> str:
+    p50, p99 = _quantile(late_ms, 0.5), _quantile(late_ms, 0.99)
+    return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, worst {late_ms[-1]:.0f} ms"
 
 
 def delay_memory(stage: Stage) -> Iterator[Figure]:

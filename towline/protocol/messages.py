@@ -632,7 +632,7 @@ class MoveDelayed(Request, frozen=True, array_like=True):
     topic: _Name
     ids: Annotated[list[_Natural], msgspec.Meta(max_length=_Many)]
     key: _Text
-    deliver_at_us: Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+    deliver_at_us: int
     """As in a frame's deliver-at column: a time, or a level or delay from now on."""
     dry_run: bool = False
 
