@@ -121,7 +121,7 @@ def send(
         raise Usage("--transaction and --shard-key: messages of ordered topics cannot be sent in a transaction")
     if transaction and ttl is not None:
         raise Usage("--transaction and --ttl: messages of a transaction cannot have a lifetime")
-    options = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
+    options: dict[str, Any] = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
     options |= when(delay, at, delay_level)
     if not transaction:
         options |= {"shard_key": shard_key, "ttl": ttl}
