@@ -10,6 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
+from towline.broker.dispatcher import Dispatcher
 from towline.errors import BadFrame, BadRequest, Conflict, LeaseLost, NotFound, Refused, TooLarge, Unavailable
 from towline.frame import Frame, encode, encode_events
 from towline.model import Durability, GroupConfig, TopicConfig
@@ -78,14 +79,22 @@ def test_waiting_pulls_are_served_first_come_first_served(world: World) -> None:
     world.run(scenario)
 
 
-def test_a_cancelled_wait_takes_nothing_away(world: World) -> None:
+def test_a_cancelled_wait_takes_nothing_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(bench: Bench) -> None:
         member = await bench.attach()
         task = asyncio.create_task(bench.pull(member, wait_ms=20_000))
         await _until(lambda: member.waiting)
-        await bench.send("orders", b"kept")
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        serve = Dispatcher.serve
+
+        def serve_and_cancel(dispatcher: Dispatcher) -> None:
+            serve(dispatcher)
+            task.cancel()  # in the very moment between being granted and being told
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Dispatcher, "serve", serve_and_cancel)
+            await bench.send("orders", b"kept")
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(outcome, asyncio.CancelledError)
         got = await bench.pull(member)
         assert (got.bodies, got.attempts) == ([b"kept"], [1])
 

@@ -298,9 +298,10 @@ class _Sending:
         """It is stored, and may be seen."""
         for lane in self._lanes:
             lane.advance()
-        self.stored(done)
+        # Consumers first: whoever waits for the message waits longer than the one who sent it.
         for topic in self._topics:
             topic.wake()
+        self.stored(done)
 
     def stored(self, done: asyncio.Future[None]) -> None:
         error = done.exception()

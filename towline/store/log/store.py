@@ -185,7 +185,7 @@ class LogStore:
                 self._streams[stream.name] = stream
         if durability is Durability.RECEIVED:
             done.set_result(None)
-        writer.submit(waiting)
+        writer.submit(waiting, control=control)
         return Appended(firsts, at_us, done)
 
     def _weigh(self, unit: Sequence[Append]) -> tuple[int, bool, list[tuple[Stream, Append]]]:

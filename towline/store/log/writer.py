@@ -63,6 +63,7 @@ class Writer:
         """The segment and position before which all is known to be on the disk."""
         self._waiting: list[Unit] = []
         self._scheduled = False
+        self._postponed = False
         self._handed_over = 0
         self._queue: SimpleQueue[list[Unit] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -70,12 +71,18 @@ class Writer:
         self._segment = active
         self._syncing: list[Future[None]] = []
 
-    def submit(self, unit: Unit) -> None:
+    def submit(self, unit: Unit, *, control: bool = False) -> None:
+        """Take a unit. One of control records alone lets go first what is ready in this turn of the loop: the answer to
+        a pull does not wait for the write of its event."""
         self.queued_bytes += unit.length
         self._waiting.append(unit)
         if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._take_turn)
+            if not control:
+                self._scheduled = True
+                self._loop.call_soon(self._take_turn)
+            elif not self._postponed:
+                self._postponed = True
+                self._loop.call_soon(self._loop.call_soon, self._take_postponed)
 
     def poison(self, error: BaseException, place: str) -> StoreFailed:
         """Take no more writes. The first reason stays."""
@@ -94,6 +101,11 @@ class Writer:
             self._thread = None
 
     # --- on the event loop --------------------------------------------------------------------------------------------
+
+    def _take_postponed(self) -> None:
+        self._postponed = False
+        if self._waiting:
+            self._take_turn()
 
     def _take_turn(self) -> None:
         self._scheduled = False
