@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Single modules that may see one thing more than their area.
 EXCEPTIONS: dict[str, set[str]] = {
     "towline.client.embedded": {"towline.broker"},
-    "towline.spark": {"towline.store.log"},
+    "towline.spark": {"towline.store.log", "towline.delivery.events"},
 }
 
 WAITING = {"asyncio", "multiprocessing", "select", "selectors", "socket", "ssl", "subprocess", "threading", "uvloop"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol import messages as m
-from towline.protocol import ordering
+from towline.protocol import ordering, scanning
 from towline.protocol import transactions as tx
 
 TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0, 64)
@@ -80,6 +80,9 @@ REQUESTS: list[m.Request] = [
     ordering.Pause("orders", "billing", True, "deploying"),
     ordering.Purge("orders", True),
     ordering.EditTopic("orders", 3600.0),
+    scanning.Scan("lane/orders/middle", 17, 1 << 40, 65536),
+    scanning.Survey("lane/orders", "lane/orders/high", 50),
+    scanning.LocateIn("pull/orders/billing", 1_700_000_000_000_000),
 ]
 
 ANSWERS: list[m.Answer] = [
@@ -111,6 +114,9 @@ ANSWERS: list[m.Answer] = [
     ordering.Sharded(64),
     ordering.Sought([("middle", 5, 3)], 2, 7),
     ordering.Purged(100, 4096, [("billing", 90)]),
+    scanning.Scanned([PART], 37, [(37, 3, "its bytes are damaged")]),
+    scanning.Streams([scanning.StreamState("lane/orders/middle", 5, 25, 4096)], True),
+    scanning.LocatedIn(12_345),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

@@ -16,7 +16,7 @@ from msgspec import inspect as types
 from tests.protocol import samples
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol import messages as m
-from towline.protocol import ordering
+from towline.protocol import ordering, scanning
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
 
@@ -38,6 +38,7 @@ PARTS: list[type[msgspec.Struct]] = [
     m.DelayedMessage,
     tx.Check,
     tx.TransactionState,
+    scanning.StreamState,
 ]
 MAPS: list[type[msgspec.Struct]] = [TopicConfig, GroupConfig, RetryPolicy]
 

@@ -26,6 +26,7 @@ from towline.broker.member import Member
 from towline.broker.moving import purge, seek
 from towline.broker.ordering import shards_in, wrong_shard
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
+from towline.broker.scanning import locate_in, scan, survey
 from towline.broker.scheduling import Scheduler
 from towline.broker.sending import Outgoing, Sender
 from towline.broker.topic import Topic
@@ -48,7 +49,7 @@ from towline.model import (
     parse_delay_levels,
 )
 from towline.protocol import messages as wire
-from towline.protocol import ordering
+from towline.protocol import ordering, scanning
 from towline.settings import BrokerSettings
 from towline.store import Store
 
@@ -562,6 +563,17 @@ class Broker:
         if topic.config.shards:
             raise BadRequest(f"topic {request.topic} is ordered, and finding messages in one is not supported")
         return await find(self.store, topic.lane(request.lane), request)
+
+    # Whole streams
+
+    def survey(self, request: scanning.Survey) -> scanning.Streams:
+        return survey(self.store, self._topics, request)
+
+    async def scan(self, request: scanning.Scan) -> tuple[scanning.Scanned, list[bytes | memoryview]]:
+        return await scan(self.store, self._topics, request)
+
+    async def locate_in(self, request: scanning.LocateIn) -> scanning.LocatedIn:
+        return await locate_in(self.store, self._topics, request)
 
     async def trace(self, request: wire.Trace) -> wire.Traced:
         return await trace(self._dispatcher(request.topic, request.group), request)

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from towline.broker.broker import Broker
+from towline.broker.scanning import resources_of_prefix, resources_of_stream
 from towline.protocol.messages import (
     Answer,
     Attach,
@@ -46,6 +47,7 @@ from towline.protocol.messages import (
     Trace,
 )
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount, Sharded
+from towline.protocol.scanning import LocateIn, Scan, Survey
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
 
 __all__ = ["LATER", "NOW", "PERMISSIONS", "Buffers"]
@@ -106,6 +108,9 @@ PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
     Pause.kind: ("administer", _topic),
     Purge.kind: ("administer", _topic),
     EditTopic.kind: ("administer", _topic),
+    Scan.kind: ("look", lambda request: resources_of_stream(request.stream)),
+    Survey.kind: ("look", lambda request: resources_of_prefix(request.prefix)),
+    LocateIn.kind: ("look", lambda request: resources_of_stream(request.stream)),
 }
 """The action that a request is, and the resources it touches. A request without an entry is never carried out."""
 
@@ -120,6 +125,7 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     ListTransactions.kind: lambda broker, request: broker.transactions.states(request),
     Template.kind: lambda broker, request: broker.template(),
     ShardCount.kind: lambda broker, request: Sharded(broker.shard_count(request.topic)),
+    Survey.kind: lambda broker, request: broker.survey(request),
 }
 """Answered at once, without waiting for anything."""
 
@@ -158,5 +164,7 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Pause.kind: lambda broker, request: _done(broker.pause(request)),
     Purge.kind: lambda broker, request: _plain(broker.purge(request)),
     EditTopic.kind: lambda broker, request: _done(broker.edit_topic(request)),
+    Scan.kind: lambda broker, request: _with_frames(broker.scan(request)),
+    LocateIn.kind: lambda broker, request: _plain(broker.locate_in(request)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""

@@ -38,6 +38,7 @@ from towline.protocol.messages import (
     Settle,
     Welcome,
 )
+from towline.protocol.scanning import Scan
 from towline.protocol.transactions import AwaitChecks, Decide, Prepare
 
 __all__ = ["RUNNING_MAX", "SUBSCRIPTIONS_MAX", "Session"]
@@ -237,7 +238,7 @@ class Session(Connection):
                 return await self._broker.transactions.decide(request, token=self._token), ()
             case Hello():
                 raise BadRequest("Hello was said already")
-            case Browse() | Find() if request.max_bytes > self._settings.max_pending_bytes:
+            case Browse() | Find() | Scan() if request.max_bytes > self._settings.max_pending_bytes:
                 request = msgspec.structs.replace(request, max_bytes=self._settings.max_pending_bytes)
         return await LATER[request.kind](self._broker, request)
 

@@ -23,7 +23,21 @@ from towline.store.log.scan import Damage, Scanner
 from towline.store.log.sealer import absorb
 from towline.store.log.segment import Segment, index_path, list_folder, log_path
 
-__all__ = ["DamageFound", "Report", "SegmentStat", "Stat", "StoredFrame", "StreamStat", "dump", "stat", "verify"]
+__all__ = [
+    "DamageFound",
+    "Report",
+    "SegmentStat",
+    "Stat",
+    "StoredFrame",
+    "StreamStat",
+    "dump",
+    "grown",
+    "list_segments",
+    "log_folder",
+    "opened",
+    "stat",
+    "verify",
+]
 
 _U32 = 0xFFFFFFFF
 
@@ -95,8 +109,8 @@ class StoredFrame(msgspec.Struct, frozen=True, gc=False):
 
 def stat(path: Path) -> Stat:
     """The segments and streams of a folder. Reads only indexes, and the segments that have none."""
-    folder = _log_folder(path)
-    logs, indexes = _list(folder)
+    folder = log_folder(path)
+    logs, indexes = list_segments(folder)
     segments: list[SegmentStat] = []
     streams: dict[str, StreamStat] = {}
     for number in sorted({*logs, *indexes}):
@@ -111,14 +125,14 @@ def stat(path: Path) -> Stat:
 
 def verify(path: Path, progress: Callable[[int, int], None] | None = None) -> Report:
     """Read every byte of the log and check it. `progress` is told the bytes read and the bytes there are."""
-    folder = _log_folder(path)
+    folder = log_folder(path)
     report = Report()
-    logs, indexes = _list(folder)
+    logs, indexes = list_segments(folder)
     last = _last_with_content(folder, logs)
     total, read = sum(_size(log_path(folder, number)) for number in logs), 0
     for number in logs:
         try:
-            with _opened(folder, number) as (fd, size):
+            with opened(folder, number) as (fd, size):
                 _verify_segment(report, folder, number, (fd, size), is_last=number >= last)
         except FileNotFoundError:
             continue
@@ -136,14 +150,14 @@ def dump(
 ) -> Iterator[StoredFrame]:
     """The intact frames of the log in the order in which they were appended: all, or those of one stream; from record
     `first` of each stream on; at most `limit` frames."""
-    folder = _log_folder(path)
+    folder = log_folder(path)
     left = -1 if limit is None else limit
-    for number in _list(folder)[0]:
+    for number in list_segments(folder)[0]:
         positions = None if stream is None else _positions(folder, number, stream, first or 0)
         try:
-            with _opened(folder, number) as (fd, size):
+            with opened(folder, number) as (fd, size):
                 scanner = Scanner(REAL, fd, number, size)
-                for record in _growing(folder, fd, number) if positions is None else _records_at(scanner, positions):
+                for record in grown(folder, fd, number) if positions is None else _records_at(scanner, positions):
                     if left == 0:
                         return
                     if _is_wanted(record, stream, first or 0):
@@ -153,7 +167,8 @@ def dump(
             continue
 
 
-def _log_folder(path: Path) -> Path:
+def log_folder(path: Path) -> Path:
+    """Where the segments of a store's folder are; `NotFound` if it is none."""
     folder = Path(path) / "log"
     if check_format(Path(path)) is None or not folder.is_dir():
         raise NotFound(f"{path} is not the folder of a log store")
@@ -167,7 +182,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _list(folder: Path) -> tuple[list[int], list[int]]:
+def list_segments(folder: Path) -> tuple[list[int], list[int]]:
     """The segments and indexes there are. A listing made while files come to be may have a later one and not an
     earlier one; a second listing has all that the first one should have had."""
     before = list_folder(folder)[0]
@@ -176,7 +191,7 @@ def _list(folder: Path) -> tuple[list[int], list[int]]:
 
 
 @contextmanager
-def _opened(folder: Path, number: int) -> Iterator[tuple[int, int]]:
+def opened(folder: Path, number: int) -> Iterator[tuple[int, int]]:
     """Descriptor and size of a segment."""
     fd = os.open(log_path(folder, number), os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -210,7 +225,7 @@ def _add_indexed(folder: Path, number: int, streams: dict[str, StreamStat], with
 
 
 def _add_scanned(folder: Path, number: int, streams: dict[str, StreamStat]) -> SegmentStat:
-    with _opened(folder, number) as (fd, size):
+    with opened(folder, number) as (fd, size):
         segment = Segment(number, log_path(folder, number), fd, size)
         scan = read_segment(segment, REAL, size)
     known = {name: Known(state.first, state.end, state.end) for name, state in streams.items()}
@@ -287,13 +302,13 @@ def _records_at(scanner: Scanner, positions: list[int]) -> Iterator[Record]:
     return (record for position in positions if (record := scanner.record_at(position)) is not None)
 
 
-def _growing(folder: Path, fd: int, number: int) -> Iterator[Record]:
-    """The records of a segment that a broker may be writing to.
+def grown(folder: Path, fd: int, number: int, position: int = 0) -> Iterator[Record]:
+    """The records of a segment that a broker may be writing to, from a position on.
 
     It is read to its very end before the next segment is, so that nothing is passed over that was written in between.
     What looks damaged is looked at again before it is passed over: it may have been written during the first look.
     """
-    position, doubted = 0, -1
+    doubted = -1
     while True:
         was_left = _has_content(folder, number + 1)
         expected, held, in_doubt = position, list[Record](), False
@@ -319,7 +334,7 @@ def _growing(folder: Path, fd: int, number: int) -> Iterator[Record]:
 
 def _has_content(folder: Path, number: int) -> bool:
     try:
-        with _opened(folder, number) as (fd, size):
+        with opened(folder, number) as (fd, size):
             return Scanner(REAL, fd, number, size).content_end(0) > 0
     except FileNotFoundError:
         return False

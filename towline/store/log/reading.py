@@ -22,7 +22,7 @@ from towline.store.log.segment import OpenFile, SegmentFiles
 from towline.store.log.stats import LogStats
 from towline.store.spi import Chunk, Lost, Read
 
-__all__ = ["StreamReader", "Wanted", "plan"]
+__all__ = ["StreamReader", "Wanted", "cut", "extents", "plan"]
 
 _log = logging.getLogger("towline.store")
 
@@ -75,9 +75,9 @@ def plan(stream: Stream, first: int, max_count: int, max_bytes: int, entries_of:
     return wanted
 
 
-def _extents(wanted: Sequence[Wanted]) -> list[Extent]:
+def extents(wanted: Sequence[Wanted]) -> list[Extent]:
     """Join frames of the same segment with little or nothing between them."""
-    extents: list[Extent] = []
+    joined: list[Extent] = []
     segment = begin = end = 0
     frames: list[Wanted] = []
     for frame in wanted:
@@ -86,13 +86,13 @@ def _extents(wanted: Sequence[Wanted]) -> list[Extent]:
         stop = frame.position + frame.length
         if frame.segment != segment or not 0 <= frame.position - end <= _GAP_MAX or stop - begin > _EXTENT_MAX:
             if frames:
-                extents.append(Extent(segment, begin, end - begin, frames))
+                joined.append(Extent(segment, begin, end - begin, frames))
             segment, begin, frames = frame.segment, frame.position, []
         frames.append(frame)
         end = stop
     if frames:
-        extents.append(Extent(segment, begin, end - begin, frames))
-    return extents
+        joined.append(Extent(segment, begin, end - begin, frames))
+    return joined
 
 
 class StreamReader:
@@ -110,11 +110,11 @@ class StreamReader:
 
     async def read(self, stream: Stream, first: int, max_count: int, max_bytes: int) -> Read:
         wanted = plan(stream, first, max_count, max_bytes, self._entries_of)
-        extents = _extents(wanted)
+        wide = extents(wanted)
         found: dict[int, Chunk] = {}
         slow: list[tuple[Extent, OpenFile]] = []
-        at_once = sum([extent.length for extent in extents]) <= _AT_ONCE_MAX
-        for extent in extents:
+        at_once = sum([extent.length for extent in wide]) <= _AT_ONCE_MAX
+        for extent in wide:
             try:
                 file = self._files.acquire(extent.segment)
             except OSError as error:
@@ -123,7 +123,7 @@ class StreamReader:
             buffer = memoryview(bytearray(extent.length))
             if at_once and self._cached(file.fd, buffer, extent.position):
                 self._files.release(file)
-                _cut(stream, extent, buffer.toreadonly(), found)
+                cut(stream, extent, buffer.toreadonly(), found)
             else:
                 slow.append((extent, file))
         if slow:
@@ -150,7 +150,7 @@ class StreamReader:
             buffer = memoryview(bytearray(extent.length))
             try:
                 got = self._io.pread_into(file.fd, buffer, extent.position)
-                _cut(stream, extent, buffer[:got].toreadonly(), found)
+                cut(stream, extent, buffer[:got].toreadonly(), found)
             except OSError:
                 self._fetch_singly(stream, extent, file, found)
         return found
@@ -165,7 +165,7 @@ class StreamReader:
                 _log.warning("segment %d cannot be read at %d: %s", frame.segment, frame.position, error)
                 continue
             single = Extent(frame.segment, frame.position, frame.length, [frame])
-            _cut(stream, single, buffer[:got].toreadonly(), found)
+            cut(stream, single, buffer[:got].toreadonly(), found)
 
     def _answer(self, stream: Stream, first: int, wanted: Sequence[Wanted], found: dict[int, Chunk]) -> Read:
         chunks: list[Chunk] = []
@@ -195,7 +195,7 @@ class StreamReader:
         _log.error("records %d to %d of %s are lost: %s", frame.first, last, stream.name, where)
 
 
-def _cut(stream: Stream, extent: Extent, buffer: memoryview, found: dict[int, Chunk]) -> None:
+def cut(stream: Stream, extent: Extent, buffer: memoryview, found: dict[int, Chunk]) -> None:
     """Cut the frames out of the bytes of an extent; what does not verify is left out."""
     for frame in extent.frames:
         at = frame.position - extent.position

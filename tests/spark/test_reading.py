@@ -1,0 +1,203 @@
+"""Ranges planned and read from a broker and from its folder: the same rows, live and stopped, whole and damaged."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import towline
+from tests.server.process import BrokerProcess
+from towline.errors import BadRequest, NotFound, StoreDamaged
+from towline.spark.ranges import Position, Range, Selection, decode_ranges, encode_ranges, parse_position, plan
+from towline.spark.reading import Door, Wants, open_place, read_batches
+
+COLUMNS = ["topic", "lane", "seq", "key", "body"]
+
+
+def doors(broker: BrokerProcess, tmp_path: Path) -> list[Door]:
+    return [Door(url=f"towline://127.0.0.1:{broker.port}"), Door(path=str(tmp_path / "data"))]
+
+
+def read(door: Door, selection: Selection, wants: Wants = Wants(COLUMNS), **bounds: Any) -> list[dict[str, Any]]:  # noqa: B008
+    rows: list[dict[str, Any]] = []
+    with open_place(door) as place:
+        ranges = decode_ranges(encode_ranges(plan(place, selection, **bounds)))
+        for each in ranges:
+            for batch in read_batches(place, each, wants):
+                rows += batch.to_pylist()
+    return rows
+
+
+def fill(mq: towline.Client, topic: str, count: int, *, size: int = 100) -> None:
+    for first in range(0, count, 500):
+        numbers = range(first, min(first + 500, count))
+        mq.send_many(topic, [b"%0*d" % (size, n) for n in numbers], keys=[f"k{n % 10}" for n in numbers])
+
+
+def test_a_broker_and_its_folder_give_the_same_rows(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
+    fill(mq, "orders", 30_000)  # more than three segments, and one that is being written
+    fill(mq, "stock", 700)
+    for n in range(300):
+        mq.send("orders", b"%d" % n, priority="high")
+    over_network, from_folder = (read(door, Selection.parse("*"), rows=7_000) for door in doors(broker, tmp_path))
+    assert len(over_network) == 31_000
+    assert from_folder == over_network
+    assert [row["seq"] for row in over_network if row["lane"] == "high"] == list(range(300))
+    assert [int(row["body"]) for row in over_network if row["topic"] == "orders" and row["lane"] == "middle"] == list(
+        range(30_000)
+    )
+    broker.stop()
+    broker.wait()
+    assert read(Door(path=str(tmp_path / "data")), Selection.parse("*"), rows=7_000) == over_network
+
+
+def test_a_plan_cuts_lanes_into_ranges(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
+    fill(mq, "orders", 10_000)
+    for door in doors(broker, tmp_path):
+        with open_place(door) as place:
+            ranges = plan(place, Selection.parse("orders"), rows=3_000)
+            assert [(each.lane, each.first, each.end) for each in ranges] == [
+                ("middle", 0, 2_500),
+                ("middle", 2_500, 5_000),
+                ("middle", 5_000, 7_500),
+                ("middle", 7_500, 10_000),
+            ]
+            ranges = plan(place, Selection.parse("orders"), Position("seq", 9_990), Position("seq", 20_000))
+            assert [(each.first, each.end) for each in ranges] == [(9_990, 10_000)]
+            lanes = parse_position('{"orders/middle": 4000}', "from")
+            assert [each.first for each in plan(place, Selection.parse("orders"), lanes)] == [4_000]
+
+
+def test_times_bound_a_plan(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
+    fill(mq, "orders", 1_000)
+    border_us = mq.message("orders/middle/999").appended_at_us + 1
+    while time.time() * 1e6 < border_us + 1_000:
+        pass
+    fill(mq, "orders", 500)
+    for door in doors(broker, tmp_path):
+        border = Position("time", border_us)
+        assert len(read(door, Selection.parse("orders"), stop=border)) == 1_000
+        assert [row["seq"] for row in read(door, Selection.parse("orders"), begin=border)] == list(range(1_000, 1_500))
+
+
+def test_messages_are_found_by_key(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
+    fill(mq, "orders", 3_000)
+    mq.send("orders", b"needle", key="one-of-a-kind")
+    for door in doors(broker, tmp_path):
+        found = read(door, Selection.parse("orders"), Wants(["seq", "body"], key="one-of-a-kind"))
+        assert found == [{"seq": 3_000, "body": b"needle"}]
+        assert len(read(door, Selection.parse("orders"), Wants(["seq"], key="k3"))) == 300
+
+
+def test_topics_are_chosen_by_name_list_and_prefix(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
+    for topic in ("orders", "orders.eu", "orders.us", "stock"):
+        mq.send(topic, topic.encode())
+    mq.create_topic("empty")
+    for door in doors(broker, tmp_path):
+
+        def topics(text: str, door: Door = door) -> set[str]:
+            return {row["topic"] for row in read(door, Selection.parse(text))}
+
+        assert topics("orders") == {"orders"}
+        assert topics("orders,stock") == {"orders", "stock"}
+        assert topics("orders.*") == {"orders.eu", "orders.us"}
+        assert topics("*") == {"orders", "orders.eu", "orders.us", "stock"}
+        assert topics("empty") == set()
+        with pytest.raises(NotFound, match="no topic missing"):
+            topics("orders,missing")
+
+
+def test_trimmed_messages_are_neither_planned_nor_missed(
+    broker: BrokerProcess, mq: towline.Client, tmp_path: Path
+) -> None:
+    fill(mq, "orders", 1_000)
+    with open_place(doors(broker, tmp_path)[1]) as place:
+        before = plan(place, Selection.parse("orders"))
+        mq.purge("orders")
+        fill(mq, "orders", 10)
+        for door in doors(broker, tmp_path):
+            assert [row["seq"] for row in read(door, Selection.parse("orders"))] == list(range(1_000, 1_010))
+        assert [(each.first, each.end) for each in plan(place, Selection.parse("orders"))] == [(1_000, 1_010)]
+    with open_place(doors(broker, tmp_path)[0]) as place, pytest.raises(StoreDamaged, match=r"0 to 999.*not kept"):
+        list(read_batches(place, before[0]))
+    with open_place(doors(broker, tmp_path)[0]) as place:
+        assert list(read_batches(place, before[0], Wants(skip_gone=True))) == []
+
+
+def test_damage_is_an_error_unless_it_is_to_be_skipped(
+    broker: BrokerProcess, mq: towline.Client, tmp_path: Path
+) -> None:
+    fill(mq, "orders", 20_000)
+    mq.close()
+    log = sorted((tmp_path / "data" / "log").glob("*.log"))[0]
+    with log.open("r+b") as file:
+        file.seek(300_000)
+        file.write(b"damaged!")
+    for door in doors(broker, tmp_path):
+        with pytest.raises(StoreDamaged, match=r"lane/orders/middle: records \d+ to \d+ cannot be read.*skipDamaged"):
+            read(door, Selection.parse("orders"))
+        skipped: dict[str, int] = {}
+        with open_place(door) as place:
+            wants = Wants(["seq"], skip_damaged=True)
+            ranges = plan(place, Selection.parse("orders"))
+            batches = [batch for each in ranges for batch in read_batches(place, each, wants, skipped.__setitem__)]
+        assert sum(skipped.values()) == 500
+        assert pa.Table.from_batches(batches).num_rows == 19_500
+
+
+def test_events_and_dead_letters_are_decoded(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
+    mq.send_many("orders", [b"good", b"bad"], keys=["k1", "k2"])
+    with mq.consumer("orders", group="billing", name="c1") as consumer:
+        batch = consumer.pull(max_messages=10, wait=5)
+        batch[0].ack()
+        batch[1].dead("no such customer")
+        deadline = time.monotonic() + 10
+        while not mq.group("orders", "billing").dead and time.monotonic() < deadline:
+            time.sleep(0.02)
+    for door in doors(broker, tmp_path):
+        events = read(door, Selection.parse("orders", "events"), Wants())
+        names = [row["event"] for row in events]
+        assert names[:3] == ["started"] * 3
+        pulled = next(row for row in events if row["event"] == "pulled")
+        assert (pulled["lane"], pulled["first"], pulled["count"], pulled["attempt"]) == ("middle", 0, 2, 1)
+        assert (pulled["consumer"], pulled["group"], pulled["topic"]) == ("c1", "billing", "orders")
+        assert {"acked", "gaveup", "buried"} <= set(names)
+        assert next(row for row in events if row["event"] == "gaveup")["reason"] == "no such customer"
+        (dead,) = read(door, Selection.parse("orders", "dead", groups="billing"), Wants())
+        assert (dead["origin"], dead["body"], dead["key"]) == ("orders/middle/1", b"bad", "k2")
+        assert (dead["attempt"], dead["reason"], dead["group"]) == (1, "no such customer", "billing")
+        assert abs(dead["died_at"].timestamp() - time.time()) < 60
+
+
+def test_ranges_travel_as_json() -> None:
+    ranges = [Range("lane/a/middle", "a", "middle", "", 5, 1 << 60, "b1", 3, 4096)]
+    assert decode_ranges(encode_ranges(ranges)) == ranges
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("earliest", Position("earliest")),
+        ("17", Position("seq", 17)),
+        ("1970-01-01T00:00:02", Position("time", 2_000_000)),
+        ("1970-01-01T01:00:02.5+01:00", Position("time", 2_500_000)),
+        ('{"b": 2, "a": 1}', Position("lanes", 0, (("a", 1), ("b", 2)))),
+    ],
+)
+def test_positions_are_understood(text: str, expected: Position) -> None:
+    assert parse_position(text, "from") == expected
+
+
+@pytest.mark.parametrize("text", ["yesterday", "-1", "{1}", '{"a": "x"}'])
+def test_wrong_positions_are_named(text: str) -> None:
+    with pytest.raises(BadRequest, match="option from"):
+        parse_position(text, "from")
+
+
+def test_a_folder_that_is_no_store_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="is not the folder of a log store"):
+        read(Door(path=str(tmp_path)), Selection.parse("orders"))

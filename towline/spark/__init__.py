@@ -1,0 +1,25 @@
+"""Spark: the part of Towline that handles many messages.
+
+    lower layer   `arrow` and `events` make Arrow batches of frames; `ranges` plans; `reading` reads a range from a
+                  broker or from a store's folder
+    connector     `source` is what Spark calls for `format("towline")`: `batch_reader`, `stream_reader`, `writer`
+
+Nothing here is imported by `import towline`; it needs the extra `towline[spark]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("towline")` known to a session: needed where the package was shipped with `--py-files`, which Spark
+    does not search."""
+    from towline.spark.source import TowlineSource
+
+    spark.dataSource.register(TowlineSource)

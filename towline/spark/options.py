@@ -1,0 +1,161 @@
+"""The options of `format("towline")`, checked."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from towline.errors import BadRequest
+from towline.model import Durability, check_group, check_topic
+from towline.spark.ranges import RANGE_ROWS, Position, Selection, parse_position
+from towline.spark.reading import BATCH_ROWS, Door
+
+__all__ = ["READ_OPTIONS", "WRITE_OPTIONS", "ReadOptions", "WriteOptions"]
+
+_DOOR: Final = ("url", "path", "token", "secret", "secretFile", "caFile", "certFile", "keyFile", "timeout")
+READ_OPTIONS: Final = (
+    *_DOOR,
+    *("topic", "kind", "lane", "group", "from", "to", "key", "rowsPerPartition", "batchRows", "skipDamaged"),
+    *("failOnDataLoss", "pushFilters", "maxMessagesPerTrigger", "maxBytesPerTrigger", "progressGroup"),
+)
+WRITE_OPTIONS: Final = (*_DOOR, "topic", "priority", "mode", "txnId", "durability", "compress", "frameRows")
+_SPARKS: Final = {"checkpointlocation", "queryname", "outputmode", "__partition_columns"}
+"""What Spark itself hands over among the options."""
+
+
+class ReadOptions(NamedTuple):
+    door: Door
+    selection: Selection
+    begin: Position
+    stop: Position
+    key: str | None
+    rows: int
+    batch_rows: int
+    skip_damaged: bool
+    fail_on_data_loss: bool
+    push_filters: bool
+    max_messages: int
+    max_bytes: int
+    progress_group: str
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
+        options = _Given(given, READ_OPTIONS)
+        door = options.door()
+        selection = Selection.parse(
+            options.text("topic"), options.text("kind", "messages"), options.text("lane"), options.text("group")
+        )
+        if streaming and selection.kind != "messages":
+            raise BadRequest(f"option kind={selection.kind}: a stream reads messages; read this with spark.read")
+        if streaming and options.has("to"):
+            raise BadRequest("option to: a stream has no end; use spark.read, or the trigger availableNow")
+        if selection.groups and selection.kind == "messages":
+            raise BadRequest("option group: only kind=dead and kind=events belong to groups; see also progressGroup")
+        group = options.text("progressGroup")
+        if group and not door.url:
+            raise BadRequest("option progressGroup: progress is told to a broker: give its url")
+        return cls(
+            door,
+            selection,
+            parse_position(options.text("from", "earliest"), "from"),
+            parse_position(options.text("to", "latest"), "to"),
+            options.text("key") or None,
+            options.number("rowsPerPartition", RANGE_ROWS, 1),
+            options.number("batchRows", BATCH_ROWS, 1),
+            options.truth("skipDamaged", False),
+            options.truth("failOnDataLoss", True),
+            options.truth("pushFilters", False),
+            options.number("maxMessagesPerTrigger", 0, 0),
+            options.number("maxBytesPerTrigger", 0, 0),
+            check_group(group) if group else "",
+        )
+
+
+class WriteOptions(NamedTuple):
+    door: Door
+    topic: str
+    priority: str
+    mode: str
+    txn_id: str
+    durability: str
+    compress: bool
+    frame_rows: int
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
+        options = _Given(given, WRITE_OPTIONS)
+        door = options.door()
+        if not door.url:
+            raise BadRequest("option path: messages are written to a broker: give its url")
+        if "," in door.url:
+            raise BadRequest("option url: write to one broker: it is the one that knows what was written before")
+        topic, mode = options.text("topic"), options.text("mode", "staged")
+        if topic:
+            check_topic(topic)
+        if mode not in ("staged", "direct"):
+            raise BadRequest(f"option mode={mode!r}: give staged or direct")
+        txn_id = options.text("txnId")
+        if txn_id and streaming:
+            raise BadRequest("option txnId: a stream's batches are known by its checkpoint: leave it out")
+        if txn_id and not re.fullmatch(r"[A-Za-z0-9._:-]{1,100}", txn_id):
+            raise BadRequest("option txnId: use 1 to 100 letters, digits, dots, colons, underscores and hyphens")
+        priority = options.text("priority", "middle")
+        if priority not in ("high", "middle", "low"):
+            raise BadRequest(f"option priority={priority!r}: give high, middle or low")
+        durability = options.text("durability")
+        if durability:
+            Durability.parse(durability)
+        compress = options.truth("compress", False)
+        return cls(door, topic, priority, mode, txn_id, durability, compress, options.number("frameRows", 10_000, 1))
+
+
+class _Given:
+    """Options by name, whatever their case."""
+
+    def __init__(self, given: Mapping[str, str], known: tuple[str, ...]) -> None:
+        self._values = {name.lower(): str(value) for name, value in given.items()}
+        names = {name.lower(): name for name in known}
+        for name in self._values:
+            if name not in names and name not in _SPARKS:
+                near = difflib.get_close_matches(name, names, 1)
+                hint = f": did you mean {names[near[0]]}?" if near else f"; there are: {', '.join(known)}"
+                raise BadRequest(f"there is no option {name}{hint}")
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._values.get(name.lower(), default).strip()
+
+    def number(self, name: str, default: int, least: int) -> int:
+        text = self.text(name, str(default)).replace("_", "")
+        if not text.isascii() or not text.isdigit() or not least <= int(text) < 1 << 62:
+            raise BadRequest(f"option {name}={text[:50]!r}: give a whole number, at least {least}")
+        return int(text)
+
+    def truth(self, name: str, default: bool) -> bool:
+        text = self.text(name, str(default)).lower()
+        if text not in ("true", "false"):
+            raise BadRequest(f"option {name}={text[:50]!r}: give true or false")
+        return text == "true"
+
+    def door(self) -> Door:
+        url, path = self.text("url"), self.text("path")
+        if bool(url) == bool(path):
+            raise BadRequest("give one of the options url (a broker: towline://host:7400) and path (a store's folder)")
+        if url and not url.startswith(("towline://", "towlines://")):
+            raise BadRequest("option url: give towline://host:port or towlines://host:port; a folder goes to path")
+        try:
+            timeout_s = float(self.text("timeout", "30"))
+        except ValueError:
+            raise BadRequest(f"option timeout={self.text('timeout')[:50]!r}: give seconds") from None
+        files: dict[str, Any] = {
+            "secret_file": self.text("secretFile"),
+            "ca_file": self.text("caFile"),
+            "cert_file": self.text("certFile"),
+            "key_file": self.text("keyFile"),
+        }
+        path = path.removeprefix("file://") if path.startswith("file:///") else path
+        return Door(url, path, self.text("token"), self.text("secret"), timeout_s=timeout_s, **files)

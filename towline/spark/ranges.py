@@ -1,0 +1,251 @@
+"""A plan: which records of which streams are to be read, cut into ranges for tasks. Plain data: it travels as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final, Literal, NamedTuple, Protocol
+
+import msgspec
+
+from towline.errors import BadRequest, NotFound
+from towline.model import check_group, check_topic
+
+__all__ = [
+    "RANGE_ROWS",
+    "Kind",
+    "Lane",
+    "Position",
+    "Range",
+    "Selection",
+    "Survey",
+    "Where",
+    "cut",
+    "decode_ranges",
+    "encode_ranges",
+    "parse_position",
+    "plan",
+]
+
+RANGE_ROWS: Final = 1_000_000
+"""Messages of a range, unless there are fewer: a task costs about 30 ms before it reads the first one."""
+
+Kind = Literal["messages", "dead", "events"]
+_PREFIXES: Final[dict[Kind, str]] = {"messages": "lane", "dead": "dead", "events": "pull"}
+_MAX_RANGES: Final = 1_000_000
+
+
+class Lane(msgspec.Struct, frozen=True):
+    """One stream, as it was found."""
+
+    stream: str
+    topic: str
+    lane: str
+    """Empty for streams of a group."""
+    group: str
+    first: int
+    end: int
+    size_bytes: int
+    broker: str = ""
+
+    @property
+    def name(self) -> str:
+        """How people and offsets name it: `orders/middle`."""
+        return f"{self.topic}/{self.lane or self.group}"
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Records `first` to `end` of a stream: what one task reads. `segment` and `position` say where the first one is in
+    a folder, if that is known."""
+
+    stream: str
+    topic: str
+    lane: str
+    group: str
+    first: int
+    end: int
+    broker: str = ""
+    segment: int = 0
+    position: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.first
+
+
+class Position(NamedTuple):
+    """Where to begin or to end: an end of the stream, a time, a number, or numbers by lane."""
+
+    what: Literal["earliest", "latest", "time", "seq", "lanes"]
+    number: int = 0
+    lanes: tuple[tuple[str, int], ...] = ()
+
+
+EARLIEST: Final = Position("earliest")
+LATEST: Final = Position("latest")
+
+
+class Selection(NamedTuple):
+    """Which streams: of topics by name or by prefix (`orders.*`), lanes and groups by name; empty is all of them."""
+
+    topics: tuple[str, ...]
+    kind: Kind = "messages"
+    lanes: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, topics: str, kind: str = "messages", lanes: str = "", groups: str = "") -> Selection:
+        names = _words(topics)
+        if not names:
+            raise BadRequest("no topic: give one (orders), several (orders,stock), or a prefix (orders.*)")
+        for name in names:
+            if name != "*":
+                check_topic(name.removesuffix("*").rstrip(".-_") or "x")
+        if kind not in _PREFIXES:
+            raise BadRequest(f"there is no kind {kind!r} of stream: there are {', '.join(_PREFIXES)}")
+        for group in _words(groups):
+            check_group(group)
+        return cls(names, kind, _words(lanes), _words(groups))
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        return tuple(name for name in self.topics if not name.endswith("*"))
+
+    def prefixes(self) -> list[str]:
+        """Beginnings of stream names that cover all that is wanted."""
+        kind = _PREFIXES[self.kind]
+        return [f"{kind}/{name[:-1]}" if name.endswith("*") else f"{kind}/{name}/" for name in self.topics]
+
+    def wants(self, stream: str) -> bool:
+        parts = stream.split("/")
+        if len(parts) != 3 or parts[0] != _PREFIXES[self.kind] or not self.wants_topic(parts[1]):
+            return False
+        chosen = self.lanes if self.kind == "messages" else self.groups
+        return not chosen or parts[2] in chosen
+
+    def wants_topic(self, topic: str) -> bool:
+        return any(topic.startswith(name[:-1]) if name.endswith("*") else topic == name for name in self.topics)
+
+    def lane_of(self, stream: str, first: int, end: int, size_bytes: int, broker: str = "") -> Lane:
+        _, topic, last = stream.split("/")
+        of_lane = self.kind == "messages"
+        bounds = (min(first, end), end, size_bytes)
+        return Lane(stream, topic, last if of_lane else "", "" if of_lane else last, *bounds, broker)
+
+
+class Survey(Protocol):
+    """What a plan must know of the place that is read: a broker or a folder."""
+
+    def lanes(self, selection: Selection) -> list[Lane]:
+        """The streams that are there now, in the order of their names. `NotFound` if a topic named exactly is not."""
+
+    def locate(self, lane: Lane, time_us: int) -> int:
+        """The first record appended at this time or later; the end if there is none."""
+
+    def where(self, lane: Lane, seq: int) -> Where:
+        """Where a record lies, if the place knows."""
+
+
+class Where(NamedTuple):
+    segment: int = 0
+    position: int = 0
+
+
+def plan(
+    place: Survey,
+    selection: Selection,
+    begin: Position = EARLIEST,
+    stop: Position = LATEST,
+    rows: int = RANGE_ROWS,
+) -> list[Range]:
+    """Ranges of at most `rows` records that cover what is there between `begin` and `stop`."""
+    ranges: list[Range] = []
+    for lane in place.lanes(selection):
+        first = resolve(place, lane, begin)
+        end = resolve(place, lane, stop)
+        ranges += cut(lane, first, end, rows, place.where)
+    return ranges
+
+
+def cut(lane: Lane, first: int, end: int, rows: int, where: Callable[[Lane, int], Where] | None = None) -> list[Range]:
+    """Records `first` to `end` of a stream in ranges of about the same size, none larger than `rows`."""
+    total = end - first
+    if total <= 0:
+        return []
+    pieces = -(-total // max(rows, 1))
+    if pieces > _MAX_RANGES:
+        raise BadRequest(f"{lane.name}: {pieces} ranges are too many: take more rows for each")
+    ends = [first + total * number // pieces for number in range(pieces + 1)]
+    ranges = []
+    for begin, stop in zip(ends, ends[1:], strict=False):  # noqa: RUF007
+        segment, position = where(lane, begin) if where is not None else Where()
+        ranges.append(
+            Range(lane.stream, lane.topic, lane.lane, lane.group, begin, stop, lane.broker, segment, position)
+        )
+    return ranges
+
+
+def resolve(place: Survey, lane: Lane, position: Position) -> int:
+    """A position as a record's number, within the stream's bounds."""
+    match position.what:
+        case "earliest":
+            return lane.first
+        case "latest":
+            return lane.end
+        case "time":
+            number = place.locate(lane, position.number)
+        case "seq":
+            number = position.number
+        case "lanes":
+            number = dict(position.lanes).get(lane.name, lane.first)
+    return min(max(number, lane.first), lane.end)
+
+
+def parse_position(text: str, option: str) -> Position:
+    """`earliest`, `latest`, a number, a time (ISO 8601, in UTC if it names no zone), or JSON of numbers by lane."""
+    text = text.strip()
+    if text in ("earliest", "latest"):
+        return Position(text)  # type: ignore[arg-type]  # one of them
+    if re.fullmatch(r"[0-9]{1,18}", text):
+        return Position("seq", int(text))
+    if text.startswith("{"):
+        try:
+            lanes = msgspec.json.decode(text, type=dict[str, int])
+        except msgspec.MsgspecError as error:
+            raise BadRequest(f"option {option}: not JSON of numbers by lane: {error}") from None
+        return Position("lanes", 0, tuple(sorted(lanes.items())))
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadRequest(
+            f"option {option}={text[:100]!r}: give earliest, latest, a number, a time such as "
+            '2026-05-01T12:00:00, or numbers by lane such as {"orders/middle": 17}'
+        ) from None
+    time = time if time.tzinfo else time.replace(tzinfo=UTC)
+    return Position("time", max(0, round(time.timestamp() * 1_000_000)))
+
+
+def encode_ranges(ranges: Sequence[Range]) -> str:
+    return msgspec.json.encode(ranges).decode()
+
+
+def decode_ranges(text: str) -> list[Range]:
+    return msgspec.json.decode(text, type=list[Range])
+
+
+def check_known(selection: Selection, topics: Iterable[str], where: str) -> None:
+    """`NotFound` for the first topic that is named exactly and is not among these."""
+    known = set(topics)
+    for name in selection.exact:
+        if name not in known:
+            near = ", ".join(sorted(known)[:10]) or "none at all"
+            raise NotFound(f"there is no topic {name} in {where}; there are: {near}")
+
+
+def offsets_of(lanes: Iterable[Lane]) -> Mapping[str, int]:
+    return {lane.name: lane.end for lane in lanes}
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))

@@ -1,0 +1,55 @@
+"""What Spark calls for `format("towline")`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from towline.errors import BadRequest
+from towline.spark.batch_reader import BatchReader, FilteringReader
+from towline.spark.options import ReadOptions
+from towline.spark.plainly import plainly
+from towline.spark.ranges import Kind
+from towline.spark.reading import SCHEMAS
+
+__all__ = ["TowlineSource", "columns_of"]
+
+
+class TowlineSource(DataSource):
+    """Messages of a broker, or of a store's folder."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "towline"
+
+    def schema(self) -> StructType:
+        with plainly():
+            return from_arrow_schema(SCHEMAS[ReadOptions.parse(self.options).selection.kind])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        with plainly():
+            options = ReadOptions.parse(self.options)
+            columns = columns_of(schema, options.selection.kind)
+        return (FilteringReader if options.push_filters else BatchReader)(options, columns)
+
+
+def columns_of(schema: StructType, kind: Kind) -> pa.Schema:
+    """The columns that are asked for, as Spark wants them in Arrow; an error names the first that cannot be given."""
+    full = SCHEMAS[kind]
+    wanted: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    for field in wanted:
+        if field.name not in full.names:
+            raise BadRequest(f"schema: there is no column {field.name!r}; there are {', '.join(full.names)}")
+        if field.type not in _types(full.field(field.name)):
+            given = from_arrow_schema(pa.schema([field])).simpleString()
+            right = from_arrow_schema(pa.schema([full.field(field.name)])).simpleString()
+            raise BadRequest(f"schema: a column is {given[7:-1]}, but must be {right[7:-1]}")
+    return wanted
+
+
+def _types(field: pa.Field) -> tuple[Any, ...]:
+    return (pa.binary(), pa.string()) if field.name == "body" else (field.type,)
