@@ -123,3 +123,26 @@ def test_a_power_cut_loses_nothing_acknowledged_and_tears_no_unit(tmp_path: Path
         await check(tmp_path / "cut", sent, safe)
 
     asyncio.run(run())
+
+
+def test_what_is_found_after_a_kill_outlives_a_power_cut(tmp_path: Path) -> None:
+    """It was written, but not synced when the process was killed: what the next one finds, it may promise."""
+
+    async def run() -> None:
+        store = await open_store(tmp_path / "store", io=PowerCutIo(random.Random(1)), segment_bytes=SEGMENT_BYTES)
+        # Enough for several segments: those that are full and not yet sealed must be synced as well.
+        for number in range(100):
+            await put(store, one("a", b"%d" % number + bytes(2_000)), durability=Durability.OS)
+        shutil.copytree(tmp_path / "store", tmp_path / "killed", ignore=shutil.ignore_patterns("lock", "*.idx"))
+        await store.close()
+        io = PowerCutIo(random.Random(2))
+        store = await open_store(tmp_path / "killed", io=io, segment_bytes=SEGMENT_BYTES)
+        before = (await content_of(store)).bodies
+        assert len(before["a"]) == 100
+        io.cut(tmp_path / "killed", tmp_path / "cut")
+        await store.close()
+        store = await open_store(tmp_path / "cut")
+        assert (await content_of(store)).bodies == before
+        await store.close()
+
+    asyncio.run(run())
