@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
+from tests.broker.test_recovery import crash
+from towline.broker.sending import Outgoing
 from towline.errors import BadRequest
+from towline.frame import encode
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol.messages import Browse
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek
@@ -175,3 +179,22 @@ def test_the_retention_of_a_topic_can_be_changed_and_its_shards_stay(disk: World
 
     disk.run(before)
     disk.run(after)
+
+
+def test_dedup_ids_and_producers_are_known_after_a_purge_and_a_crash(disk: World, tmp_path: Path) -> None:
+    """They are read back from the messages, which are gone."""
+
+    async def main() -> None:
+        def unit() -> list[Outgoing]:
+            return [("orders", 1, encode([b"a"], dedup_ids=["x"], producer_id=7, producer_seq=1))]
+
+        async with disk.open() as mq:
+            await mq.broker.send(unit())
+            await mq.broker.purge(Purge("orders"))
+            after = crash(disk, tmp_path / "crashed")
+        async with after.open() as mq:
+            assert (await mq.broker.send(unit())).duplicate
+            sent = await mq.send("orders", b"b", dedup_ids=["x"])
+            assert [one[:4] for one in sent.repeats] == [(0, 0, 1, 0)]
+
+    asyncio.run(main())

@@ -417,7 +417,8 @@ class Broker:
         await self._catalog.save()
 
     async def purge(self, request: ordering.Purge) -> ordering.Purged:
-        return await purge(self._topic(request.topic), self.store, self._durability, dry_run=request.dry_run)
+        topic = self._topic(request.topic)
+        return await purge(topic, self.store, self._durability, self._save_snapshots, dry_run=request.dry_run)
 
     def topic_states(self) -> list[wire.TopicState]:
         return [self.topic_state(name) for name in sorted(self._topics)]

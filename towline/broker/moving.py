@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.topic import Topic
@@ -61,12 +61,17 @@ async def _move(dispatcher: Dispatcher, moves: Moves, reason: str, durability: D
         await appended.done
 
 
-async def purge(topic: Topic, store: Store, durability: Durability, *, dry_run: bool) -> ordering.Purged:
-    """Drop all messages that the topic has now. Groups go on behind them; dead letters are kept."""
+async def purge(
+    topic: Topic, store: Store, durability: Durability, remember: Callable[[], Awaitable[None]], *, dry_run: bool
+) -> ordering.Purged:
+    """Drop all messages that the topic has now. Groups go on behind them; dead letters are kept. `remember` writes down
+    what else is read from messages after a crash: who sent them, and their dedup ids."""
     ends = [lane.end for lane in topic.lanes]
     bounds = [store.bounds(lane.stream) for lane in topic.lanes]
     messages = sum(max(end - one.first, 0) for end, one in zip(ends, bounds, strict=True))
     groups: list[tuple[str, int]] = []
+    if not dry_run:
+        await remember()
     for name, dispatcher in sorted(topic.groups.items()):
         dispatcher.observe()
         owns = dispatcher.lanes[len(topic.lanes) :]

@@ -282,8 +282,8 @@ class _Recovery:
         if not cut and segment.used < size:
             # It was never sealed: give back the part that was not written.
             self._io.ftruncate(segment.fd, segment.used)
-        # A killed process may have left what it wrote in the page cache only. From now on it is delivered, and those who
-        # send it again are told that it is stored: so it must be.
+        # A killed process may have left what it wrote in the page cache only. From now on it is delivered, and whoever
+        # sends it again is told that it is stored: so it must be.
         self._io.fsync(segment.fd)
         if cut and scan.content_end > scan.good_end:
             cut_tail(self._root, segment, scan.content_end, self._io)
