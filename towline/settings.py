@@ -42,8 +42,28 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         str,
         _help("A file of `name = secret` lines: only clients that prove one of them may connect. Empty: anyone may."),
     ] = ""
+    security: Annotated[
+        bool,
+        _help(
+            "Ask who is calling, and refuse what no rule allows: users, tokens and rules are kept in the store "
+            "(`towline user`, `token`, `acl`). The first start writes a one-time setup secret to a file."
+        ),
+    ] = False
+    setup_file: Annotated[
+        str, _help("Where the setup secret is written; empty: `setup-secret` in the store's folder, or here.")
+    ] = ""
+    audit_file: Annotated[
+        str,
+        _help("Where the audit log is written; empty: with security, `audit.jsonl` in the folder of a file store."),
+    ] = ""
     tls_cert: Annotated[str, _help("Certificate file (PEM); with --tls-key, the broker speaks TLS only.")] = ""
     tls_key: Annotated[str, _help("Key file (PEM) of the certificate.")] = ""
+    tls_client_ca: Annotated[
+        str, _help("A file of authorities (PEM): clients must show a certificate that one of them vouches for.")
+    ] = ""
+    tls_client_optional: Annotated[
+        bool, _help("With --tls-client-ca, let clients in without a certificate, too: by their token.")
+    ] = False
     allow_remote: Annotated[
         bool, _help("Listen on other addresses than loopback although no tokens are set: anyone there may do anything.")
     ] = False

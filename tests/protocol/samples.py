@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
+from towline.protocol import access, ordering, scanning
 from towline.protocol import messages as m
-from towline.protocol import ordering, scanning
 from towline.protocol import transactions as tx
 
 TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0, 64)
@@ -40,6 +40,11 @@ TRANSACTION = tx.TransactionState(
 
 CURSOR = m.TraceCursor(77, [(4, 2)], [3], "pulled", True)
 STEP = m.TraceStep(1_700_000_000_000_006, "failed", 7, "c1", 2, "no such customer", 1_700_000_000_000_007, 3, True)
+
+GRANT = access.Grant("send", "topic", "orders.*")
+QUOTA = access.Quota(1 << 20, 10, 1000)
+RULE = access.Rule(7, "alice", "deny", "send", "topic", "orders.*", 1_700_000_000_000_000, "root")
+SECRET = access.SecretState("9f31a7", 1_700_000_000_000_000, 1_700_000_000_000_001, 1_700_000_000_000_002)
 
 REQUESTS: list[m.Request] = [
     m.Hello(1, 2, "appid-340101;sid-p0912", "s3cret", "towline-test 1"),
@@ -83,6 +88,18 @@ REQUESTS: list[m.Request] = [
     scanning.Scan("lane/orders/middle", 17, 1 << 40, 65536),
     scanning.Survey("lane/orders", "lane/orders/high", 50),
     scanning.LocateIn("pull/orders/billing", 1_700_000_000_000_000),
+    access.WhoAmI([GRANT]),
+    access.ListUsers(),
+    access.PutUser("alice", True, "s3cret", "0ld", ["admin"], True, ["cn:alice"], QUOTA),
+    access.DeleteUser("alice"),
+    access.ListTokens("alice"),
+    access.CreateToken("alice.1", "alice", [GRANT], 3600.0, True, ["viewer"], QUOTA),
+    access.RevokeToken("alice.1", "9f31a7"),
+    access.ListRules("alice"),
+    access.AddRule(RULE),
+    access.DropRule(7),
+    access.ListAudit(77, 50, "alice", "DeleteTopic", "done", 1_700_000_000_000_000),
+    access.Measure("orders"),
 ]
 
 ANSWERS: list[m.Answer] = [
@@ -117,6 +134,30 @@ ANSWERS: list[m.Answer] = [
     scanning.Scanned([PART], 37, [(37, 3, "its bytes are damaged")]),
     scanning.Streams([scanning.StreamState("lane/orders/middle", 5, 25, 4096)], True),
     scanning.LocatedIn(12_345),
+    access.Me("alice.1", "alice", ["viewer"], True, [True, False], 1_700_000_000_000_001),
+    access.Users(
+        [access.UserState("alice", ["admin"], True, True, ["cn:alice"], QUOTA, 1_700_000_000_000_000)],
+    ),
+    access.Tokens(
+        [access.TokenState("alice.1", "alice", ["viewer"], [GRANT], QUOTA, [SECRET], 1_700_000_000_000_000)],
+    ),
+    access.TokenMade("alice.1", "s3cret", "9f31a7", 1_700_000_000_000_001),
+    access.Rules([RULE], {"viewer": [GRANT]}),
+    access.RuleAdded(7),
+    access.Audit(
+        [
+            access.AuditEntry(
+                76, 1_700_000_000_000_000, "alice", "127.0.0.1:5", "DeleteTopic", "topic orders", "done", "x"
+            )
+        ],
+        76,
+    ),
+    access.Measured(
+        1_700_000_000_000_000,
+        {"connections": 3},
+        [access.TopicFigures("orders", 100, 4096, 50, 2048, 7)],
+        [access.GroupFigures("orders", "billing", 90, 3000, 80, 5, 10, 1_700_000_000_000_000, 3, 2, 1, 4, 6)],
+    ),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

@@ -15,8 +15,8 @@ from msgspec import inspect as types
 
 from tests.protocol import samples
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
+from towline.protocol import access, ordering, scanning
 from towline.protocol import messages as m
-from towline.protocol import ordering, scanning
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
 
@@ -26,6 +26,10 @@ GOLDEN = Path(__file__).with_name("golden-v1.txt")
 DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.PutTopic, tx.Resolve} | {
     ordering.Pause,
     ordering.EditTopic,
+    access.PutUser,
+    access.DeleteUser,
+    access.RevokeToken,
+    access.DropRule,
 }
 PARTS: list[type[msgspec.Struct]] = [
     m.FrameHead,
@@ -39,6 +43,15 @@ PARTS: list[type[msgspec.Struct]] = [
     tx.Check,
     tx.TransactionState,
     scanning.StreamState,
+    access.Quota,
+    access.Grant,
+    access.Rule,
+    access.UserState,
+    access.SecretState,
+    access.TokenState,
+    access.AuditEntry,
+    access.TopicFigures,
+    access.GroupFigures,
 ]
 MAPS: list[type[msgspec.Struct]] = [TopicConfig, GroupConfig, RetryPolicy]
 

@@ -14,8 +14,10 @@ import pytest
 
 from tests.server.process import BrokerProcess, failing_start
 from tests.server.raw_client import RawClient
-from towline.broker.access import Access, read_tokens, tls_context
+from towline.broker.access import Access
 from towline.broker.serve import split_address
+from towline.broker.tls import tls_context
+from towline.broker.tokens_file import read_tokens
 from towline.errors import BadRequest, Refused
 from towline.protocol.envelope import PREFACE, encode_envelope
 from towline.protocol.messages import Failed, Hello, Welcome

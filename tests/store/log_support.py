@@ -79,9 +79,9 @@ class FaultyIo(FastIo):
         self._call("pread_into")
         return super().pread_into(fd, buffer, position)
 
-    def replace(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    def replace(self, path: Path, parts: Sequence[bytes | memoryview], mode: int = 0o644) -> None:
         self._call("replace")
-        super().replace(path, parts)
+        super().replace(path, parts, mode)
 
     def free_bytes(self, path: Path) -> int:
         return super().free_bytes(path) if self.free is None else self.free

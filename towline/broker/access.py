@@ -1,127 +1,261 @@
-"""Who may come in: tokens and their secrets, the principal that a connection speaks for, and TLS."""
+"""Who may come in, and as whom: tokens, users, client certificates, the setup secret.
+
+Without security anyone who may connect may do everything; with it, each request is checked (see `guard`) against the
+rules of the book.
+"""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
-import ssl
-import stat
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
+import msgspec
+
+from towline.broker.access_book import SETUP, AccessBook, Token, User, hash_secret
+from towline.broker.audit import AuditLog, audit_path
+from towline.broker.passwords import Passwords
+from towline.broker.quota import Meter
+from towline.broker.rights import Rights
+from towline.broker.setup_secret import SetupSecret, setup_path
+from towline.broker.tokens_file import read_tokens
+from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, Refused
 from towline.frame import TOKEN_MAX
+from towline.protocol.access import Grant, Quota
 from towline.settings import BrokerSettings
+from towline.store import Store
 
-__all__ = ["Access", "Principal", "check_listen_address", "read_tokens", "tls_context"]
+__all__ = ["Access", "Principal", "check_listen_address"]
+
+log = logging.getLogger("towline.access")
 
 _NOBODYS_SECRET = b"compared with when there is no such token, so that both take as long"
+_WRONG = "this broker asks for a token and its secret, and these are not right"
 
 
-class Principal:
-    """Whoever a connection speaks for. Every request asks it once, in one place: here is the room for ACLs."""
+class Principal(msgspec.Struct, frozen=True):
+    """Whoever a connection speaks for, and by what it proved that."""
 
-    __slots__ = ("name",)
+    name: str
+    """As it introduced itself."""
+    kind: Literal["anyone", "file", "token", "user", "certificate", "setup"] = "anyone"
+    user: str = ""
+    """The user whose rights it has, if it is one's."""
+    proof: str = ""
+    """The id of the secret, the hash of the password, or the identity: this is valid for as long as that is."""
+    expires_at_us: int = 0
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def may(self, action: str, resource: str) -> bool:
-        """Whether it may do `action` (send, consume, look, administer) to `resource` (a topic, or `*` for all)."""
-        del action, resource
-        return True
+    @property
+    def label(self) -> str:
+        return self.user or self.name
 
 
 class Access:
-    """Decides who may connect. Without tokens anyone may, under any name."""
+    """Without tokens and without a book, anyone may connect under any name."""
 
-    def __init__(self, tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Mapping[str, str] | None = None,
+        *,
+        book: AccessBook | None = None,
+        setup: SetupSecret | None = None,
+        audit: AuditLog | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.clock = clock
+        self.book = book
+        self.audit = audit
+        self.last_used_us: dict[str, int] = {}
+        self.watchers: set[Callable[[], None]] = set()
+        """Called when the book has changed: connections look whether they may still do what they do."""
         self._secrets = None if tokens is None else {name: secret.encode() for name, secret in tokens.items()}
+        self._setup = setup
+        self._meters: dict[str, Meter] = {}
+        if book is not None:
+            self.passwords = Passwords(clock)
 
     @classmethod
-    def from_settings(cls, settings: BrokerSettings) -> Access:
-        return cls(read_tokens(Path(settings.tokens_file)) if settings.tokens_file else None)
+    async def open(cls, settings: BrokerSettings, store: Store, clock: Clock = SYSTEM) -> Access:
+        tokens = read_tokens(Path(settings.tokens_file)) if settings.tokens_file else None
+        book = AccessBook(store, clock)
+        await book.load()
+        if not settings.security:
+            if book.users or book.tokens:
+                log.warning(
+                    "this store has users and tokens, but security is off: anyone who may connect may do anything"
+                )
+            audit = await AuditLog.open(audit_path(settings), clock) if settings.audit_file else None
+            return cls(tokens, audit=audit, clock=clock)
+        audit = await AuditLog.open(audit_path(settings), clock)
+        setup = SetupSecret(setup_path(settings))
+        if book.has_admin():
+            setup.end()
+        else:
+            setup.make()
+            log.warning(
+                "nobody may administer access yet: make the first user with the token %r and the secret in %s",
+                SETUP, setup.path,
+            )  # fmt: skip
+        return cls(tokens, book=book, setup=setup, audit=audit, clock=clock)
+
+    async def close(self) -> None:
+        if self.audit is not None:
+            await self.audit.close()
 
     @property
     def asks_for_tokens(self) -> bool:
-        return self._secrets is not None
+        return self._secrets is not None or self.book is not None
 
-    def admit(self, token: str, secret: str) -> Principal:
+    # Coming in
+
+    def admit(self, token: str, secret: str, identities: Sequence[str] = ()) -> Principal:
         """The principal of a token. Raises `Refused` with the same words for a wrong token and for a wrong secret."""
         if len(token.encode()) > TOKEN_MAX:
             raise Refused(f"a token has at most {TOKEN_MAX} bytes")
-        if self._secrets is not None:
+        if not self.asks_for_tokens:
+            return Principal(token)
+        principal = self._admit_by_book(token, secret, identities) if self.book is not None else None
+        if principal is None and self._secrets is not None:
             kept = self._secrets.get(token)
             right = hmac.compare_digest(_NOBODYS_SECRET if kept is None else kept, secret.encode())
-            if kept is None or not right:
-                raise Refused("this broker asks for a token and its secret, and these are not right")
-        return Principal(token)
+            principal = Principal(token, "file") if kept is not None and right else None
+        if principal is None:
+            raise Refused(_WRONG)
+        return principal
+
+    def _admit_by_book(self, token: str, secret: str, identities: Sequence[str]) -> Principal | None:
+        assert self.book is not None, "asked only where there is one"
+        if token == SETUP:
+            right = self._setup is not None and self._setup.is_right(secret)
+            return Principal(SETUP, "setup") if right else None
+        if not secret:
+            return self._admit_by_certificate(token, identities)
+        found = self.book.tokens.get(token)
+        if found is None or not self._owner_is_active(found):
+            return None
+        now_us, hashed = self.clock.now_us(), hash_secret(secret)
+        for one in found.secrets:
+            if hmac.compare_digest(one.hash, hashed) and not 0 < one.expires_at_us <= now_us:
+                self.last_used_us[one.id] = now_us
+                return Principal(token, "token", found.owner, one.id, one.expires_at_us)
+        return None
+
+    def _admit_by_certificate(self, token: str, identities: Sequence[str]) -> Principal | None:
+        assert self.book is not None, "asked only where there is one"
+        for identity in identities:
+            user = self.book.user_of(identity)
+            if user is not None and not user.disabled and token in ("", user.name):
+                return Principal(token or user.name, "certificate", user.name, identity)
+        return None
+
+    def needs_password(self, token: str, secret: str) -> User | None:
+        """The user of this name, if a password decides: that takes longer, see `admit_user`."""
+        return self.book.users.get(token) if self.book is not None and secret else None
+
+    async def admit_user(self, user: User, password: str) -> Principal:
+        right = bool(user.password) and await self.passwords.verify(user.name, user.password, password)
+        if not right or user.disabled:
+            raise Refused(_WRONG)
+        return Principal(user.name, "user", user.name, user.password)
+
+    def _owner_is_active(self, token: Token) -> bool:
+        assert self.book is not None, "asked only where there is one"
+        owner = self.book.users.get(token.owner)
+        return not token.owner or (owner is not None and not owner.disabled)
+
+    # Staying in
+
+    def is_valid(self, principal: Principal) -> bool:
+        """Whether it still is who it was when it came in."""
+        book = self.book
+        if 0 < principal.expires_at_us <= self.clock.now_us():
+            return False
+        if book is None or principal.kind in ("anyone", "file"):
+            return True
+        if principal.kind == "setup":
+            return not book.has_admin()
+        if principal.kind == "token":
+            token = book.tokens.get(principal.name)
+            known = token is not None and self._owner_is_active(token) and token.owner == principal.user
+            return known and token is not None and any(one.id == principal.proof for one in token.secrets)
+        user = book.users.get(principal.user)
+        if user is None or user.disabled:
+            return False
+        return principal.proof == user.password if principal.kind == "user" else principal.proof in user.identities
+
+    def roles(self, principal: Principal) -> list[str]:
+        if self.book is None or principal.kind == "setup":
+            return []
+        user = self.book.users.get(principal.user) if principal.user else None
+        if user is not None:
+            return user.roles
+        token = self.book.tokens.get(principal.name) if principal.kind == "token" else None
+        return token.roles if token is not None else []
+
+    def rights(self, principal: Principal) -> Rights:
+        assert self.book is not None, "without a book everyone may do everything"
+        if principal.kind == "setup":
+            return _SetupRights((), ())
+        roles = self.roles(principal)
+        subjects = {principal.label, "*", *(f"role:{role}" for role in roles)}
+        token = self.book.tokens.get(principal.name) if principal.kind == "token" else None
+        scopes: Sequence[Grant] = token.scopes if token is not None else ()
+        return Rights((rule for rule in self.book.rules.values() if rule.subject in subjects), roles, scopes)
+
+    def meter(self, principal: Principal) -> Meter:
+        """Shared by all connections of a principal."""
+        quota = self._quota(principal)
+        meter = self._meters.get(principal.label)
+        if meter is None:
+            meter = self._meters[principal.label] = Meter(quota)
+        meter.quota = quota
+        return meter
+
+    def let_go(self, principal: Principal) -> None:
+        """A connection ended."""
+        meter = self._meters.get(principal.label)
+        if meter is not None and not meter.holders and not meter.quota.bytes_per_s:
+            del self._meters[principal.label]
+
+    def _quota(self, principal: Principal) -> Quota:
+        if self.book is None:
+            return Quota()
+        user = self.book.users.get(principal.user) if principal.user else None
+        token = self.book.tokens.get(principal.name) if user is None else None
+        found = user or token
+        return found.quota if found is not None else Quota()
+
+    # Changes
+
+    def changed(self) -> None:
+        """The book has changed: whoever is not allowed any more is told, or sent away, now."""
+        if self._setup is not None and self.book is not None and self.book.has_admin():
+            self._setup.end()
+        for watcher in list(self.watchers):
+            watcher()
+
+    async def refresh(self) -> None:
+        """Another broker on the same store may have changed the book."""
+        if self.book is not None and not self.book.changing.locked() and await self.book.load():
+            self.changed()
 
 
-def read_tokens(path: Path) -> dict[str, str]:
-    """The secrets by token, from lines `name = secret`; empty lines and lines that begin with # are passed over."""
-    try:
-        mode = path.stat().st_mode
-        if mode & stat.S_IRWXO:
-            raise BadRequest(f"tokens file {path}: anyone on this machine may read or change it; run: chmod o= {path}")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadRequest(f"tokens file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadRequest(f"tokens file {path}: it is not UTF-8") from None
-    tokens: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip()
-        if stripped and not stripped.startswith("#"):
-            name, secret = _parse_token(stripped, f"tokens file {path}, line {number}")
-            if name in tokens:
-                raise BadRequest(f"tokens file {path}, line {number}: there is a line for {name!r} already")
-            tokens[name] = secret
-    if not tokens:
-        raise BadRequest(f"tokens file {path}: it holds no token, so nobody could connect")
-    return tokens
+class _SetupRights(Rights):
+    """To administer access, and nothing else."""
 
-
-def _parse_token(line: str, where: str) -> tuple[str, str]:
-    name, sign, secret = line.partition("=")
-    name, secret = name.strip(), secret.strip()
-    if not sign or not name or not secret:
-        raise BadRequest(f"{where}: write `name = secret`")
-    if len(name.encode()) > TOKEN_MAX or len(secret) > 512:
-        raise BadRequest(f"{where}: a name has at most {TOKEN_MAX} bytes, a secret at most 512 characters")
-    return name, secret
+    def may(self, action: str, resource: str, name: str) -> bool:
+        return (action, resource) == ("admin", "cluster")
 
 
 def check_listen_address(address: str, access: Access, settings: BrokerSettings) -> None:
     """Listening to the world without tokens must be asked for: anyone there could do anything."""
     if access.asks_for_tokens or settings.allow_remote or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return
-    raise Refused(
+    raise BadRequest(
         f"not listening on {address}: other machines could reach it, and no tokens are set. "
-        "Set tokens_file, or allow_remote if everyone there may do anything"
+        "Set security or tokens_file, or allow_remote if everyone there may do anything"
     )
-
-
-def tls_context(cert: str, key: str) -> ssl.SSLContext | None:
-    """TLS 1.2 or newer with this certificate and key; None when neither is given."""
-    if not cert and not key:
-        return None
-    if not cert or not key:
-        raise BadRequest("TLS takes both a certificate (tls_cert) and its key (tls_key)")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    for file in (cert, key):
-        try:
-            Path(file).read_bytes()
-        except OSError as error:
-            raise BadRequest(f"TLS file {file}: {error.strerror}") from None
-    try:
-        context.load_cert_chain(cert, key, password=_no_password)
-    except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise BadRequest(f"TLS certificate {cert} and key {key} do not load: {reason}") from None
-    return context
-
-
-def _no_password() -> str:
-    raise BadRequest("the TLS key is protected by a password; a broker starts unattended: give it a key without one")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ from towline.broker.finding import find
 from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
+from towline.broker.metering import measure
 from towline.broker.moving import purge, seek
 from towline.broker.ordering import shards_in, wrong_shard
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
@@ -48,10 +49,10 @@ from towline.model import (
     check_topic,
     parse_delay_levels,
 )
+from towline.protocol import access, ordering, scanning
 from towline.protocol import messages as wire
-from towline.protocol import ordering, scanning
 from towline.settings import BrokerSettings
-from towline.store import Store
+from towline.store import Histogram, Store
 
 __all__ = ["Broker"]
 
@@ -69,6 +70,8 @@ class Broker:
         self.settings = settings
         self.clock = clock
         self.epoch = 0
+        self.connections: Callable[[], int] = lambda: 0
+        """How many there are; the server says so, where there is one."""
         self.closing = False
         self._durability = Durability.parse(settings.durability)
         self._catalog = Catalog(store, clock)
@@ -420,6 +423,13 @@ class Broker:
         topic = self._topic(request.topic)
         return await purge(topic, self.store, self._durability, self._save_snapshots, dry_run=request.dry_run)
 
+    def has_topic(self, name: str) -> bool:
+        return name in self._topics
+
+    def has_group(self, topic: str, group: str) -> bool:
+        found = self._topics.get(topic)
+        return found is not None and group in found.groups
+
     def topic_states(self) -> list[wire.TopicState]:
         return [self.topic_state(name) for name in sorted(self._topics)]
 
@@ -578,6 +588,15 @@ class Broker:
 
     async def trace(self, request: wire.Trace) -> wire.Traced:
         return await trace(self._dispatcher(request.topic, request.group), request)
+
+    async def measure(self, request: access.Measure) -> access.Measured:
+        topics = [self._topic(request.topic)] if request.topic else list(self._topics.values())
+        broker = {} if request.topic else self.figures() | {"connections": self.connections()}
+        return await measure(self.store, self.clock, topics, self.scheduler.schedule.counts, broker)
+
+    @property
+    def commit_times(self) -> Histogram:
+        return self._sender.commit_times
 
     def figures(self) -> dict[str, Any]:
         dispatchers = list(self._dispatchers())

@@ -30,7 +30,9 @@ from towline.settings import BrokerSettings
 
 __all__ = [
     "HELLO_MAX_BYTES",
+    "HOLD_LOGIN",
     "HOLD_PENDING",
+    "HOLD_QUOTA",
     "HOLD_RUNNING",
     "LINGER_S",
     "TURN_REQUESTS",
@@ -62,6 +64,8 @@ HOLD_PENDING = 1  # too many bytes are not durable yet
 HOLD_RUNNING = 2  # too many requests are running
 HOLD_WRITING = 4  # the client does not read its answers
 HOLD_TURN = 8  # it is the others' turn
+HOLD_LOGIN = 16  # its password is looked at
+HOLD_QUOTA = 32  # its quota is used up
 
 
 class State(enum.Enum):

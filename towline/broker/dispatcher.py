@@ -70,7 +70,9 @@ class Dispatcher:
         self.members: dict[str, Member] = {}
         self.on_dying: Callable[[Dispatcher], None] = lambda _: None
         self.closed = False
-        self.counts = {"pulled": 0, "acked": 0, "nacked": 0}
+        self.counts = {"pulled": 0, "bytes": 0, "acked": 0, "nacked": 0}
+        self.oldest: dict[int, tuple[int, int, int]] = {}
+        """By lane, what was last found when looking for the oldest message: a range of its frame, and its time."""
         self._next_pull = next_pull
         self._durability = durability
         self._waiters: deque[Waiter] = deque()
@@ -129,7 +131,8 @@ class Dispatcher:
         if got is None:
             return wire.Pulled(0, [], refused), []
         pull, parcel = got
-        self.counts["pulled"] += sum(part.count for part in parcel.parts)
+        self.counts["pulled"] += sum([part.count for part in parcel.parts])
+        self.counts["bytes"] += sum([part.length for part in parcel.parts])
         return wire.Pulled(pull, parcel.parts, refused), parcel.buffers
 
     async def _read(self, member: Member, request: wire.Pull, pulled: Pulled) -> tuple[int, Parcel] | None:

@@ -19,7 +19,7 @@ class Lane:
     """Messages become visible in order, each once it is as durable as its sender asked: nothing is delivered that a
     crash could undo."""
 
-    __slots__ = ("_pending", "_recent", "_store", "_watchers", "end", "stream")
+    __slots__ = ("_pending", "_recent", "_store", "_watchers", "bytes_in", "end", "stream")
 
     def __init__(self, store: Store, stream: str) -> None:
         self._store = store
@@ -27,6 +27,8 @@ class Lane:
         self._recent: deque[Chunk] = deque(maxlen=RECENT_FRAMES)
         self._watchers: list[tuple[set[int], int]] = []
         self.stream = stream
+        self.bytes_in = 0
+        """Of frames, since the broker started."""
         self.end = store.bounds(stream).end
 
     @property
@@ -51,6 +53,7 @@ class Lane:
         """A frame is on its way into the store."""
         _, frame, count, source, _ = append
         self._pending.append((first + count, done))
+        self.bytes_in += len(frame)
         if len(frame) <= RECENT_BYTES:
             self._recent.append(Chunk(first, count, 0, bytes(frame), at_us, source))
 

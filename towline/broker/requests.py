@@ -1,4 +1,4 @@
-"""Which request needs which permission, and which method of the broker carries it out.
+"""Which method of the broker carries out which request. (Which permission it needs, is in `permissions`.)
 
 Requests that belong to a consumer on a connection (attach, pull, settle, detach) and `Send` are the session's own,
 and so are those of prepared transactions that depend on who asks.
@@ -10,35 +10,29 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from towline.broker.broker import Broker
-from towline.broker.scanning import resources_of_prefix, resources_of_stream
+from towline.protocol.access import Measure
 from towline.protocol.messages import (
     Answer,
-    Attach,
     Beat,
     Browse,
     CancelDelayed,
     CreateTopic,
     DeleteGroup,
     DeleteTopic,
-    Detach,
     Done,
     Find,
     GroupInfo,
     Groups,
-    Hello,
     ListDelayed,
     ListGroups,
     ListTopics,
     Locate,
     MoveDelayed,
-    Pull,
     PurgeDead,
     PutGroup,
     PutTopic,
     Resend,
     ReviseDead,
-    Send,
-    Settle,
     Stat,
     Stated,
     Template,
@@ -48,71 +42,11 @@ from towline.protocol.messages import (
 )
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount, Sharded
 from towline.protocol.scanning import LocateIn, Scan, Survey
-from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
+from towline.protocol.transactions import ListTransactions, Resolve
 
-__all__ = ["LATER", "NOW", "PERMISSIONS", "Buffers"]
+__all__ = ["LATER", "NOW", "Buffers"]
 
 Buffers = Sequence[bytes | memoryview]
-
-
-def _topic(request: Any) -> Sequence[str]:
-    return (request.topic,)
-
-
-def _everything(request: Any) -> Sequence[str]:
-    return ("*",)
-
-
-def _nothing(request: Any) -> Sequence[str]:
-    """What a consumer does on its subscription was permitted when it attached; what becomes of a transaction, when it
-    was prepared, and only to its own token."""
-    return ()
-
-
-PERMISSIONS: dict[int, tuple[str, Callable[[Any], Sequence[str]]]] = {
-    Hello.kind: ("connect", _nothing),
-    Beat.kind: ("connect", _nothing),
-    Send.kind: ("send", lambda request: [frame.topic for frame in request.frames]),
-    Attach.kind: ("consume", _topic),
-    Pull.kind: ("consume", _nothing),
-    Settle.kind: ("consume", _nothing),
-    Detach.kind: ("consume", _nothing),
-    CreateTopic.kind: ("administer", lambda request: (request.config.name,)),
-    ListTopics.kind: ("look", _everything),
-    TopicInfo.kind: ("look", _topic),
-    DeleteTopic.kind: ("administer", _topic),
-    ListGroups.kind: ("look", lambda request: (request.topic or "*",)),
-    GroupInfo.kind: ("look", _topic),
-    PutGroup.kind: ("administer", lambda request: (request.config.topic,)),
-    DeleteGroup.kind: ("administer", _topic),
-    Browse.kind: ("look", _topic),
-    Resend.kind: ("administer", _topic),
-    Locate.kind: ("look", _topic),
-    Stat.kind: ("look", _everything),
-    ListDelayed.kind: ("look", lambda request: (request.topic or "*",)),
-    CancelDelayed.kind: ("send", _topic),
-    MoveDelayed.kind: ("send", _topic),
-    Prepare.kind: ("send", lambda request: [frame.topic for frame in request.frames]),
-    Decide.kind: ("send", _nothing),
-    AwaitChecks.kind: ("send", _nothing),
-    ListTransactions.kind: ("look", _everything),
-    Resolve.kind: ("administer", _everything),
-    PutTopic.kind: ("administer", lambda request: ("*" if request.template else request.config.name,)),
-    Template.kind: ("look", _everything),
-    Find.kind: ("look", _topic),
-    ReviseDead.kind: ("administer", _topic),
-    PurgeDead.kind: ("administer", _topic),
-    Trace.kind: ("look", _topic),
-    ShardCount.kind: ("send", _topic),
-    Seek.kind: ("administer", _topic),
-    Pause.kind: ("administer", _topic),
-    Purge.kind: ("administer", _topic),
-    EditTopic.kind: ("administer", _topic),
-    Scan.kind: ("look", lambda request: resources_of_stream(request.stream)),
-    Survey.kind: ("look", lambda request: resources_of_prefix(request.prefix)),
-    LocateIn.kind: ("look", lambda request: resources_of_stream(request.stream)),
-}
-"""The action that a request is, and the resources it touches. A request without an entry is never carried out."""
 
 
 NOW: dict[int, Callable[[Broker, Any], Answer]] = {
@@ -166,5 +100,6 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     EditTopic.kind: lambda broker, request: _done(broker.edit_topic(request)),
     Scan.kind: lambda broker, request: _with_frames(broker.scan(request)),
     LocateIn.kind: lambda broker, request: _plain(broker.locate_in(request)),
+    Measure.kind: lambda broker, request: _plain(broker.measure(request)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""

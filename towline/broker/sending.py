@@ -18,7 +18,7 @@ from towline.frame import EVENTS, Frame
 from towline.frame.layout import DEDUP, DELIVER_AT, TIMEOUT
 from towline.model import Durability
 from towline.protocol.messages import Sent
-from towline.store import Append, Appended, Store
+from towline.store import Append, Appended, Histogram, Store
 
 __all__ = ["Mark", "Outgoing", "Sender"]
 
@@ -60,7 +60,7 @@ class Sender:
         self._store = store
         self._producers = producers
         self._dedup = dedup
-        self._clock = clock
+        self.clock = clock
         self.scheduler = scheduler
         self.find_topic = find_topic
         self._durability = durability
@@ -68,6 +68,8 @@ class Sender:
         self._under_way: dict[tuple[int, int], asyncio.Future[Sent]] = {}
         self.messages = 0
         self.bytes = 0
+        self.commit_times = Histogram()
+        """From when a unit came until it was as durable as was asked."""
 
     def send(
         self, outgoing: Sequence[Outgoing], durability: Durability | None, source: bytes, token: bytes
@@ -159,7 +161,7 @@ class Sender:
         """Take out what came already, and foretell where the rest goes: only the broker appends to lanes. `waiting` are
         the frames that go to the schedule, and the ids of their first messages."""
         unit = [(topic, frame) for (topic, _, _), frame in zip(outgoing, frames, strict=True)]
-        screened = self._dedup.screen(unit, self._clock.now_us())
+        screened = self._dedup.screen(unit, self.clock.now_us())
         next_of = {lane.stream: lane.next for lane in lanes}
         firsts = []
         for number, (lane, frame) in enumerate(zip(lanes, screened.frames, strict=True)):
@@ -207,7 +209,7 @@ class Sender:
             told: list[Repeat] | None = [] if one is not None else None
             if frame.flags & DEDUP:
                 at = None if one is None else Seen(lane, one.first, one.at_us)
-                told = self._dedup.recall(n, topic, frame, at, self._clock.now_us())
+                told = self._dedup.recall(n, topic, frame, at, self.clock.now_us())
             if told is None:
                 raise BadRequest(
                     f"producer {first.producer_id:x} sends frame {first.producer_seq} again with other frames"
@@ -273,7 +275,7 @@ def _when(future: asyncio.Future[None], callback: Callable[[asyncio.Future[None]
 class _Sending:
     """A unit on its way into the store."""
 
-    __slots__ = ("_frames", "_lanes", "_placed", "_sender", "_topics", "answer", "sent")
+    __slots__ = ("_begun_s", "_frames", "_lanes", "_placed", "_sender", "_topics", "answer", "sent")
 
     def __init__(
         self,
@@ -292,6 +294,7 @@ class _Sending:
         self._lanes = lanes
         self._topics = topics
         self.sent = sent
+        self._begun_s = sender.clock.steady_s()
         self.answer: asyncio.Future[Sent] = loop.create_future()
 
     def finish(self, done: asyncio.Future[None]) -> None:
@@ -305,6 +308,7 @@ class _Sending:
 
     def stored(self, done: asyncio.Future[None]) -> None:
         error = done.exception()
+        self._sender.commit_times.note(self._sender.clock.steady_s() - self._begun_s)
         self._sender.settle(self._frames, self._placed, stored=error is None)
         if not self.answer.done():
             self.answer.set_exception(error) if error is not None else self.answer.set_result(self.sent)

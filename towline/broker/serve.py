@@ -13,10 +13,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from towline.broker.access import tls_context
 from towline.broker.broker import Broker
 from towline.broker.opening import open_store
 from towline.broker.server import Server
+from towline.broker.tls import tls_of
 from towline.errors import BadRequest, TowlineError
 from towline.settings import BrokerSettings, misspelt_variables
 
@@ -46,7 +46,7 @@ def run(settings: BrokerSettings) -> int:
 async def _serve(settings: BrokerSettings) -> None:
     stop = _on_signals()
     host, port = split_address(settings.listen)
-    context = tls_context(settings.tls_cert, settings.tls_key)
+    context = tls_of(settings)
     _allow_files(settings.max_connections + 512)
     broker = await Broker.open(await open_store(settings), settings)
     try:

@@ -11,6 +11,7 @@ import ssl
 from towline.broker.access import Access, check_listen_address
 from towline.broker.broker import Broker
 from towline.broker.connection import Line
+from towline.broker.maintenance import every
 from towline.broker.session import Session
 from towline.errors import Unavailable
 
@@ -20,6 +21,7 @@ log = logging.getLogger("towline.server")
 
 BACKLOG = 1024
 LOOK_AGAIN_S = 0.02
+ACCESS_REFRESH_S = 2.0
 
 
 class Server:
@@ -27,17 +29,23 @@ class Server:
 
     def __init__(self, broker: Broker, access: Access | None = None) -> None:
         self._broker = broker
-        self._access = access or Access.from_settings(broker.settings)
+        self._access = access or Access()
         self._line = Line(broker.settings)
+        broker.connections = lambda: len(self._line.connections)
         self._listener: asyncio.Server | None = None
         settings = broker.settings
         limits = (1.0, settings.heartbeat_s / 10, settings.idle_s / 4, settings.handshake_s / 4)
         self._sweep_s = max(0.01, min(limits))
         self._sweeper = self._line.loop.call_later(self._sweep_s, self._sweep)
+        self._refresher: asyncio.Task[None] | None = None
+        if self._access.book is not None and not settings.store.startswith(("memory:", "file:")):
+            # Other brokers on the same database may change who may do what.
+            work = every(ACCESS_REFRESH_S, "reading who may do what", self._access.refresh)
+            self._refresher = self._line.loop.create_task(work)
 
     @classmethod
     async def start(cls, broker: Broker, host: str, port: int, ssl: ssl.SSLContext | None = None) -> Server:
-        access = Access.from_settings(broker.settings)
+        access = await Access.open(broker.settings, broker.store, broker.clock)
         addresses = await _resolve(host, port)
         for address in addresses:
             check_listen_address(address, access, broker.settings)
@@ -95,6 +103,9 @@ class Server:
         # The transports tell of their end in the next round of the loop.
         await asyncio.sleep(0)
         self._sweeper.cancel()
+        if self._refresher is not None:
+            self._refresher.cancel()
+        await self._access.close()
 
     def _session(self) -> Session:
         return Session(self._line, self._broker, self._access)

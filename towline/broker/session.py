@@ -8,17 +8,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from towline.broker.access import Access, Principal
+from towline.broker.accounts import ACCOUNTS, carry_out
 from towline.broker.broker import Broker
-from towline.broker.connection import HOLD_PENDING, HOLD_RUNNING, Buffers, Connection, Line, State
+from towline.broker.connection import (
+    HOLD_LOGIN,
+    HOLD_PENDING,
+    HOLD_QUOTA,
+    HOLD_RUNNING,
+    Buffers,
+    Connection,
+    Line,
+    State,
+)
+from towline.broker.guard import Guard
 from towline.broker.member import Member
-from towline.broker.requests import LATER, NOW, PERMISSIONS
-from towline.errors import BadRequest, Conflict, NotFound, ProtocolError, Refused, TooLarge, TowlineError, Unavailable
+from towline.broker.permissions import AUDITED, target_of
+from towline.broker.requests import LATER, NOW
+from towline.broker.tls import identities_of
+from towline.errors import (
+    BadRequest,
+    Conflict,
+    NotFound,
+    ProtocolError,
+    QueueFull,
+    Refused,
+    TooLarge,
+    TowlineError,
+    Unavailable,
+)
 from towline.model import Durability
 from towline.protocol.envelope import Envelope, decode_request, split_attachments
 from towline.protocol.messages import (
@@ -52,8 +76,27 @@ SUBSCRIPTIONS_MAX = 1_000
 PULL_MIN_BYTES = 64 << 10
 REFUSAL_DELAY_S = 0.25
 """Guessing secrets is slow, and a refusal takes as long whatever was wrong."""
+QUOTA_LOOK_S = 0.05
+"""How often a pull looks whether its principal's quota has room again."""
 
 _DURABILITY = (Durability.RECEIVED, Durability.OS, Durability.FSYNC, None)  # -1 is the last
+
+
+class _View:
+    """What the table of permissions sees of a connection."""
+
+    def __init__(self, broker: Broker, members: Mapping[int, Member]) -> None:
+        self._members = members
+        self.has_topic = broker.has_topic
+        self.has_group = broker.has_group
+        self._transactions = broker.transactions
+
+    def subscribed(self, subscription: int) -> tuple[str, str] | None:
+        member = self._members.get(subscription)
+        return None if member is None else (member.config.topic, member.config.name)
+
+    def topics_of(self, transaction: str) -> Sequence[str]:
+        return self._transactions.topics_of(transaction)
 
 
 class Session(Connection):
@@ -61,8 +104,11 @@ class Session(Connection):
         super().__init__(line)
         self._broker = broker
         self._access = access
-        self._principal = Principal("")
+        self._guard: Guard | None = None
+        """With security: asked before everything. Without it, None."""
+        self._name = ""
         self._token = b""
+        self._login: asyncio.Task[None] | None = None
         self._sending = 0
         self._pending_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,6 +135,12 @@ class Session(Connection):
         for member in self._members.values():
             self._broker.disconnected(member)
         self._members.clear()
+        if self._login is not None:
+            self._login.cancel()
+        if self._guard is not None:
+            self._access.watchers.discard(self._recheck)
+            self._guard.leave()
+            self._guard = None
 
     # Opening
 
@@ -106,18 +158,96 @@ class Session(Connection):
         except TowlineError as error:
             self.end(error, number)
             return
-        try:
-            self._principal = self._access.admit(request.token, request.secret)
-        except Refused as error:
-            self.log_rarely(logging.WARNING, "login as %r refused", request.token)
-            self.end(error, number, delay_s=REFUSAL_DELAY_S)
+        user = self._access.needs_password(request.token, request.secret)
+        if user is not None:
+            # It takes a while, in a thread; nothing else is taken from this client meanwhile.
+            self.hold(HOLD_LOGIN)
+            work = self._log_in(number, request, self._access.admit_user(user, request.secret))
+            self._login = self._loop.create_task(work)
             return
+        try:
+            identities = identities_of(self._transport) if self._access.book is not None else ()
+            self._open(number, request, self._access.admit(request.token, request.secret, identities))
+        except Refused as error:
+            self._turn_away(number, request, error)
+
+    async def _log_in(self, number: int, request: Hello, verdict: Awaitable[Principal]) -> None:
+        try:
+            self._open(number, request, await verdict)
+        except TowlineError as error:
+            self._turn_away(number, request, error)
+        self._login = None
+        self.release(HOLD_LOGIN)
+
+    def _turn_away(self, number: int, request: Hello, error: TowlineError) -> None:
+        self.log_rarely(logging.WARNING, "login as %r refused", request.token)
+        if self._access.audit is not None:
+            self._access.audit.note(request.token, self.peer.address, "login", "", "refused", str(error))
+        self.end(error, number, delay_s=REFUSAL_DELAY_S)
+
+    def _open(self, number: int, request: Hello, principal: Principal) -> None:
+        if self._access.book is not None:
+            self._guard = Guard(
+                self._access, principal, _View(self._broker, self._members), self.peer.address, self._holds
+            )
+            self._access.watchers.add(self._recheck)
+            if principal.kind != "token" and self._access.audit is not None:
+                self._access.audit.note(principal.name, self.peer.address, "login", f"by {principal.kind}")
         settings = self._settings
+        self._name = principal.name
         self._token = request.token.encode()
         self._decoder.limit = settings.max_frame_bytes + HEAD_MAX_BYTES
         self.state = State.OPEN
         welcome = Welcome(VERSION, settings.name, self._broker.epoch, self._decoder.limit, settings.heartbeat_s)
         self.answer(number, welcome)
+
+    # Staying
+
+    def sweep(self, now_s: float) -> None:
+        super().sweep(now_s)
+        guard = self._guard
+        if guard is not None and guard.principal.expires_at_us and not self._access.is_valid(guard.principal):
+            self.end(Refused(f"token {guard.principal.name} has expired: make another one, or rotate it in time"))
+
+    def _recheck(self) -> None:
+        """The rules have changed: what is not allowed any more ends now."""
+        guard = self._guard
+        if guard is None or self.state is not State.OPEN:
+            return
+        if not guard.renew():
+            self.end(Refused(f"{guard.principal.name} is not let in any more: its token, password or user was revoked"))
+            self._release_pulls()
+            return
+        for number, member in list(self._members.items()):
+            topic, group = member.config.topic, member.config.name
+            if not (guard.may("consume", "topic", topic) and guard.may("consume", "group", group)):
+                if number in self._pulls:
+                    self._pulls[number].cancel()
+                self._start_leaving(member)
+
+    def _release_pulls(self) -> None:
+        """Ending waits for what runs; a pull that only waits for messages is not worth it."""
+        for pull in self._pulls.values():
+            pull.cancel()
+        if self._awaiting is not None:
+            self._awaiting.cancel()
+        for member in self._members.values():
+            self._start_leaving(member)
+        self.finish()
+
+    def _start_leaving(self, member: Member) -> None:
+        task = self._loop.create_task(self._leave(member))
+        self._tasks.add(task)
+        task.add_done_callback(self._ran)
+
+    async def _leave(self, member: Member) -> None:
+        try:
+            await self._broker.detach(member)
+        except TowlineError as error:
+            log.warning("%s: %s", self.peer.address, error)
+
+    def _holds(self) -> int:
+        return sum(member.dispatcher.group.in_flight.get(member.consumer, 0) for member in self._members.values())
 
     # Requests
 
@@ -128,7 +258,11 @@ class Session(Connection):
         number, kind, _, attachments = envelope
         try:
             request = decode_request(envelope)
-            self._ask_permission(request)
+            guard = self._guard
+            if guard is not None:
+                guard.check(request)
+                if attachments and guard.meter.quota.bytes_per_s:
+                    self._pay(guard, len(attachments))
             if isinstance(request, Send):
                 self._send(number, request, attachments)
                 return
@@ -138,7 +272,8 @@ class Session(Connection):
             if attachments:
                 raise BadRequest(f"nothing goes behind a request of kind {kind}, but {len(attachments)} bytes follow")
             if kind in NOW:
-                self.answer(number, NOW[kind](self._broker, request))
+                answer = NOW[kind](self._broker, request)
+                self.answer(number, answer if guard is None else guard.filter(kind, answer))
             elif isinstance(request, Pull):
                 self._start_pull(number, request)
             elif isinstance(request, AwaitChecks):
@@ -148,12 +283,12 @@ class Session(Connection):
         except Exception as error:
             self._fail(number, error, kind)
 
-    def _ask_permission(self, request: Request) -> None:
-        """The one place where permission is asked for."""
-        action, resources_of = PERMISSIONS[request.kind]
-        for resource in resources_of(request):
-            if not self._principal.may(action, resource):
-                raise Refused(f"{self._principal.name!r} may not {action} {resource}")
+    def _pay(self, guard: Guard, size: int) -> None:
+        """Count bytes against the quota; beyond it nothing is read from this client for a while."""
+        wait_s = guard.meter.take(size, self._loop.time())
+        if wait_s > 0:
+            self.hold(HOLD_QUOTA)
+            self._loop.call_later(wait_s, self.release, HOLD_QUOTA)
 
     def _send(self, number: int, request: Send, attachments: memoryview) -> None:
         heads = request.frames
@@ -211,11 +346,15 @@ class Session(Connection):
         task.add_done_callback(self._ran)
 
     async def _run(self, number: int, request: Request) -> None:
+        outcome = "done"
         try:
             answer, buffers = await self._carry_out(request)
             self.answer(number, answer, buffers, more=len(self._tasks) > 1)
         except Exception as error:
+            outcome = error.code if isinstance(error, TowlineError) else TowlineError.code
             self._fail(number, error, request.kind)
+        if request.kind in AUDITED and self._access.audit is not None and not getattr(request, "dry_run", False):
+            self._access.audit.note(self._name, self.peer.address, type(request).__name__, target_of(request), outcome)
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -240,6 +379,8 @@ class Session(Connection):
                 raise BadRequest("Hello was said already")
             case Browse() | Find() | Scan() if request.max_bytes > self._settings.max_pending_bytes:
                 request = msgspec.structs.replace(request, max_bytes=self._settings.max_pending_bytes)
+        if request.kind in ACCOUNTS:
+            return await carry_out(self._access, self._guard, request, self._name), ()
         return await LATER[request.kind](self._broker, request)
 
     def _fail(self, number: int, error: BaseException, kind: int) -> None:
@@ -281,8 +422,15 @@ class Session(Connection):
         self._pulls[request.subscription] = self._loop.create_task(self._pull(number, member, request))
 
     async def _pull(self, number: int, member: Member, request: Pull) -> None:
+        guard = self._guard
         try:
+            if guard is not None and guard.meter.quota.in_flight:
+                request = await self._within_quota(guard, member, request)
             pulled, buffers = await self._broker.pull(member, request)
+        except asyncio.CancelledError:
+            self._forget_pull(request)
+            if self.state is not State.CLOSED:
+                self._fail(number, Refused("the right to consume was revoked"), Pull.kind)
         except Exception as error:
             self._forget_pull(request)
             self._fail(number, error, Pull.kind)
@@ -290,7 +438,27 @@ class Session(Connection):
             # Forgotten first: upon the answer the client may pull again before this task has ended.
             self._forget_pull(request)
             self.answer(number, pulled, buffers)
+            if guard is not None and guard.meter.quota.bytes_per_s:
+                self._pay(guard, sum(map(len, buffers)))
         self.finish()
+
+    async def _within_quota(self, guard: Guard, member: Member, request: Pull) -> Pull:
+        """The same pull, for as many messages as the principal may still hold; it waits until that is one at least."""
+        if request.acts:
+            settled = await self._broker.settle(member, request.acts)
+            if settled.refused:
+                return request  # it says so itself
+            request = msgspec.structs.replace(request, acts=[])
+        deadline_s = self._loop.time() + request.wait_ms / 1000
+        while (room := guard.meter.room()) == 0:
+            if self._loop.time() >= deadline_s:
+                raise QueueFull(
+                    f"{guard.principal.label} holds {guard.meter.quota.in_flight} messages, which is its quota"
+                )
+            await asyncio.sleep(QUOTA_LOOK_S)
+        left_ms = max(round((deadline_s - self._loop.time()) * 1000), 0)
+        most = request.max_messages if room is None else min(room, request.max_messages)
+        return msgspec.structs.replace(request, max_messages=most, wait_ms=left_ms, min_messages=1)
 
     def _forget_pull(self, request: Pull) -> None:
         del self._pulls[request.subscription]

@@ -86,6 +86,11 @@ class Escrow:
         """Transactions that wait to be decided."""
         return len(self._state.open)
 
+    def topics_of(self, transaction: str) -> list[str]:
+        """Where the messages of a transaction that waits to be decided go."""
+        waiting = self._state.open.get(transaction)
+        return [] if waiting is None else sorted({topic for topic, _, _ in waiting.head.frames})
+
     # Preparing
 
     async def prepare(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Group
 
+from towline.cli.audit import audit
 from towline.cli.bench import bench
 from towline.cli.consume import consume
 from towline.cli.dead import dead
@@ -21,12 +22,15 @@ from towline.cli.groups import group
 from towline.cli.log import log
 from towline.cli.options import Usage
 from towline.cli.output import OutputFailed, fail, guarded
+from towline.cli.rules import acl
 from towline.cli.run import run as run_app
 from towline.cli.send import send
 from towline.cli.serve import serve
+from towline.cli.tokens import token
 from towline.cli.topics import topic
 from towline.cli.trace import trace
 from towline.cli.transactions import tx
+from towline.cli.users import user
 from towline.cli.version import version, version_text
 from towline.errors import BadName, TowlineError
 
@@ -34,7 +38,8 @@ __all__ = ["main", "run"]
 
 _MESSAGES = Group("Messages", sort_key=1)
 _ADMIN = Group("Administration", sort_key=2)
-_BROKER = Group("Broker", sort_key=3)
+_ACCESS = Group("Access", sort_key=3)
+_BROKER = Group("Broker", sort_key=4)
 
 app = App(
     name="towline",
@@ -52,6 +57,9 @@ app.command(find, group=_MESSAGES, sort_key=4)
 app.command(trace, group=_MESSAGES, sort_key=5)
 for place, commands in enumerate((topic, group, dead, delay, tx)):
     commands.group, commands.sort_key = (_ADMIN,), place
+    app.command(commands)
+for place, commands in enumerate((user, token, acl, audit)):
+    commands.group, commands.sort_key = (_ACCESS,), place
     app.command(commands)
 app.command(serve, group=_BROKER, sort_key=1)
 for place, commands in enumerate((log, bench), start=2):

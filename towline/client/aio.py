@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar
 
 from towline.client import dead, flows, search, sharding
 from towline.client import delays as delays_of
+from towline.client.access import AioAccess, measure
 from towline.client.aio_consumer import Batch, Consumer
 from towline.client.aio_link import AioLink
 from towline.client.aio_producer import Pending, Producer
@@ -29,6 +30,7 @@ from towline.client.trace import Trace, trace
 from towline.client.undertaking import Senders
 from towline.errors import Closed, WrongShard
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
+from towline.protocol.access import Measured
 from towline.protocol.messages import GroupState, TopicState
 from towline.protocol.ordering import Purged, Sought
 
@@ -549,6 +551,15 @@ class Client(Transacting):
     async def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""
         return await self._link.run(flows.stat())
+
+    async def measure(self, topic: str = "") -> Measured:
+        """Figures of the broker, its topics and its groups, as its metrics give them; or of one topic."""
+        return await self._link.run(measure(topic))
+
+    @property
+    def access(self) -> AioAccess:
+        """Users, tokens, rules and the audit log of a broker with security."""
+        return AioAccess(self._link.run)
 
     # Connections
 

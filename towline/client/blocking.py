@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from towline.client import dead, flows, search, sharding
 from towline.client import delays as delays_of
+from towline.client.access import BlockingAccess, measure
 from towline.client.consumer import Consumer
 from towline.client.delays import DelayedEntry, Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route, connect_socket
@@ -28,6 +29,7 @@ from towline.client.transaction import Checker, Transacting
 from towline.client.undertaking import Senders
 from towline.errors import WrongShard
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
+from towline.protocol.access import Measured
 from towline.protocol.messages import GroupState, TopicState
 from towline.protocol.ordering import Purged, Sought
 
@@ -513,6 +515,15 @@ class Client(Transacting):
     def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""
         return self._link.run(flows.stat())
+
+    def measure(self, topic: str = "") -> Measured:
+        """Figures of the broker, its topics and its groups, as its metrics give them; or of one topic."""
+        return self._link.run(measure(topic))
+
+    @property
+    def access(self) -> BlockingAccess:
+        """Users, tokens, rules and the audit log of a broker with security."""
+        return BlockingAccess(self._link.run)
 
     # Connections
 

@@ -81,10 +81,10 @@ class DiskIo:
         finally:
             os.close(fd)
 
-    def replace(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    def replace(self, path: Path, parts: Sequence[bytes | memoryview], mode: int = 0o644) -> None:
         """Write a whole file: after a crash the old or the new content is there, never a mixture."""
         temporary = path.with_name(f".{path.name}.tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             try:
                 self.write_all(fd, parts, 0)

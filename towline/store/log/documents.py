@@ -11,6 +11,8 @@ from towline.store.log.disk import DiskIo
 
 __all__ = ["Documents"]
 
+_PRIVATE = frozenset({"access.json"})
+"""For nobody's eyes but the broker's, also in a folder that others may read: hashes of secrets."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,199}")
 
 
@@ -34,7 +36,7 @@ class Documents:
 
     def save(self, path: Path, document: bytes) -> None:
         try:
-            self._io.replace(path, [document])
+            self._io.replace(path, [document], 0o600 if path.name in _PRIVATE else 0o644)
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 free = self._io.free_bytes(self._folder)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from towline.store.histogram import Histogram
+
 __all__ = ["LogStats"]
 
 
 class LogStats:
     """Plain counters: read them at any time."""
 
-    __slots__ = ("bytes_written", "fsyncs", "groups", "inline_groups", "last_fsync_s", "lost_ranges", "slow_reads")
+    __slots__ = (
+        "bytes_written",
+        "fsync_times",
+        "fsyncs",
+        "groups",
+        "inline_groups",
+        "last_fsync_s",
+        "lost_ranges",
+        "slow_reads",
+    )
 
     def __init__(self) -> None:
         self.bytes_written = 0
@@ -17,6 +28,7 @@ class LogStats:
         """Groups that the event loop wrote itself."""
         self.fsyncs = 0
         self.last_fsync_s = 0.0
+        self.fsync_times = Histogram()
         self.slow_reads = 0
         """Reads that had to wait for the disk."""
         self.lost_ranges = 0
@@ -25,3 +37,4 @@ class LogStats:
     def note_fsync(self, seconds: float) -> None:
         self.fsyncs += 1
         self.last_fsync_s = seconds
+        self.fsync_times.note(seconds)

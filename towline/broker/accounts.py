@@ -1,0 +1,214 @@
+"""Users, tokens and rules, as requests read and change them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from towline.broker.access import Access
+from towline.broker.access_book import AccessBook, Secret, Token, User, hash_secret, new_secret
+from towline.broker.guard import Guard
+from towline.broker.rights import ROLES, check_grant, check_rule
+from towline.clock import SECOND_US
+from towline.errors import BadRequest, Refused
+from towline.protocol import access as wire
+from towline.protocol.messages import Answer, Done, Request
+
+__all__ = ["ACCOUNTS", "carry_out"]
+
+CLUSTER: Final = ("admin", "cluster", "")
+
+
+async def carry_out(access: Access, guard: Guard | None, request: Request, name: str) -> Answer:
+    if isinstance(request, wire.WhoAmI):
+        return _who(access, guard, request, name)
+    book = access.book
+    if book is None or guard is None:
+        raise BadRequest(
+            "security is off at this broker, so it keeps no users, tokens and rules: start it with --security"
+        )
+    if request.kind in _READING:
+        return await _READING[request.kind](access, book, guard, request)
+    async with book.changing:
+        await book.load()
+        answer = await _CHANGING[request.kind](access, book, guard, request)
+        access.changed()
+    return answer
+
+
+def _who(access: Access, guard: Guard | None, request: wire.WhoAmI, name: str) -> wire.Me:
+    if guard is None:
+        return wire.Me(name, name, [], False, [True] * len(request.may))
+    principal = guard.principal
+    allowed = [guard.may(one.action, one.resource, one.name) for one in request.may]
+    return wire.Me(principal.name, principal.user, access.roles(principal), True, allowed, principal.expires_at_us)
+
+
+def _check_admin(guard: Guard, request: Request) -> None:
+    if not guard.may(*CLUSTER):
+        guard.note(request, "refused", "needs admin cluster")
+        raise Refused(f"{guard.principal.label!r} may not admin cluster: only an administrator may do this for others")
+
+
+# Reading
+
+
+async def _users(access: Access, book: AccessBook, guard: Guard, request: wire.ListUsers) -> Answer:
+    return wire.Users(
+        [
+            wire.UserState(
+                one.name, one.roles, one.disabled, bool(one.password), one.identities, one.quota, one.created_at_us
+            )
+            for one in sorted(book.users.values(), key=lambda one: one.name)
+        ]
+    )
+
+
+async def _tokens(access: Access, book: AccessBook, guard: Guard, request: wire.ListTokens) -> Answer:
+    principal, owner = guard.principal, request.owner
+    tokens = sorted(book.tokens.values(), key=lambda one: one.name)
+    if not guard.may(*CLUSTER):
+        if owner not in ("", principal.user):
+            _check_admin(guard, request)
+        tokens = [one for one in tokens if one.name == principal.name or (one.owner and one.owner == principal.user)]
+    return wire.Tokens([_state(access, one) for one in tokens if owner in ("", one.owner)])
+
+
+def _state(access: Access, token: Token) -> wire.TokenState:
+    live = [
+        wire.SecretState(one.id, one.created_at_us, one.expires_at_us, access.last_used_us.get(one.id, 0))
+        for one in token.secrets
+    ]
+    return wire.TokenState(token.name, token.owner, token.roles, token.scopes, token.quota, live, token.created_at_us)
+
+
+async def _rules(access: Access, book: AccessBook, guard: Guard, request: wire.ListRules) -> Answer:
+    return wire.Rules([one for one in book.rules.values() if request.subject in ("", one.subject)], ROLES)
+
+
+async def _audit(access: Access, book: AccessBook, guard: Guard, request: wire.ListAudit) -> Answer:
+    assert access.audit is not None, "with security there is an audit log"
+    return await access.audit.list(request)
+
+
+# Changing
+
+
+async def _put_user(access: Access, book: AccessBook, guard: Guard, request: wire.PutUser) -> Answer:
+    user = book.users.get(request.name)
+    if not guard.may(*CLUSTER):
+        await _check_own_password(access, guard, request, user)
+    fresh = User(request.name, created_at_us=access.clock.now_us())
+    changed = fresh if request.create else book.user(request.name)
+    changes: dict[str, Any] = {
+        field: getattr(request, field)
+        for field in ("roles", "disabled", "identities", "quota")
+        if getattr(request, field) is not None
+    }
+    if request.password is not None:
+        changes["password"] = await access.passwords.hash(request.password) if request.password else ""
+    await book.put_user(msgspec.structs.replace(changed, **changes), create=request.create)
+    return Done()
+
+
+async def _check_own_password(access: Access, guard: Guard, request: wire.PutUser, user: User | None) -> None:
+    others = (request.roles, request.disabled, request.identities, request.quota)
+    own = (
+        user is not None
+        and guard.principal.user == user.name
+        and not request.create
+        and not any(one is not None for one in others)
+    )
+    if user is None or not own or not request.password:
+        _check_admin(guard, request)
+    elif not user.password or not await access.passwords.verify(user.name, user.password, request.old_password):
+        raise Refused("the old password is not right")
+
+
+async def _delete_user(access: Access, book: AccessBook, guard: Guard, request: wire.DeleteUser) -> Answer:
+    await book.delete_user(request.name)
+    return Done()
+
+
+async def _create_token(access: Access, book: AccessBook, guard: Guard, request: wire.CreateToken) -> Answer:
+    for scope in request.scopes:
+        check_grant(scope)
+    now_us = access.clock.now_us()
+    expires_at_us = now_us + round(request.expires_s * SECOND_US) if request.expires_s else 0
+    secret = new_secret()
+    kept = Secret(secrets.token_hex(4), hash_secret(secret), now_us, expires_at_us)
+    if request.rotate:
+        _check_token_is_own(guard, request, book.token(request.name))
+        await book.rotate(request.name, kept)
+        return wire.TokenMade(request.name, secret, kept.id, expires_at_us)
+    owner = _owner_of(book, guard, request)
+    name = request.name or f"{owner}.{secrets.token_hex(4)}"
+    if owner and request.roles:
+        raise BadRequest(
+            f"token {name} has the rights of its user {owner}: give roles to the user, or scopes to the token"
+        )
+    token = Token(name, owner, list(request.roles), list(request.scopes), request.quota, [kept], now_us)
+    await book.create_token(token)
+    return wire.TokenMade(name, secret, kept.id, expires_at_us)
+
+
+def _owner_of(book: AccessBook, guard: Guard, request: wire.CreateToken) -> str:
+    """Whose rights the token has. A user makes tokens for itself, under its own name, and none that may do more than
+    the token it came with."""
+    principal = guard.principal
+    if guard.may(*CLUSTER):
+        return request.owner
+    token = book.tokens.get(principal.name) if principal.kind == "token" else None
+    if not principal.user or request.owner not in ("", principal.user) or (token is not None and token.scopes):
+        _check_admin(guard, request)
+    if request.name and not request.name.startswith(principal.user + "."):
+        raise BadRequest(f"the name of a token of {principal.user} begins with {principal.user + '.'!r}")
+    if request.quota != wire.Quota():
+        _check_admin(guard, request)
+    return principal.user
+
+
+def _check_token_is_own(guard: Guard, request: Request, token: Token) -> None:
+    principal = guard.principal
+    if token.name != principal.name and (not token.owner or token.owner != principal.user):
+        _check_admin(guard, request)
+
+
+async def _revoke_token(access: Access, book: AccessBook, guard: Guard, request: wire.RevokeToken) -> Answer:
+    _check_token_is_own(guard, request, book.token(request.name))
+    await book.revoke(request.name, request.id)
+    return Done()
+
+
+async def _add_rule(access: Access, book: AccessBook, guard: Guard, request: wire.AddRule) -> Answer:
+    check_rule(request.rule)
+    rule = msgspec.structs.replace(request.rule, created_at_us=access.clock.now_us(), created_by=guard.principal.label)
+    return wire.RuleAdded(await book.add_rule(rule))
+
+
+async def _drop_rule(access: Access, book: AccessBook, guard: Guard, request: wire.DropRule) -> Answer:
+    await book.drop_rule(request.id)
+    return Done()
+
+
+_Way = Callable[[Access, AccessBook, Guard, Any], Awaitable[Answer]]
+
+_READING: dict[int, _Way] = {
+    wire.ListUsers.kind: _users,
+    wire.ListTokens.kind: _tokens,
+    wire.ListRules.kind: _rules,
+    wire.ListAudit.kind: _audit,
+}
+_CHANGING: dict[int, _Way] = {
+    wire.PutUser.kind: _put_user,
+    wire.DeleteUser.kind: _delete_user,
+    wire.CreateToken.kind: _create_token,
+    wire.RevokeToken.kind: _revoke_token,
+    wire.AddRule.kind: _add_rule,
+    wire.DropRule.kind: _drop_rule,
+}
+ACCOUNTS: Final = frozenset({wire.WhoAmI.kind, *_READING, *_CHANGING})
+"""Requests that are about access, and not about messages."""

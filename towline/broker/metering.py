@@ -1,0 +1,100 @@
+"""Figures of topics and groups: read when somebody asks, never counted for the sake of it on the way of a message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from towline.broker.burial import dead_letters
+from towline.broker.dispatcher import Dispatcher
+from towline.broker.topic import Topic
+from towline.clock import Clock
+from towline.errors import TowlineError
+from towline.frame import Frame
+from towline.protocol.access import GroupFigures, Measured, TopicFigures
+from towline.store import Store
+
+__all__ = ["measure"]
+
+TURN: Final = 50
+"""So many topics or groups are looked at before it is the others' turn."""
+READS_MAX: Final = 500
+"""Frames read to learn how old a message is. What is not known yet, is found the next time."""
+
+
+async def measure(
+    store: Store, clock: Clock, topics: Sequence[Topic], delayed: Mapping[str, int], broker: dict[str, Any]
+) -> Measured:
+    of_topics: list[TopicFigures] = []
+    of_groups: list[GroupFigures] = []
+    reads = READS_MAX
+    for number, topic in enumerate(topics):
+        if number % TURN == TURN - 1:
+            await asyncio.sleep(0)
+        of_topics.append(_of_topic(store, topic, delayed))
+        for place, dispatcher in enumerate(list(topic.groups.values())):
+            if place % TURN == TURN - 1:
+                await asyncio.sleep(0)
+            dispatcher.notice()
+            reads -= await _look_for_oldest(store, dispatcher, reads)
+            of_groups.append(_of_group(dispatcher))
+    return Measured(clock.now_us(), broker, of_topics, of_groups)
+
+
+def _of_topic(store: Store, topic: Topic, delayed: Mapping[str, int]) -> TopicFigures:
+    bounds = [store.bounds(lane.stream) for lane in topic.lanes]
+    return TopicFigures(
+        topic.config.name,
+        sum([lane.end for lane in topic.lanes]),
+        sum([lane.bytes_in for lane in topic.lanes]),
+        sum([one.end - one.first for one in bounds]),
+        sum([one.size_bytes for one in bounds]),
+        delayed.get(topic.config.name, 0),
+    )
+
+
+def _of_group(dispatcher: Dispatcher) -> GroupFigures:
+    group, counts = dispatcher.group, dispatcher.counts
+    _, first, end = dead_letters(dispatcher)
+    resent = sum([max(min(at + count, end) - max(at, first), 0) for at, count in group.resent])
+    return GroupFigures(
+        group.config.topic,
+        group.config.name,
+        counts["pulled"],
+        counts["bytes"],
+        counts["acked"],
+        counts["nacked"],
+        group.lag(),
+        min([at_us for _, _, at_us in dispatcher.oldest.values()], default=0),
+        group.leased(),
+        len(group.leases),
+        group.retries.messages,
+        end - first - resent,
+        len(dispatcher.members),
+    )
+
+
+async def _look_for_oldest(store: Store, dispatcher: Dispatcher, reads: int) -> int:
+    """Learn when the oldest messages that are not consumed came in; how many frames were read for that. A frame that
+    was read before is not read again while it is the oldest."""
+    group, known, used = dispatcher.group, dispatcher.oldest, 0
+    pins = group.pins()
+    for lane, (at, first, end) in enumerate(zip(group.next, group.firsts, group.ends, strict=True)):
+        oldest = min(max(at, first), pins.get(lane, end))
+        if oldest >= end:
+            known.pop(lane, None)
+            continue
+        begin, until, _ = known.get(lane, (0, 0, 0))
+        if begin <= oldest < until or used >= reads:
+            continue
+        used += 1
+        try:
+            read = await store.read(dispatcher.streams[lane], oldest, 1, 1)
+        except TowlineError:
+            continue
+        if read.chunks:
+            chunk = read.chunks[0]
+            begin = chunk.first - chunk.start
+            known[lane] = (begin, begin + Frame(chunk.frame).count, chunk.appended_at_us)
+    return used

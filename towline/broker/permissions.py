@@ -1,0 +1,296 @@
+"""The table of permissions: what each request does to what. A request without an entry is never carried out.
+
+A new request is added here with one of the makers (`topic`, `group`, `cluster`, …), and to `AUDITED` if it changes
+something that an administrator answers for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from towline.broker.rights import Need
+from towline.broker.scanning import resources_of_prefix, resources_of_stream
+from towline.protocol.access import (
+    AddRule,
+    CreateToken,
+    DeleteUser,
+    DropRule,
+    ListAudit,
+    ListRules,
+    ListTokens,
+    ListUsers,
+    Measure,
+    PutUser,
+    RevokeToken,
+    WhoAmI,
+)
+from towline.protocol.messages import (
+    Answer,
+    Attach,
+    Beat,
+    Browse,
+    CancelDelayed,
+    CreateTopic,
+    DeleteGroup,
+    DeleteTopic,
+    Detach,
+    Find,
+    GroupInfo,
+    Groups,
+    Hello,
+    ListDelayed,
+    ListGroups,
+    ListTopics,
+    Locate,
+    MoveDelayed,
+    Pull,
+    PurgeDead,
+    PutGroup,
+    PutTopic,
+    Resend,
+    ReviseDead,
+    Send,
+    Settle,
+    Stat,
+    Template,
+    TopicInfo,
+    Topics,
+    Trace,
+)
+from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount
+from towline.protocol.scanning import LocateIn, Scan, Survey
+from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
+
+__all__ = ["AUDITED", "FILTERS", "PERMISSIONS", "Context", "target_of"]
+
+
+class Context(Protocol):
+    """What the table must know of the connection and the broker."""
+
+    def subscribed(self, subscription: int) -> tuple[str, str] | None:
+        """The topic and group of a subscription."""
+
+    def has_topic(self, name: str) -> bool: ...
+
+    def has_group(self, topic: str, group: str) -> bool: ...
+
+    def topics_of(self, transaction: str) -> Sequence[str]:
+        """Where the messages of a prepared transaction go."""
+
+
+Needs = Callable[[Any, Context], Sequence[Need]]
+CLUSTER: Final = ""
+
+
+def anyone(request: Any, context: Context) -> Sequence[Need]:
+    """Whoever was let in; what it gets to see is its own, or filtered."""
+    return ()
+
+
+def topic(action: str) -> Needs:
+    return lambda request, context: ((action, "topic", request.topic),)
+
+
+def group(action: str) -> Needs:
+    """The group, which implies that its topic may be seen."""
+    return lambda request, context: ((action, "group", request.group), ("describe", "topic", request.topic))
+
+
+def cluster(action: str) -> Needs:
+    return lambda request, context: ((action, "cluster", CLUSTER),)
+
+
+def _send(request: Any, context: Context) -> Sequence[Need]:
+    frames = request.frames
+    if len(frames) == 1:
+        name = frames[0].topic
+        needs: Sequence[Need] = (("send", "topic", name),)
+        return needs if context.has_topic(name) else (*needs, ("create", "topic", name))
+    names = {frame.topic for frame in frames}
+    return [
+        *(("send", "topic", name) for name in names),
+        *(("create", "topic", name) for name in names if not context.has_topic(name)),
+    ]
+
+
+def _attach(request: Attach, context: Context) -> Sequence[Need]:
+    needs: list[Need] = [("consume", "topic", request.topic), ("consume", "group", request.group)]
+    if not context.has_topic(request.topic):
+        needs.append(("create", "topic", request.topic))
+    return needs
+
+
+def _subscribed(request: Any, context: Context) -> Sequence[Need]:
+    found = context.subscribed(request.subscription)
+    return () if found is None else (("consume", "topic", found[0]), ("consume", "group", found[1]))
+
+
+def _browse(request: Browse, context: Context) -> Sequence[Need]:
+    """Bodies are read: that is consuming, whether or not the messages are taken."""
+    needs: Sequence[Need] = (("consume", "topic", request.topic),)
+    return (*needs, ("consume", "group", request.group)) if request.group else needs
+
+
+def _put_group(request: PutGroup, context: Context) -> Sequence[Need]:
+    config = request.config
+    action = "alter" if context.has_group(config.topic, config.name) else "create"
+    return ((action, "group", config.name), ("describe", "topic", config.topic))
+
+
+def _put_topic(request: PutTopic, context: Context) -> Sequence[Need]:
+    return (("alter", "cluster", CLUSTER),) if request.template else (("alter", "topic", request.config.name),)
+
+
+def _decide(request: Decide, context: Context) -> Sequence[Need]:
+    """Only its own token may, as the transaction itself sees to; and it must still be allowed to send."""
+    return [("send", "topic", name) for name in context.topics_of(request.transaction)] if request.commit else ()
+
+
+def _all_or_topic(action: str) -> Needs:
+    return lambda request, context: (
+        ((action, "topic", request.topic),) if request.topic else ((action, "cluster", CLUSTER),)
+    )
+
+
+def _unless_dry(action: str) -> Needs:
+    return lambda request, context: (("describe" if request.dry_run else action, "topic", request.topic),)
+
+
+def _seek(request: Seek, context: Context) -> Sequence[Need]:
+    action = "describe" if request.dry_run else "alter"
+    return ((action, "group", request.group), ("describe", "topic", request.topic))
+
+
+def _revise(request: ReviseDead, context: Context) -> Sequence[Need]:
+    """Others are given something else to consume than was sent."""
+    return (("alter", "group", request.group), ("send", "topic", request.topic))
+
+
+def _stream(action: str) -> Needs:
+    """A stream of a topic, and of one of its groups if it is one's; any other holds what concerns everyone."""
+
+    def needs(request: Any, context: Context) -> Sequence[Need]:
+        name = resources_of_stream(request.stream)[0]
+        if name == "*":
+            return (("admin", "cluster", CLUSTER),)
+        kind, _, rest = request.stream.partition("/")
+        of_topic: Need = (action, "topic", name)
+        return (of_topic,) if kind == "lane" else (of_topic, (action, "group", f"{rest}/".split("/")[1]))
+
+    return needs
+
+
+def _survey(request: Survey, context: Context) -> Sequence[Need]:
+    name = resources_of_prefix(request.prefix)[0]
+    return (("describe", "cluster", CLUSTER),) if name == "*" else (("describe", "topic", name),)
+
+
+PERMISSIONS: dict[int, Needs] = {
+    Hello.kind: anyone,
+    Beat.kind: anyone,
+    Send.kind: _send,
+    Attach.kind: _attach,
+    Pull.kind: _subscribed,
+    Settle.kind: _subscribed,
+    Detach.kind: anyone,
+    CreateTopic.kind: lambda request, context: (("create", "topic", request.config.name),),
+    ListTopics.kind: anyone,
+    TopicInfo.kind: topic("describe"),
+    DeleteTopic.kind: topic("delete"),
+    ListGroups.kind: anyone,
+    GroupInfo.kind: group("describe"),
+    PutGroup.kind: _put_group,
+    DeleteGroup.kind: group("delete"),
+    Browse.kind: _browse,
+    Resend.kind: group("alter"),
+    Locate.kind: topic("describe"),
+    Stat.kind: cluster("describe"),
+    ListDelayed.kind: _all_or_topic("describe"),
+    CancelDelayed.kind: topic("send"),
+    MoveDelayed.kind: topic("send"),
+    Prepare.kind: _send,
+    Decide.kind: _decide,
+    AwaitChecks.kind: anyone,
+    ListTransactions.kind: cluster("describe"),
+    Resolve.kind: cluster("alter"),
+    PutTopic.kind: _put_topic,
+    Template.kind: cluster("describe"),
+    Find.kind: topic("consume"),
+    ReviseDead.kind: _revise,
+    PurgeDead.kind: group("delete"),
+    Trace.kind: group("describe"),
+    ShardCount.kind: topic("describe"),
+    Seek.kind: _seek,
+    Pause.kind: group("alter"),
+    Purge.kind: _unless_dry("delete"),
+    EditTopic.kind: topic("alter"),
+    Scan.kind: _stream("consume"),
+    Survey.kind: _survey,
+    LocateIn.kind: _stream("describe"),
+    WhoAmI.kind: anyone,
+    ListUsers.kind: cluster("admin"),
+    PutUser.kind: anyone,  # one's own password; all else asks for admin, see `accounts`
+    DeleteUser.kind: cluster("admin"),
+    ListTokens.kind: anyone,  # one's own
+    CreateToken.kind: anyone,  # of one's own user
+    RevokeToken.kind: anyone,  # of one's own user
+    ListRules.kind: cluster("admin"),
+    AddRule.kind: cluster("admin"),
+    DropRule.kind: cluster("admin"),
+    ListAudit.kind: cluster("admin"),
+    Measure.kind: _all_or_topic("describe"),
+}
+
+AUDITED: Final = frozenset(
+    request.kind
+    for request in (
+        CreateTopic, DeleteTopic, PutTopic, EditTopic, Purge, PutGroup, DeleteGroup, Pause, Seek, Resend, ReviseDead,
+        PurgeDead, CancelDelayed, MoveDelayed, Resolve, PutUser, DeleteUser, CreateToken, RevokeToken, AddRule,
+        DropRule,
+    )
+)  # fmt: skip
+"""Requests that the audit log tells of, whatever came of them. Refusals of all others are told of as well."""
+
+
+def _topics(answer: Topics, may: Callable[[str, str, str], bool]) -> Topics:
+    return Topics([one for one in answer.topics if may("describe", "topic", one.config.name)])
+
+
+def _groups(answer: Groups, may: Callable[[str, str, str], bool]) -> Groups:
+    return Groups(
+        [
+            one
+            for one in answer.groups
+            if may("describe", "group", one.config.name) and may("describe", "topic", one.config.topic)
+        ]
+    )
+
+
+FILTERS: Mapping[int, Callable[[Any, Callable[[str, str, str], bool]], Answer]] = {
+    ListTopics.kind: _topics,
+    ListGroups.kind: _groups,
+}
+"""Lists that anyone may ask for hold what the one who asks may describe."""
+
+
+def target_of(request: Any) -> str:
+    """What a request is about, in words, for the audit log."""
+    config = getattr(request, "config", None)
+    if config is not None:
+        return f"group {config.name} of topic {config.topic}" if hasattr(config, "topic") else f"topic {config.name}"
+    if getattr(request, "group", ""):
+        return f"group {request.group} of topic {request.topic}"
+    if hasattr(request, "topic"):
+        return f"topic {request.topic}"
+    if hasattr(request, "frames"):
+        return "topic " + ", ".join(sorted({frame.topic for frame in request.frames})[:10])
+    if isinstance(request, AddRule):
+        rule = request.rule
+        return f"{rule.effect} {rule.subject} {rule.action} {rule.resource} {rule.name}"
+    if isinstance(request, PutUser | DeleteUser):
+        return f"user {request.name}"
+    if isinstance(request, CreateToken | RevokeToken):
+        return f"token {request.name}"
+    field = "transaction" if hasattr(request, "transaction") else "id"
+    return f"{'rule' if field == 'id' else field} {getattr(request, field, '')}".rstrip()

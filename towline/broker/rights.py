@@ -1,0 +1,86 @@
+"""What a principal may do, decided from rules: pure, and the only place where it is decided.
+
+A deny beats every allow, and what no rule allows is refused. `admin` of a resource is every action on it, `admin` of
+the cluster every action on everything; whoever may do anything to a resource may describe it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from towline.errors import BadRequest
+from towline.protocol.access import ACTIONS, RESOURCES, Grant, Rule
+
+__all__ = ["ANY", "ROLES", "Need", "Rights", "check_grant", "check_rule"]
+
+ANY: Final = "*"
+Need = tuple[str, str, str]
+"""An action, the kind of a resource, its name; the cluster has none."""
+
+ROLES: Final[dict[str, list[Grant]]] = {
+    "admin": [Grant(ANY, ANY)],
+    "operator": [
+        *(Grant(action, kind) for kind in ("topic", "group") for action in ("create", "alter", "delete", "describe")),
+        Grant("describe", "cluster"),
+        Grant("alter", "cluster"),
+    ],
+    "viewer": [Grant("describe", ANY)],
+    "producer": [Grant("send", "topic")],
+    "consumer": [Grant("consume", "topic"), Grant("consume", "group")],
+}
+"""The built-in roles. Others may be named in rules as they are needed."""
+
+
+class Rights:
+    """The rules that hold for one principal, and what its token is limited to."""
+
+    __slots__ = ("_allows", "_denies", "_scopes")
+
+    def __init__(self, rules: Iterable[Rule], roles: Iterable[str], scopes: Sequence[Grant] = ()) -> None:
+        rules = list(rules)
+        self._denies = [Grant(one.action, one.resource, one.name) for one in rules if one.effect == "deny"]
+        self._allows = [Grant(one.action, one.resource, one.name) for one in rules if one.effect == "allow"]
+        for role in roles:
+            self._allows += ROLES.get(role, ())
+        self._scopes = scopes
+
+    def may(self, action: str, resource: str, name: str) -> bool:
+        if any(_denies(grant, action, resource, name) for grant in self._denies):
+            return False
+        if self._scopes and not any(_allows(grant, action, resource, name) for grant in self._scopes):
+            return False
+        return any(_allows(grant, action, resource, name) for grant in self._allows)
+
+
+def _denies(grant: Grant, action: str, resource: str, name: str) -> bool:
+    return grant.action in (ANY, action) and grant.resource in (ANY, resource) and _matches(grant.name, name)
+
+
+def _allows(grant: Grant, action: str, resource: str, name: str) -> bool:
+    if grant.action in (ANY, "admin") and grant.resource in (ANY, "cluster") and grant.name == ANY:
+        return True
+    if grant.resource not in (ANY, resource) or not _matches(grant.name, name):
+        return False
+    return grant.action in (ANY, "admin", action) or action == "describe"
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith(ANY) else name == pattern
+
+
+def check_grant(grant: Grant) -> None:
+    if grant.action != ANY and grant.action not in ACTIONS:
+        raise BadRequest(f"action {grant.action[:40]!r} is not one of {', '.join(ACTIONS)} or *")
+    if grant.resource != ANY and grant.resource not in RESOURCES:
+        raise BadRequest(f"resource {grant.resource[:40]!r} is not one of {', '.join(RESOURCES)} or *")
+    if grant.resource in (ANY, "cluster") and grant.name != ANY:
+        raise BadRequest(f"a rule for {grant.resource!r} has the name *, since it is for all of it")
+    if not grant.name or ANY in grant.name[:-1]:
+        raise BadRequest(f"name {grant.name[:80]!r}: give a name, a prefix and *, or * for all")
+
+
+def check_rule(rule: Rule) -> None:
+    check_grant(Grant(rule.action, rule.resource, rule.name))
+    if not rule.subject:
+        raise BadRequest("a rule has a subject: a user or token by its name, role:NAME, or * for everyone")
