@@ -65,12 +65,33 @@ def test_a_unit_with_a_delayed_frame_is_known_again_after_a_restart(disk: World)
     asyncio.run(main())
 
 
-def test_a_message_has_a_delay_or_a_dedup_id(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        with pytest.raises(BadRequest, match="both dedup ids and delays"):
-            await bench.send("orders", b"a", dedup_ids=["x"], deliver_at_us=LATER)
+def waiting_once(seq: int) -> list[Outgoing]:
+    """Delayed messages with dedup ids, due in another order than they are sent in."""
+    times, ids = [-90_000_000, -60_000_000, -30_000_000], ["slow", "known", None]
+    frame = encode([b"slow", b"known", b"quick"], dedup_ids=ids, deliver_at_us=times, producer_id=7, producer_seq=seq)
+    return [("orders", 1, frame)]
 
-    world.run(scenario)
+
+def test_delayed_messages_with_dedup_ids_are_told_apart_after_a_restart(disk: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with disk.open(clock) as bench:
+            known = await bench.send("orders", b"known", dedup_ids=["known"])
+            sent = await bench.broker.send(waiting_once(1))
+            assert (sent.firsts, sent.delayed) == ([1], [0])
+            assert sent.repeats == [(0, 1, 1, 0, known.appended_at_us)]
+            await bench.flush()
+        for restart in range(3):
+            async with disk.open(clock) as bench:
+                again = await bench.broker.send(waiting_once(1))
+                assert (again.firsts, again.delayed, again.duplicate, again.repeats) == ([1], [0], True, sent.repeats)
+                other = await bench.send("orders", b"other", dedup_ids=["slow"])
+                assert other.repeats == [(0, 0, 1, ~1, sent.appended_at_us)], restart
+                await deliver(bench, clock)
+        async with disk.open(clock) as bench:
+            assert (await lanes(bench)).keys() == {b"known", b"quick", b"slow"}
+
+    asyncio.run(main())
 
 
 async def prepare(bench: Bench, *frames: bytes) -> None:

@@ -106,8 +106,6 @@ async def test_a_transaction_may_hold_delayed_messages(connect: Any, url: str, t
             await do(tx.send(topic, b"a", dedup_id="x"))
             await do(tx.send(topic, b"later", delay=3600))
             await do(tx.send(topic, b"b"))
-            with pytest.raises(BadRequest, match="not both"):
-                await do(tx.send(topic, b"c", dedup_id="y", delay=1))
         assert [(one.lane, one.seq) for one in tx.receipts if one.lane != "delay"] == [("middle", 0), ("middle", 1)]
         assert tx.receipts[1].lane == "delay"
         assert [message.body for message in await do(mq.browse(topic))] == [b"a", b"b"]
@@ -119,5 +117,38 @@ async def test_a_transaction_may_hold_delayed_messages(connect: Any, url: str, t
         (receipt,) = prepared.receipts
         assert [one.id for one in await do(mq.delayed(topic))] == [receipt.id]
 
-        with pytest.raises(BadRequest, match="both dedup ids and delays"):
-            await do(mq.send(topic, b"x", dedup_id="z", delay=1))
+
+async def test_a_delayed_message_with_a_dedup_id_waits_once(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        first = await do(mq.send(topic, b"x", dedup_id="x", delay=3600))
+        assert first.lane == "delay"
+        assert await do(mq.send(topic, b"x again", dedup_id="x", delay=60)) == first
+        assert await do(mq.send(topic, b"x now", dedup_id="x")) == first
+        many = await do(mq.send_many(topic, [b"y", b"x", b"z"], dedup_ids=["y", "x", None], delays=[60, 60, 30]))
+        assert [one.lane for one in many] == ["delay"] * 3
+        assert many[1] == first
+        async with entered(mq.transaction()) as tx:
+            await do(tx.send(topic, b"y", dedup_id="y", delay=1))
+            await do(tx.send(topic, b"w", dedup_id="w", delay=3600))
+        assert tx.receipts[0] == many[0]
+        async with entered(mq.producer()) as producer:
+            pending = [
+                await do(producer.send(topic, b"w", dedup_id="w", delay=1)),
+                await do(producer.send(topic, b"v", dedup_id="v", delay=1800)),
+            ]
+        assert pending[0].result() == tx.receipts[1]
+        waiting = {one.id for one in await do(mq.delayed(topic))}
+        assert waiting == {first.id, many[0].id, many[2].id, tx.receipts[1].id, pending[1].result().id}
+        assert not await do(mq.browse(topic))
+
+
+async def test_a_purged_topic_forgets_its_dedup_ids(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.send(topic, b"a", dedup_id="a"))
+        later = await do(mq.send(topic, b"b", dedup_id="b", delay=3600))
+        await do(mq.purge(topic, dry_run=True))
+        assert (await do(mq.send(topic, b"a", dedup_id="a"))).seq == 0
+        await do(mq.purge(topic))
+        again = await do(mq.send(topic, b"a anew", dedup_id="a"))
+        assert (again.lane, again.seq) == ("middle", 1)
+        assert await do(mq.send(topic, b"b", dedup_id="b")) == later

@@ -44,6 +44,12 @@ async def test_after_an_error_nothing_is_acknowledged_any_more(tmp_path: Path, c
             await answer.done
     io.clear()
     calls = dict(io.calls)
+    refusals = []
+    for _ in range(2):
+        with pytest.raises(StoreFailed) as caught:
+            store.append([one("a", b"again")], Durability.OS)
+        refusals.append(caught.value)
+    assert refusals[0] is not refusals[1]
     with pytest.raises(StoreFailed, match="takes no more writes"):
         store.append([one("a", b"later")], Durability.OS)
     with pytest.raises(StoreFailed):

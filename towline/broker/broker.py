@@ -421,7 +421,12 @@ class Broker:
 
     async def purge(self, request: ordering.Purge) -> ordering.Purged:
         topic = self._topic(request.topic)
-        return await purge(topic, self.store, self._durability, self._save_snapshots, dry_run=request.dry_run)
+        purged = await purge(topic, self.store, self._durability, self._save_snapshots, dry_run=request.dry_run)
+        if not request.dry_run:
+            # An id stands for a message that is gone: who sends it again means it.
+            self._dedup.forget_topic(request.topic, delayed=False)
+            await self._save_snapshots()
+        return purged
 
     def has_topic(self, name: str) -> bool:
         return name in self._topics

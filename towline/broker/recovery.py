@@ -15,9 +15,11 @@ from towline.broker.scheduling import delay_mark
 from towline.clock import Clock
 from towline.delivery import Dedup, Group, GroupSnapshot, Producers, decode_event, mend, restore, snapshot
 from towline.delivery.dedup import Seen
+from towline.delivery.parcel import Opened, Parcel
 from towline.delivery.producers import ProducersSnapshot
 from towline.errors import StoreDamaged
 from towline.frame import Frame
+from towline.frame.layout import DEDUP
 from towline.model import Durability, GroupConfig, pull_stream
 from towline.store import Chunk, Store
 
@@ -167,22 +169,29 @@ async def recover_producers(
                 producers.remember(frame.producer_id, frame.producer_seq, chunk.first, chunk.appended_at_us)
             dedup.replay(topic, frame, Seen(lane, chunk.first, chunk.appended_at_us), now_us)
     for stream in slots:
-        await _remember_parcels(store, stream, ends.get(stream, 0), producers)
+        async for parcel, at_us in _parcels_since(store, stream, ends.get(stream, 0)):
+            _remember_parcel(parcel, at_us, producers, dedup, now_us)
     dedup.replayed(now_us)
     return producers
 
 
-async def _remember_parcels(store: Store, stream: str, at: int, producers: Producers) -> None:
-    """The frames that went to the schedule, whole or split."""
+async def _parcels_since(store: Store, stream: str, at: int) -> AsyncIterator[tuple[Parcel, int]]:
     end = store.bounds(stream).end
     while at < end:
         read = await store.read(stream, at, READ_COUNT, READ_BYTES)
         for _, parcel, at_us in parcels_in(read, stream):
-            frame = Frame(parcel.frame)
-            if frame.producer_id:
-                first = delay_mark(parcel.first_id)
-                producers.remember(frame.producer_id, frame.producer_seq, first, at_us)
+            yield parcel, at_us
         at = max(read.next, at + 1)
+
+
+def _remember_parcel(parcel: Parcel, at_us: int, producers: Producers, dedup: Dedup, now_us: int) -> None:
+    """A frame that went to the schedule, or what of it went to one slot."""
+    frame = Frame(parcel.frame)
+    if frame.producer_id:
+        producers.remember(frame.producer_id, frame.producer_seq, delay_mark(parcel.first_id), at_us)
+    if frame.flags & DEDUP and not parcel.moved:
+        ids = Opened(parcel).ids(0, parcel.count)
+        dedup.replay_delayed(parcel.topic, frame, (Seen(parcel.lane, delay_mark(one), at_us) for one in ids), now_us)
 
 
 async def _frames_since(store: Store, stream: str, at: int) -> AsyncIterator[Chunk]:

@@ -37,8 +37,6 @@ class Mark(Protocol):
 
 
 NOT_YET: Final = TIMEOUT
-UNJOINED: Final = DEDUP | DELIVER_AT
-"""An id stands for a place on a lane, which a delayed message gets later, or never."""
 NOTHING: Final[Mapping[int, int]] = {}
 
 
@@ -96,12 +94,14 @@ class Sender:
             topics.append(topic)
             lanes.append(_lane(topic, number, frame, mark))
             flags |= frame.flags
-        booking = self._book(outgoing, frames, source) if flags & DELIVER_AT else None
+        screened = self._screen(outgoing, frames) if flags & DEDUP or mark is not None else None
+        stored: Sequence[Frame | None] = frames if screened is None else screened.frames
+        booking = self._book(outgoing, stored, source) if flags & DELIVER_AT else None
         waiting: Mapping[int, int] = booking.firsts if booking is not None else NOTHING
-        placed = self._place(outgoing, lanes, frames, waiting) if flags & DEDUP or mark is not None else None
+        placed = None if screened is None else _place(screened, lanes, [lane for _, lane, _ in outgoing], waiting)
         kept = [
             None if frame is None else Append(lane.stream, frame.data, frame.count, source)
-            for lane, frame in zip(lanes, frames if placed is None else placed.frames, strict=True)
+            for lane, frame in zip(lanes, stored, strict=True)
         ]
         for number in waiting:
             kept[number] = None
@@ -142,35 +142,19 @@ class Sender:
             _when(done, sending.stored)
         return sending.answer
 
-    def _book(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame], source: bytes) -> Booking | None:
+    def _book(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame | None], source: bytes) -> Booking | None:
         """Delayed messages go to the schedule instead of their lanes, unless all of a frame is due by now."""
         delayed = [
             (number, topic, lane, frame)
             for number, ((topic, lane, _), frame) in enumerate(zip(outgoing, frames, strict=True))
-            if frame.flags & DELIVER_AT
+            if frame is not None and frame.flags & DELIVER_AT
         ]
-        return self.scheduler.book(delayed, source)
+        return self.scheduler.book(delayed, source) if delayed else None
 
-    def _place(
-        self,
-        outgoing: Sequence[Outgoing],
-        lanes: Sequence[Lane],
-        frames: Sequence[Frame],
-        waiting: Mapping[int, int],
-    ) -> _Placed:
-        """Take out what came already, and foretell where the rest goes: only the broker appends to lanes. `waiting` are
-        the frames that go to the schedule, and the ids of their first messages."""
+    def _screen(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame]) -> Screened:
+        """Take out what came already."""
         unit = [(topic, frame) for (topic, _, _), frame in zip(outgoing, frames, strict=True)]
-        screened = self._dedup.screen(unit, self.clock.now_us())
-        next_of = {lane.stream: lane.next for lane in lanes}
-        firsts = []
-        for number, (lane, frame) in enumerate(zip(lanes, screened.frames, strict=True)):
-            if number in waiting:
-                firsts.append(waiting[number])
-                continue
-            firsts.append(next_of[lane.stream])
-            next_of[lane.stream] += frame.count if frame is not None else 0
-        return _Placed(screened, firsts, [lane for _, lane, _ in outgoing], sorted(waiting))
+        return self._dedup.screen(unit, self.clock.now_us())
 
     def check(self, data: bytes | memoryview, token: bytes) -> Frame:
         if len(data) > self._max_frame_bytes:
@@ -183,11 +167,6 @@ class Sender:
             raise BadFrame("a producer sends messages, not delivery events")
         if frame.flags & NOT_YET:
             raise BadRequest(f"this broker does not know what the frame asks for (flags {frame.flags & NOT_YET:#x})")
-        if frame.flags & UNJOINED == UNJOINED:
-            raise BadRequest(
-                "a frame has both dedup ids and delays (deliver at), which this broker does not join: send delayed "
-                "messages without dedup ids"
-            )
         if frame.token != token:
             raise Refused("the frame carries another token than its connection")
         return frame
@@ -219,7 +198,7 @@ class Sender:
                 delayed.append(n)
                 firsts.append(delay_mark(one.first))
             else:
-                firsts.append(one.first if one is not None else told[0].seq)
+                firsts.append(one.first if one is not None else max(told[0].seq, 0))
         answer: asyncio.Future[Sent] = asyncio.get_running_loop().create_future()
         answer.set_result(Sent(firsts, at_us, True, list(repeats), delayed))
         return answer
@@ -263,6 +242,20 @@ def _lane(topic: Topic, number: int, frame: Frame, mark: Mark | None) -> Lane:
     if topic.config.shards:
         refuse_joined(topic.config.name, frame, prepared=mark is not None)
     return topic.lane(number)
+
+
+def _place(screened: Screened, lanes: Sequence[Lane], numbers: Sequence[int], waiting: Mapping[int, int]) -> _Placed:
+    """Foretell where what is left of a unit goes: only the broker appends to lanes. `waiting` are the frames that go to
+    the schedule, and the ids of their first messages."""
+    next_of = {lane.stream: lane.next for lane in lanes}
+    firsts = []
+    for number, (lane, frame) in enumerate(zip(lanes, screened.frames, strict=True)):
+        if number in waiting:
+            firsts.append(waiting[number])
+            continue
+        firsts.append(next_of[lane.stream])
+        next_of[lane.stream] += frame.count if frame is not None else 0
+    return _Placed(screened, firsts, numbers, sorted(waiting))
 
 
 def _when(future: asyncio.Future[None], callback: Callable[[asyncio.Future[None]], None]) -> None:
@@ -336,7 +329,7 @@ class _Placed:
         """Once it is appended: the ids that were new, and where their messages are."""
 
     def settle(self, at_us: int) -> tuple[dict[tuple[str, bytes], Seen], list[Repeat]]:
-        return self._screened.placed(self.firsts, self._lanes, at_us)
+        return self._screened.placed(self.firsts, self._lanes, at_us, self._delayed)
 
     def sent(self, appended: Appended) -> Sent:
         foretold = [

@@ -150,7 +150,6 @@ class Client(Transacting):
 
         With a `delay` in seconds, a `deliver_at` (a time with its time zone, or Unix time) or a `delay_level` (a number
         of the broker's table: 1 is 1 s, 18 is 2 h) consumers get it then, not before; the receipt's lane is `delay`.
-        A message has a delay or a `dedup_id`, not both.
 
         In an ordered topic the messages of one `shard_key` (or, without it, of one key) are delivered in order; they
         have neither a delay nor a `dedup_id`.

@@ -11,7 +11,7 @@ from towline.errors import BadRequest, TooLarge
 from towline.model import DELAY, LANES, Priority, Receipt, check_topic
 from towline.protocol.messages import FrameHead
 
-__all__ = ["FRAMES_MAX", "MESSAGES_MAX", "Draft", "places"]
+__all__ = ["FRAMES_MAX", "MESSAGES_MAX", "Draft", "place_before", "places"]
 
 MESSAGES_MAX: Final = 100_000
 FRAMES_MAX: Final = 200
@@ -73,8 +73,6 @@ class Draft:
         lane, packed, named = as_lane(priority), as_body(body), as_headers(headers)
         as_key(key)
         as_dedup_id(dedup_id)
-        if deliver_at_us and dedup_id is not None:
-            raise BadRequest("a message has a delay or a dedup_id, not both")
         place = (check_topic(topic), lane, bool(deliver_at_us))
         # The least that it takes; what was made of it is measured before it is sent.
         size = len(packed) + len(key or "") + len(dedup_id or "")
@@ -135,8 +133,8 @@ class Draft:
         for n, ((topic, lane, _), messages) in enumerate(self._lanes.items()):
             mine = [repeat for repeat in repeats if repeat[0] == n]
             found[messages] = [
-                Receipt(topic, DELAY if n in delayed else LANES[at], seq, when)
-                for at, seq, when in places(lane, firsts[n], len(messages.bodies), at_us, mine)
+                Receipt(topic, at, seq, when)
+                for at, seq, when in places(lane, firsts[n], len(messages.bodies), at_us, mine, delayed=n in delayed)
             ]
         return [found[lane][index] for lane, index in self._places]
 
@@ -149,19 +147,31 @@ def _put(column: list[T | None], value: T | None, count: int) -> None:
 
 
 def places(
-    lane: int, first: int, count: int, at_us: int, repeats: Sequence[tuple[int, int, int, int, int]]
-) -> list[tuple[int, int, int]]:
+    lane: int,
+    first: int,
+    count: int,
+    at_us: int,
+    repeats: Sequence[tuple[int, int, int, int, int]],
+    *,
+    delayed: bool = False,
+) -> list[tuple[str, int, int]]:
     """Lane, sequence number and time of each message of a frame, some of which may have come before."""
+    name = DELAY if delayed else LANES[lane]
     if not repeats:
-        return [(lane, seq, at_us) for seq in range(first, first + count)]
-    before = {index: (at, seq, when) for _, index, at, seq, when in repeats}
-    found: list[tuple[int, int, int]] = []
+        return [(name, seq, at_us) for seq in range(first, first + count)]
+    before = {index: place_before(at, seq, when) for _, index, at, seq, when in repeats}
+    found: list[tuple[str, int, int]] = []
     seq = first
     for index in range(count):
         known = before.get(index)
-        found.append(known or (lane, seq, at_us))
+        found.append(known or (name, seq, at_us))
         seq += known is None
     return found
+
+
+def place_before(lane: int, seq: int, at_us: int) -> tuple[str, int, int]:
+    """Where a message is that came before: below 0 the number is one of a delayed message's."""
+    return (LANES[lane], seq, at_us) if seq >= 0 else (DELAY, ~seq, at_us)
 
 
 def _too_many_bytes(limit: int) -> TooLarge:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from towline.client.connection import Call
-from towline.client.draft import places
+from towline.client.draft import place_before, places
 from towline.client.message import DeadLetter, Message, Page, Section
 from towline.client.outgoing import (
     FRAME_BYTES,
@@ -26,7 +26,6 @@ from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, Conflict, NotFound, ProtocolError, TooLarge
 from towline.model import (
     DELAY,
-    LANES,
     MAX_SHARDS,
     GroupConfig,
     Priority,
@@ -163,8 +162,7 @@ def receipt(name: str, priority: Priority, answer: Answer) -> Receipt:
     if type(answer) is not Sent:
         raise ProtocolError(f"a send was answered by {type(answer).__name__}")
     if answer.repeats:
-        _, _, lane, seq, at_us = answer.repeats[0]
-        return Receipt(name, LANES[lane], seq, at_us)
+        return Receipt(name, *place_before(*answer.repeats[0][2:]))
     return Receipt(name, DELAY if answer.delayed else priority, answer.firsts[0], answer.appended_at_us)
 
 
@@ -214,8 +212,9 @@ def _sent(lane: int, call: Call, count: int) -> Flow[list[Run]]:
     answer = yield from _ask(call.request, Sent, call)
     if not answer.repeats:
         return [Run(answer.firsts[0], count, answer.appended_at_us, DELAY if answer.delayed else None)]
-    found = places(lane, answer.firsts[0], count, answer.appended_at_us, answer.repeats)
-    return [Run(seq, 1, at_us, LANES[at]) for at, seq, at_us in found]
+    delayed = bool(answer.delayed)
+    found = places(lane, answer.firsts[0], count, answer.appended_at_us, answer.repeats, delayed=delayed)
+    return [Run(seq, 1, at_us, at) for at, seq, at_us in found]
 
 
 class Columns:

@@ -12,7 +12,7 @@ import msgspec
 from towline.client.outgoing import Sender
 from towline.errors import Timeout, TowlineError, from_code
 from towline.frame import Frame
-from towline.model import DELAY, LANES, Receipt, lane_name
+from towline.model import DELAY, Receipt, lane_name
 
 __all__ = ["Parcel", "Pending", "call_back", "with_origins"]
 
@@ -75,7 +75,7 @@ class Parcel:
         self.frame = b""
         self.first = -1
         self.appended_at_us = 0
-        self.places: list[tuple[int, int, int]] | None = None
+        self.places: list[tuple[str, int, int]] | None = None
         """Lane, number and time of each message, if some of them came before, by their dedup ids."""
         self.done = False
         self.error: TowlineError | None = None
@@ -192,7 +192,7 @@ class Parcel:
             raise from_code(self.error.code, str(self.error))
         if self.places is not None:
             lane, seq, at_us = self.places[index]
-            return Receipt(self.topic, LANES[lane], seq, at_us)
+            return Receipt(self.topic, lane, seq, at_us)
         name = DELAY if self.delayed else lane_name(self.lane, self.shards)
         return Receipt(self.topic, name, self.first + index if self.first >= 0 else -1, self.appended_at_us)
 

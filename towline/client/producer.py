@@ -126,7 +126,7 @@ class Shipping:
                 assert isinstance(answer, Sent)
                 if answer.repeats:
                     about = (answer.firsts[0], parcel.count, answer.appended_at_us, answer.repeats)
-                    parcel.places = places(parcel.lane, *about)
+                    parcel.places = places(parcel.lane, *about, delayed=bool(answer.delayed))
                 accumulator.sent(parcel, answer.firsts[0], answer.appended_at_us, now, delayed=bool(answer.delayed))
                 ended.append(parcel)
         return with_origins(ended)

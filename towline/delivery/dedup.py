@@ -7,7 +7,7 @@ the oldest are forgotten before their time.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from towline.errors import BadRequest, TooLarge
@@ -28,6 +28,7 @@ class Seen(NamedTuple):
 
     lane: int
     seq: int
+    """Below 0 it is a delayed message: `~seq` is its number in the schedule."""
     at_us: int
 
 
@@ -58,9 +59,16 @@ class Screened:
     def has_repeats(self) -> bool:
         return bool(self.seen or self.twins)
 
-    def placed(self, firsts: Sequence[int], lanes: Sequence[int], at_us: int) -> tuple[dict[Key, Seen], list[Repeat]]:
-        """Where everything is, once it is known where each frame begins: what to remember, and what is a repeat."""
+    def placed(
+        self, firsts: Sequence[int], lanes: Sequence[int], at_us: int, delayed: Sequence[int] = ()
+    ) -> tuple[dict[Key, Seen], list[Repeat]]:
+        """Where everything is, once it is known where each frame begins: what to remember, and what is a repeat.
+        `delayed` are the numbers of the frames that wait for their time."""
         new = {key: Seen(lanes[n], firsts[n] + place, at_us) for key, (n, place) in self.fresh.items()}
+        if delayed:
+            for key, (n, place) in self.fresh.items():
+                if n in delayed:
+                    new[key] = Seen(lanes[n], ~(firsts[n] + place), at_us)
         repeats = [Repeat(n, index, *seen) for n, index, seen in self.seen]
         repeats += [Repeat(n, index, *new[key]) for n, index, key in self.twins]
         return new, sorted(repeats)
@@ -91,9 +99,9 @@ class Dedup:
             if self._seen.get(key) == seen:
                 del self._seen[key]
 
-    def forget_topic(self, topic: str) -> None:
-        """The topic is gone, with its messages."""
-        for key in [key for key in self._seen if key[0] == topic]:
+    def forget_topic(self, topic: str, *, delayed: bool = True) -> None:
+        """The messages of the topic are gone; those that were delayed as well, or not."""
+        for key in [key for key, seen in self._seen.items() if key[0] == topic and (delayed or seen.seq >= 0)]:
             del self._seen[key]
 
     def _forget_old(self, now_us: int) -> None:
@@ -137,7 +145,7 @@ class Dedup:
         for index, dedup_id in enumerate(dedup_ids_of(topic, frame)):
             seen = self.find(topic, dedup_id, now_us) if dedup_id else None
             if here is not None and (seen is None or seen[:2] == here[:2]):
-                here = here._replace(seq=here.seq + 1)
+                here = here._replace(seq=here.seq + (1 if here.seq >= 0 else -1))
             elif seen is not None:
                 repeats.append(Repeat(n, index, *seen))
             else:
@@ -153,6 +161,13 @@ class Dedup:
         for place, dedup_id in enumerate(frame.texts(DEDUP) or []):
             if dedup_id and self.find(topic, dedup_id, first.at_us) is None:
                 self._seen[topic, dedup_id] = first._replace(seq=first.seq + place)
+
+    def replay_delayed(self, topic: str, frame: Frame, places: Iterable[Seen], now_us: int) -> None:
+        """A delayed frame, or what went to one slot of it, and where each of its messages was put."""
+        for place, dedup_id in zip(places, frame.texts(DEDUP) or [], strict=False):
+            known = not dedup_id or self.find(topic, dedup_id, place.at_us) is not None
+            if not known and place.at_us > now_us - self._window_us:
+                self._seen[topic, dedup_id] = place
 
     def replayed(self, now_us: int) -> None:
         """All stored frames have been met: lanes were gone through one after another, time goes through all of them."""

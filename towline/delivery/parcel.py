@@ -19,6 +19,7 @@ from towline.clock import SECOND_US
 from towline.delivery.wheel import Place, place_of, span_end_us
 from towline.errors import BadRequest
 from towline.frame import Frame, Piece, encode_events, gather
+from towline.frame.layout import DEDUP
 
 __all__ = [
     "Opened",
@@ -187,13 +188,13 @@ def join(
 
 def ready(pieces: Sequence[tuple[Opened, int, int]]) -> bytes:
     """Messages of parcels of the same origin and token as a frame for their lane: in the order of their times, which it
-    does not carry any more."""
+    does not carry any more. Nor does it carry dedup ids: they are known from when the messages were sent."""
     order = None
     if len(pieces) > 1:
         times = list(chain.from_iterable(one.times[start:stop] for one, start, stop in pieces))
         if times != sorted(times):
             order = sorted(range(len(times)), key=times.__getitem__)
-    return gather([Piece(one.frame, start, stop) for one, start, stop in pieces], order=order)
+    return gather([Piece(one.frame, start, stop) for one, start, stop in pieces], order=order, without=DEDUP)
 
 
 def _in_order(

@@ -30,16 +30,18 @@ def gather(
     order: Sequence[int] | None = None,
     deliver_at_us: Sequence[int] | None = None,
     producer: tuple[int, int] = (0, 0),
+    without: int = 0,
 ) -> bytes:
     """A frame of all messages of `pieces`, which have the same token; in another `order` if that is given: the place of
     each message among all of them. The deliver-at column is what is given here, in the new order, or absent. `producer`
-    is the producer's id and number: none, unless it is still the very frame that the producer sent."""
+    is the producer's id and number: none, unless it is still the very frame that the producer sent. The columns whose
+    flags are in `without` are left out."""
     if len(pieces) == 1 and order is None:
-        return _cut(pieces[0], deliver_at_us, producer)
+        return _cut(pieces[0], deliver_at_us, producer, without)
     count = sum(piece.stop - piece.start for piece in pieces) if order is None else len(order)
     flags = 0
     for piece in pieces:
-        flags |= piece.frame.flags
+        flags |= piece.frame.flags & ~without
     parts: list[bytes] = []
     for flag in texts_in(flags):
         values: list[bytes] = []
@@ -68,13 +70,13 @@ def gather(
     return assemble(parts, kept, count, (*producer, max(produced), *expiry), token=first.token, compress=compress)
 
 
-def _cut(piece: Piece, deliver_at_us: Sequence[int] | None, producer: tuple[int, int]) -> bytes:
+def _cut(piece: Piece, deliver_at_us: Sequence[int] | None, producer: tuple[int, int], without: int) -> bytes:
     """The messages of one piece, in their order: made of slices."""
     frame, start, stop = piece
     parts: list[bytes | memoryview] = []
-    for flag in texts_in(frame.flags):
+    for flag in texts_in(frame.flags & ~without):
         parts += text_slices(frame, flag, start, stop)
-    flags = frame.flags & 0xFF & ~DELIVER_AT | (0 if deliver_at_us is None else DELIVER_AT)
+    flags = frame.flags & 0xFF & ~without & ~DELIVER_AT | (0 if deliver_at_us is None else DELIVER_AT)
     for flag in numbers_in(flags):
         if flag == DELIVER_AT:
             assert deliver_at_us is not None, "the flag stands for it"

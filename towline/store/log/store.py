@@ -161,7 +161,7 @@ class LogStore:
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
         writer = self._writer
         if writer.failure is not None:
-            raise writer.failure
+            raise writer.refusal()
         self._check_open()
         done: asyncio.Future[None] = self._loop.create_future()
         if not unit:
@@ -278,7 +278,7 @@ class LogStore:
     async def trim(self, stream: str, before: int) -> None:
         self._check_open()
         if self._writer.failure is not None:
-            raise self._writer.failure
+            raise self._writer.refusal()
         found = self._streams.get(stream)
         before = 0 if found is None else min(before, found.next)
         if found is None or before <= found.first:

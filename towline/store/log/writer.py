@@ -91,7 +91,12 @@ class Writer:
             reason = f"{getattr(error, 'strerror', None) or error!r}" + (f" (errno {number})" if number else "")
             self.failure = StoreFailed(f"writing {place} failed: {reason}. The store takes no more writes")
             _log.critical("%s", self.failure)
-        return self.failure
+        return self.refusal()
+
+    def refusal(self) -> StoreFailed:
+        """Why nothing is written any more. A new one each time: an exception that is raised again and again grows with
+        every time, and whoever adds a note to it adds it for all."""
+        return StoreFailed(str(self.failure))
 
     def stop(self) -> None:
         """End the thread, once all has been written."""
@@ -146,7 +151,7 @@ class Writer:
         self.queued_bytes -= sum([unit.length for unit in units])
         if self.failure is not None:
             for unit in units:
-                fail(unit.done, self.failure)
+                fail(unit.done, self.refusal())
             return
         if synced:
             last = units[-1]
