@@ -13,6 +13,7 @@
     ├── QueueFull               the store is at its capacity (retriable)
     │   └── DiskFull            the disk under the store has no room left (retriable)
     ├── StoreFailed             the store failed and takes no more writes until the broker restarts
+    │   └── OwnershipLost       another broker owns these topics by now (retriable)
     ├── StoreLocked             another broker has the store's folder open
     ├── StoreDamaged            a stored range cannot be read because its bytes are damaged
     ├── Unavailable             the broker cannot be reached, or is shutting down (retriable)
@@ -37,6 +38,7 @@ __all__ = [
     "DiskFull",
     "LeaseLost",
     "NotFound",
+    "OwnershipLost",
     "ProtocolError",
     "QueueFull",
     "Refused",
@@ -133,6 +135,13 @@ class StoreFailed(TowlineError):
     """The store failed and takes no more writes. Look at the broker's log, mend the disk and restart the broker."""
 
     code = "store-failed"
+
+
+class OwnershipLost(StoreFailed):
+    """Another broker owns these topics by now."""
+
+    code = "ownership-lost"
+    retriable = True
 
 
 class StoreLocked(TowlineError):

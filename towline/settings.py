@@ -28,7 +28,19 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Every field can be given as a flag (`--max-frame-bytes`), in the environment (`TOWLINE_MAX_FRAME_BYTES`) or in a
     TOML file (`max_frame_bytes = …`); the first of these that names it wins."""
 
-    store: Annotated[str, _help("Where messages are kept: `memory:` or `file:DIR`.")] = "file:./data"
+    store: Annotated[
+        str, _help("Where messages are kept: `memory:`, `file:DIR` or `mysql://USER@HOST:PORT/DATABASE`.")
+    ] = "file:./data"
+    store_password_file: Annotated[str, _help("A file that holds the database's password (mysql store).")] = ""
+    store_tls_ca: Annotated[
+        str, _help("Certificates (PEM) to check the database's with; its connections are encrypted then (mysql store).")
+    ] = ""
+    store_wait_s: Annotated[
+        float,
+        _help(
+            "How long a request waits for a database that does not answer, before it is refused (mysql store).", ge=0
+        ),
+    ] = 10.0
     listen: Annotated[str, _help("HOST:PORT to listen on; port 0 takes a free one.")] = "127.0.0.1:7400"
     name: Annotated[str, _help("The broker's name in logs and answers.", max_length=50)] = "towline"
     durability: Annotated[

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.sql.server import new_database
 from towline.broker.broker import Broker
 from towline.broker.member import Member
 from towline.broker.opening import open_store
@@ -86,7 +87,10 @@ class World:
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
         self.folder = folder
-        self.store_url = "memory:" if kind == "memory" else f"file:{folder / 'data'}"
+        if kind == "sql":
+            self.store_url = new_database()
+        else:
+            self.store_url = "memory:" if kind == "memory" else f"file:{folder / 'data'}"
 
     def settings(self, **given: Any) -> BrokerSettings:
         fields: dict[str, Any] = {
@@ -116,7 +120,7 @@ class World:
         asyncio.run(main())
 
 
-@pytest.fixture(params=["memory", "log"])
+@pytest.fixture(params=["memory", "log", "sql"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     return World(request.param, tmp_path)
 

@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
+
+from tests.sql.server import new_database
 from towline.clock import ManualClock
 from towline.frame import Frame, encode
 from towline.model import Durability
@@ -67,10 +70,27 @@ class LogStores(Stores):
         return await LogStore.open(self.folder, settings, clock=self.clock)
 
 
-KINDS = ["memory", "log"]
+class SqlStores(Stores):
+    durable = True
+    coarseness_bytes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.url = new_database()
+
+    async def make(self) -> Store:
+        from towline.store.sql import open_sql, parse_url
+
+        settings = msgspec.structs.replace(parse_url(self.url), queue_bytes=LIMIT_BYTES, cache_bytes=200_000)
+        return await open_sql(settings, owner="test", clock=self.clock)
+
+
+KINDS = ["memory", "log", "sql"]
 
 
 def make_stores(kind: str, folder: Path) -> Stores:
+    if kind == "sql":
+        return SqlStores()
     return LogStores(folder) if kind == "log" else MemoryStores()
 
 

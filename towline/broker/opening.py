@@ -27,8 +27,26 @@ async def open_store(settings: BrokerSettings) -> Store:
             raise StoreFailed(
                 f"the folder {folder} cannot be opened: {error.strerror or error}{_advice(error)}"
             ) from None
+    if scheme == "mysql":
+        return await _open_sql(settings)
     hint = f"; for a folder: file:{settings.store}" if settings.store.startswith((".", "/", "~")) else ""
-    raise BadRequest(f"store {settings.store!r}: write memory: or file:DIR{hint}")
+    raise BadRequest(f"store {settings.store!r}: write memory:, file:DIR or mysql://USER@HOST:PORT/DATABASE{hint}")
+
+
+async def _open_sql(settings: BrokerSettings) -> Store:
+    try:
+        from towline.store.sql import open_sql, parse_url
+    except ImportError as error:
+        raise BadRequest(f"the SQL store needs more packages ({error.name}): pip install 'towline[sql]'") from None
+    database = parse_url(
+        settings.store,
+        password_file=settings.store_password_file,
+        tls_ca=settings.store_tls_ca,
+        wait_s=settings.store_wait_s,
+    )
+    return await open_sql(
+        database, owner=settings.name, address=settings.listen, max_frame_bytes=settings.max_frame_bytes
+    )
 
 
 def _advice(error: OSError) -> str:

@@ -1,0 +1,257 @@
+"""Connections to a database: opened on one of its hosts, made ready, and kept for the next reader."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import asyncmy
+from asyncmy.constants.CLIENT import FOUND_ROWS
+from sqlalchemy.dialects import mysql
+from sqlalchemy.sql import ClauseElement
+
+from towline.errors import Closed, TowlineError
+from towline.store.sql.faults import Fault, classify, explain, in_words
+from towline.store.sql.settings import SqlSettings
+
+__all__ = ["Connection", "Database"]
+
+log = logging.getLogger("towline.store")
+
+T = TypeVar("T")
+
+_DIALECT: Final = mysql.dialect(paramstyle="format")
+_READY: Final = (
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00'",
+    "SET SESSION innodb_lock_wait_timeout = 5",
+)
+_CONNECT_S: Final = 5
+_READ_PAUSE_S: Final = 0.2
+
+
+class _Compiled(NamedTuple):
+    text: str
+    names: Sequence[str]
+    defaults: Mapping[str, Any]
+
+
+_COMPILED: dict[int, tuple[ClauseElement, _Compiled]] = {}
+_COMPILED_MAX: Final = 10_000
+
+
+def _compiled(statement: ClauseElement) -> _Compiled:
+    """The text of a statement, worked out once for each. The statement is kept too, so that its id stays its own."""
+    known = _COMPILED.get(id(statement))
+    if known is None:
+        made = statement.compile(dialect=_DIALECT)
+        text = str(made)
+        names = getattr(made, "positiontup", None) or ()
+        known = (statement, _Compiled(text, names, getattr(made, "params", {})))
+        if len(_COMPILED) >= _COMPILED_MAX:
+            _COMPILED.clear()
+        _COMPILED[id(statement)] = known
+    return known[1]
+
+
+class Connection:
+    """One connection. Any error but a refused statement leaves it unusable: drop it."""
+
+    def __init__(self, raw: Any, answer_s: float, host: tuple[str, int]) -> None:
+        self._raw = raw
+        self._answer_s = answer_s
+        self.host = host
+
+    async def send(self, text: str | bytes) -> int:
+        """Run a statement as it stands; the number of rows it met."""
+        async with asyncio.timeout(self._answer_s):
+            return int(await self._raw.query(text))
+
+    async def run(self, statement: ClauseElement, **values: Any) -> int:
+        """Run a statement; the number of rows it met."""
+        async with asyncio.timeout(self._answer_s):
+            return int(await self._cursor_run(self._raw.cursor(), statement, values))
+
+    async def rows(self, statement: ClauseElement, **values: Any) -> Sequence[tuple[Any, ...]]:
+        async with asyncio.timeout(self._answer_s):
+            cursor = self._raw.cursor()
+            await self._cursor_run(cursor, statement, values)
+            return await cursor.fetchall()  # type: ignore[no-any-return]
+
+    async def _cursor_run(self, cursor: Any, statement: ClauseElement, values: Mapping[str, Any]) -> int:
+        text, names, defaults = _compiled(statement)
+        return await cursor.execute(text, [values.get(name, defaults.get(name)) for name in names])  # type: ignore[no-any-return]
+
+    async def begin(self) -> None:
+        await self.send("BEGIN")
+
+    async def commit(self) -> None:
+        await self.send("COMMIT")
+
+    async def rollback(self) -> None:
+        await self.send("ROLLBACK")
+
+    async def close(self) -> None:
+        """Say good-bye."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(1):
+                await self._raw.ensure_closed()
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of it without a word: its server may not answer any more."""
+        with contextlib.suppress(Exception):
+            self._raw.close()
+
+
+class Database:
+    """A database on one or more hosts. The host in use stays in use until it fails, so that what was written can be
+    read; then it is the next one's turn."""
+
+    def __init__(self, settings: SqlSettings) -> None:
+        self.settings = settings
+        self.label = settings.label
+        self.galera = False
+        self.tidb = False
+        self.version = ""
+        self._tls = settings.tls()
+        self._host = 0
+        self._idle: list[Connection] = []
+        self._room = asyncio.Semaphore(settings.readers)
+        self._closed = False
+
+    async def connect(self) -> Connection:
+        """A connection to the host in use, or to the next one that answers. Raises what the last one said."""
+        problem: BaseException = ConnectionError("no host")
+        for _ in self.settings.hosts:
+            index = self._host
+            try:
+                return await self._connect(self.settings.hosts[index])
+            except Exception as error:
+                if classify(error) is Fault.FINAL:
+                    raise
+                problem = error
+                self.leave(index)
+        raise problem
+
+    def leave(self, index: int | None = None) -> None:
+        """Try another host next time."""
+        if index is None or index == self._host:
+            self._host = (self._host + 1) % len(self.settings.hosts)
+            while self._idle:
+                self._idle.pop().drop()
+
+    def left(self, connection: Connection) -> None:
+        """This connection failed: its host may be gone."""
+        connection.drop()
+        if connection.host == self.settings.hosts[self._host]:
+            self.leave()
+
+    async def _connect(self, host: tuple[str, int]) -> Connection:
+        settings = self.settings
+        async with asyncio.timeout(_CONNECT_S):
+            raw = await asyncmy.connect(
+                host=host[0],
+                port=host[1],
+                user=settings.user,
+                password=settings.password,
+                database=settings.database,
+                charset="utf8mb4",
+                autocommit=True,
+                binary_prefix=True,
+                client_flag=FOUND_ROWS,
+                connect_timeout=_CONNECT_S,
+                ssl=self._tls,
+                program_name="towline",
+            )
+        connection = Connection(raw, settings.answer_s, host)
+        try:
+            await self._make_ready(connection)
+        except BaseException:
+            connection.drop()
+            raise
+        return connection
+
+    async def _make_ready(self, connection: Connection) -> None:
+        if not self.version:
+            await connection.send("SELECT VERSION()")
+            self.version = str((await self._fetch(connection, "SELECT VERSION()"))[0][0])
+            self.tidb = "tidb" in self.version.lower()
+            found = await self._fetch(connection, "SHOW VARIABLES LIKE 'wsrep_on'")
+            self.galera = bool(found) and str(found[0][1]).upper() in {"ON", "1"}
+        for text in _READY:
+            await connection.send(text)
+        if self.galera:
+            # A read must see what was written through another node before it.
+            await connection.send("SET SESSION wsrep_sync_wait = 1")
+
+    @staticmethod
+    async def _fetch(connection: Connection, text: str) -> Sequence[tuple[Any, ...]]:
+        cursor = connection._raw.cursor()
+        await cursor.execute(text)
+        return await cursor.fetchall()  # type: ignore[no-any-return]
+
+    async def variables(self) -> dict[str, str]:
+        """The settings of the server, by name."""
+
+        async def ask(connection: Connection) -> dict[str, str]:
+            return {str(name): str(value) for name, value in await self._fetch(connection, "SHOW VARIABLES")}
+
+        return await self.reading(ask)
+
+    @contextlib.asynccontextmanager
+    async def borrow(self) -> AsyncIterator[Connection]:
+        """A connection for one transaction, or for statements that are one each. After an error it is not used again,
+        unless the error says that the transaction was rolled back."""
+        async with self._room:
+            if self._closed:
+                raise Closed(f"the store in {self.label} was closed")
+            connection = self._idle.pop() if self._idle else await self.connect()
+            try:
+                yield connection
+            except TowlineError:
+                self._give_back(connection)
+                raise
+            except Exception as error:
+                if classify(error) in {Fault.AGAIN, Fault.FULL}:
+                    with contextlib.suppress(Exception):
+                        await connection.rollback()
+                        self._give_back(connection)
+                    raise
+                self.left(connection)
+                raise
+            except BaseException:
+                connection.drop()
+                raise
+            else:
+                self._give_back(connection)
+
+    def _give_back(self, connection: Connection) -> None:
+        if self._closed or connection.host != self.settings.hosts[self._host]:
+            connection.drop()
+        else:
+            self._idle.append(connection)
+
+    async def reading(self, what: Callable[[Connection], Awaitable[T]]) -> T:
+        """Do something that may be done again: on another connection when one fails, until the patience ends."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.settings.wait_s
+        while True:
+            try:
+                async with self.borrow() as connection:
+                    return await what(connection)
+            except TowlineError:
+                raise
+            except Exception as error:
+                if classify(error) not in {Fault.AGAIN, Fault.ELSEWHERE} or loop.time() >= deadline:
+                    raise explain(error, self.label) from error
+                log.debug("the database %s is asked again: %s", self.label, in_words(error))
+                await asyncio.sleep(_READ_PAUSE_S)
+
+    async def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().close()

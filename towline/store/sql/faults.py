@@ -1,0 +1,114 @@
+"""What an error of the database means: try the same again, try it on another connection, or give up.
+
+Whole transactions are tried again, never single statements. Whether a transaction whose COMMIT got no answer took place
+is found out by its unit's number, see `ownership`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from asyncmy.errors import MySQLError
+
+from towline.errors import BadRequest, DiskFull, Refused, StoreFailed, TowlineError, Unavailable
+
+__all__ = ["Fault", "classify", "code_of", "explain", "in_words"]
+
+_AGAIN: Final = {
+    1020: "a row changed since it was read",
+    1180: "a commit failed",
+    1205: "waited too long for a lock",
+    1213: "deadlock, or refused by the other nodes of the cluster",
+    1317: "the statement was interrupted",
+    8002: "TiDB: a conflict found at commit",
+    8022: "TiDB: the commit failed and may be tried again",
+    8028: "TiDB: the schema changed meanwhile",
+    9007: "TiDB: a conflict of writers",
+}
+_ELSEWHERE: Final = {
+    1040: "too many connections",
+    1043: "the handshake failed",
+    1047: "the node is not part of the cluster at the moment",
+    1053: "the server is shutting down",
+    1077: "the server was shut down",
+    1159: "the server could not read in time",
+    1160: "the server could not write",
+    1161: "the server could not write in time",
+    1203: "too many connections of this user",
+    1290: "the server only reads at the moment",
+    1792: "the server only reads at the moment",
+    1836: "the server only reads at the moment",
+    1927: "the connection was killed",
+    2002: "cannot connect",
+    2003: "cannot connect",
+    2006: "the server has gone away",
+    2013: "the connection was lost",
+    2014: "the connection is out of step",
+    2055: "the connection was lost",
+    3024: "the statement took too long",
+    9001: "TiDB: its timestamps cannot be had",
+    9002: "TiDB: a storage node does not answer",
+    9005: "TiDB: a region is not available",
+}
+_FULL: Final = {3, 28, 1021, 1041, 1114}
+_LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698}
+
+
+class Fault(enum.Enum):
+    AGAIN = "again"
+    """The transaction was rolled back: do it again."""
+    ELSEWHERE = "elsewhere"
+    """The connection is of no more use, and what became of its transaction is not known."""
+    FULL = "full"
+    """The database has no room; it may have again later."""
+    LOGIN = "login"
+    """The database does not let us in."""
+    FINAL = "final"
+    """Trying again would not help."""
+
+
+def code_of(error: BaseException) -> int:
+    """The number of an error of the database, 0 if it has none."""
+    if isinstance(error, MySQLError) and error.args and isinstance(error.args[0], int):
+        return error.args[0]
+    return 0
+
+
+def classify(error: BaseException) -> Fault:
+    code = code_of(error)
+    if code in _AGAIN:
+        return Fault.AGAIN
+    if code in _FULL:
+        return Fault.FULL
+    if code in _LOGIN:
+        return Fault.LOGIN
+    if code in _ELSEWHERE or isinstance(error, (OSError, EOFError, TimeoutError)):
+        return Fault.ELSEWHERE
+    if isinstance(error, MySQLError) and not code:
+        return Fault.ELSEWHERE
+    return Fault.FINAL
+
+
+def in_words(error: BaseException) -> str:
+    code = code_of(error)
+    known = _AGAIN.get(code) or _ELSEWHERE.get(code)
+    said = str(error.args[1]) if code and len(error.args) > 1 else f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"{known or 'error'} ({code}: {said})" if code else said
+
+
+def explain(error: BaseException, label: str) -> TowlineError:
+    """The same error as ours."""
+    if isinstance(error, TowlineError):
+        return error
+    match classify(error):
+        case Fault.FULL:
+            return DiskFull(f"the database {label} has no room: {in_words(error)}. Free some, or shorten the retention")
+        case Fault.LOGIN if code_of(error) == 1049:
+            return BadRequest(f"the database {label} does not exist: create it first, or correct the name")
+        case Fault.LOGIN:
+            return Refused(f"the database {label} refuses to let the broker in: {in_words(error)}")
+        case Fault.FINAL:
+            return StoreFailed(f"the database {label} failed: {in_words(error)}")
+        case _:
+            return Unavailable(f"the database {label} cannot be used at the moment: {in_words(error)}. Try again later")

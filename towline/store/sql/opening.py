@@ -1,0 +1,51 @@
+"""From settings to an open store, for a broker that is alone on its database."""
+
+from __future__ import annotations
+
+from towline.clock import SYSTEM, Clock
+from towline.errors import TowlineError
+from towline.store.sql.checks import check_server
+from towline.store.sql.database import Database
+from towline.store.sql.faults import explain
+from towline.store.sql.ownership import MAIN, Ownership
+from towline.store.sql.schema import prepare
+from towline.store.sql.settings import SqlSettings
+from towline.store.sql.store import SqlStore
+
+__all__ = ["open_sql", "prepare_database"]
+
+
+async def prepare_database(settings: SqlSettings, *, max_frame_bytes: int = 0) -> Database:
+    """Connect, look at the server's settings, and make the tables that are missing."""
+    database = Database(settings)
+    try:
+        connection = await database.connect()
+    except TowlineError:
+        raise
+    except Exception as error:
+        raise explain(error, database.label) from None
+    await connection.close()
+    await check_server(database, max_frame_bytes)
+    await prepare(database)
+    return database
+
+
+class _OwnStore(SqlStore):
+    """A store with a database of its own, which it closes."""
+
+    async def close(self, heir: str = "") -> None:
+        await super().close(heir)
+        await self.database.close()
+
+
+async def open_sql(
+    settings: SqlSettings, *, owner: str, address: str = "", max_frame_bytes: int = 0, clock: Clock = SYSTEM
+) -> SqlStore:
+    """Open the realm `main`. A broker that was killed just now keeps it until its lease ends: that is waited for."""
+    database = await prepare_database(settings, max_frame_bytes=max_frame_bytes)
+    try:
+        lease = await Ownership(database, owner, address).wait_for(MAIN, 2 * settings.lease_s)
+        return await _OwnStore.open(database, lease, clock=clock)
+    except BaseException:
+        await database.close()
+        raise

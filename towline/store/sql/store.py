@@ -1,0 +1,288 @@
+"""The SQL store: the streams of one realm in a database. See the package's docstring for how they are laid out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from sqlalchemy import bindparam, select
+
+from towline.clock import SYSTEM, Clock
+from towline.errors import BadName, Closed, QueueFull, TooLarge, TowlineError
+from towline.model import Durability
+from towline.store.spi import Append, Appended, Bounds, Read, Trimmed
+from towline.store.sql import tables
+from towline.store.sql.cache import FrameCache
+from towline.store.sql.database import Connection, Database
+from towline.store.sql.describe import Describe, describe
+from towline.store.sql.job import Job, Trim
+from towline.store.sql.ownership import Lease, release
+from towline.store.sql.reading import FrameReader
+from towline.store.sql.rows import literal, text_literal
+from towline.store.sql.streams import Stream, Streams
+from towline.store.sql.trimming import Sweeper, freed_by, plan
+from towline.store.sql.writer import Writer
+
+__all__ = ["SqlStore"]
+
+log = logging.getLogger("towline.store")
+
+_UNIT_FRAMES_MAX: Final = 65_535
+_PACKET_SPARE: Final = 64 << 10
+_CLOSE_S: Final = 15.0
+_DOCUMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,199}")
+
+_STREAMS = (
+    select(
+        tables.stream.c.id,
+        tables.stream.c.name,
+        tables.stream.c.first_seq,
+        tables.stream.c.next_seq,
+        tables.stream.c.size_bytes,
+        tables.stream.c.swept_seq,
+    )
+    .where(tables.stream.c.realm_id == bindparam("realm_id"))
+    .order_by(tables.stream.c.id)
+)
+_REALM = select(tables.realm.c.last_unit, tables.realm.c.last_us).where(tables.realm.c.id == bindparam("realm_id"))
+_LOAD = select(tables.document.c.body).where(
+    tables.document.c.realm_id == bindparam("realm_id"), tables.document.c.name == bindparam("document")
+)
+
+
+class SqlStore:
+    """Keeps the streams of a realm that is leased to us. Made by `open`; used from the event loop it was opened on."""
+
+    def __init__(
+        self, database: Database, lease: Lease, clock: Clock, *, last_unit: int, last_us: int, describe: Describe
+    ) -> None:
+        self.database = database
+        self.lease = lease
+        self._clock = clock
+        self._describe = describe
+        self._streams = Streams(lease.realm_id)
+        self._cache = FrameCache(database.settings.cache_bytes)
+        self._reader = FrameReader(database, self._cache)
+        self._writer = Writer(database, lease, last_unit=last_unit, publish=self._publish)
+        self._sweeper = Sweeper(database)
+        self._trimming = asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._serial = last_unit << 16
+        self._at_us = self._writer.last_us = last_us
+        self._row_max = 16 << 20
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, database: Database, lease: Lease, *, clock: Clock = SYSTEM, describe: Describe = describe
+    ) -> SqlStore:
+        """Open the realm of a lease; from now on the store keeps the lease alive."""
+
+        async def look(connection: Connection) -> tuple[Sequence[tuple[int, ...]], Sequence[tuple[object, ...]]]:
+            return await connection.rows(_REALM, realm_id=lease.realm_id), await connection.rows(
+                _STREAMS, realm_id=lease.realm_id
+            )
+
+        realms, streams = await database.reading(look)
+        last_unit, last_us = realms[0]
+        store = cls(database, lease, clock, last_unit=last_unit, last_us=last_us, describe=describe)
+        store._row_max = int((await database.variables()).get("max_allowed_packet", 16 << 20)) - _PACKET_SPARE
+        for number, name, first, end, size_bytes, swept in streams:
+            stream = Stream(number, name, first, end, size_bytes)  # type: ignore[arg-type]
+            stream.swept = swept  # type: ignore[assignment]
+            store._streams.add(stream)
+            if stream.messages is not None:
+                store._writer.knows(stream.messages)
+            store._sweeper.sweep(stream)
+        return store
+
+    @property
+    def lost(self) -> asyncio.Future[None]:
+        """Done when the store takes no more writes: another broker owns the realm, or the database failed for good."""
+        return self._writer.lost
+
+    @property
+    def failure(self) -> TowlineError | None:
+        return self._writer.failure
+
+    # --- append -------------------------------------------------------------------------------------------------------
+
+    def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
+        self._check_writable()
+        done: asyncio.Future[None] = self._loop.create_future()
+        job = Job(done)
+        if unit:
+            self._check_room(unit)
+            firsts = self._number(job, unit)
+        else:
+            firsts = ()
+        if durability is Durability.RECEIVED and unit:
+            done.set_result(None)
+        self._writer.submit(job)
+        return Appended(firsts, self._at_us, done)
+
+    def _number(self, job: Job, unit: Sequence[Append]) -> tuple[int, ...]:
+        at_us = self._at_us = self._writer.last_us = max(self._clock.now_us(), self._at_us)
+        firsts = []
+        for append in unit:
+            stream = self._streams.get(append.stream) or self._streams.make(append.stream)
+            self._serial += 1
+            firsts.append(job.add_frame(stream, append, self._serial, at_us, self._describe))
+            job.size += len(append.frame)
+        return tuple(firsts)
+
+    def _check_room(self, unit: Sequence[Append]) -> None:
+        limit, label = self.database.settings.queue_bytes, self.database.label
+        length, largest, control = 0, 0, True
+        for _, frame, _, _, is_control in unit:
+            length += len(frame)
+            largest = max(largest, len(frame))
+            control = control and is_control
+        if length > limit or len(unit) > _UNIT_FRAMES_MAX:
+            raise TooLarge(
+                f"a unit of {len(unit)} frames and {length} bytes: {_UNIT_FRAMES_MAX} and {limit} are the limits"
+            )
+        # Quotes and backslashes take two bytes each in a statement.
+        if largest > self._row_max // 2:
+            raise TooLarge(
+                f"a frame of {largest} bytes is over what the database takes, half of its max_allowed_packet "
+                f"({self._row_max + _PACKET_SPARE}): send fewer messages at a time, or raise that setting"
+            )
+        writer = self._writer
+        if writer.queued_bytes + length > (limit + limit // 4 if control else limit):
+            raise QueueFull(f"{writer.queued_bytes} bytes wait to be written to {label}; {limit} may")
+        waited_s = self._loop.time() - writer.trouble_since_s
+        if writer.trouble is not None and not control and waited_s > self.database.settings.wait_s:
+            raise writer.trouble
+
+    def _publish(self, jobs: Sequence[Job]) -> None:
+        """They are committed: from now on they can be read."""
+        for job in jobs:
+            for stream, chunk in job.entries:
+                if not stream.end:
+                    self._streams.show(stream)
+                stream.end = chunk.first + chunk.count
+                stream.size_bytes += len(chunk.frame)
+                self._cache.put(stream.id, chunk)
+            for trim in job.trims:
+                trim.stream.first = trim.first
+                trim.stream.size_bytes -= trim.freed_bytes
+                self._cache.drop_before(trim.stream.id, trim.first)
+                self._sweeper.sweep(trim.stream)
+
+    # --- read ---------------------------------------------------------------------------------------------------------
+
+    async def read(self, stream: str, first: int, max_count: int, max_bytes: int) -> Read:
+        self._check_open()
+        found = self._streams.get(stream)
+        if found is None or first >= found.end or max_count <= 0:
+            return Read((), (), first)
+        if first < found.first:
+            first = found.first
+            if first >= found.end:
+                return Read((), (), first)
+        return await self._reader.read(found, first, max_count, max_bytes)
+
+    def bounds(self, stream: str) -> Bounds:
+        found = self._streams.get(stream)
+        return Bounds(0, 0, 0) if found is None else Bounds(found.first, found.end, found.size_bytes)
+
+    def streams(self, prefix: str = "") -> list[str]:
+        return self._streams.names(prefix)
+
+    async def locate(self, stream: str, time_us: int, first: int = 0, key: bytes = b"") -> int:
+        self._check_open()
+        found = self._streams.get(stream)
+        if found is None:
+            return 0
+        at = max(first, found.first)
+        if time_us > 0:
+            at = max(at, await self._reader.locate_time(found, time_us))
+        if key and at < found.end:
+            keyed = await self._reader.locate_key(found, at, key)
+            at = found.end if keyed is None else max(keyed, found.first)
+        return min(at, found.end)
+
+    # --- trim and retain ----------------------------------------------------------------------------------------------
+
+    async def trim(self, stream: str, before: int) -> None:
+        self._check_writable()
+        async with self._trimming:
+            found = self._streams.get(stream)
+            before = 0 if found is None else min(before, found.end)
+            if found is None or before <= found.first:
+                return
+            everything = before == found.end == found.next
+            freed = found.size_bytes if everything else await freed_by(self.database, found, before)
+            await self._trim([Trim(found, before, freed)])
+
+    async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+        self._check_writable()
+        async with self._trimming:
+            oldest_us = self._clock.now_us() - max_age_us if max_age_us else 0
+            streams = [stream for stream in self._streams if stream.first < stream.end]
+            planned = await plan(self.database, streams, oldest_us=oldest_us, max_bytes=max_bytes, pinned=pinned)
+            if planned.trims:
+                await self._trim(planned.trims)
+            return Trimmed(sum(trim.freed_bytes for trim in planned.trims), planned.held_back)
+
+    async def _trim(self, trims: list[Trim]) -> None:
+        job = Job(self._loop.create_future())
+        job.trims = trims
+        await self._submit(job)
+
+    # --- documents ----------------------------------------------------------------------------------------------------
+
+    async def load(self, name: str) -> bytes | None:
+        self._check_open()
+        _check_document(name)
+        rows = await self.database.reading(
+            lambda connection: connection.rows(_LOAD, realm_id=self.lease.realm_id, document=name)
+        )
+        return bytes(rows[0][0]) if rows else None
+
+    async def save(self, name: str, document: bytes) -> None:
+        self._check_writable()
+        _check_document(name)
+        job = Job(self._loop.create_future())
+        row = b"(%d,%b,%b,NOW(6))" % (self.lease.realm_id, text_literal(name), literal(document))
+        job.statements.append(b"REPLACE INTO `mq_document` (`realm_id`, `name`, `body`, `saved_at`) VALUES " + row)
+        job.size = len(document)
+        await self._submit(job)
+
+    async def _submit(self, job: Job) -> None:
+        self._check_writable()
+        self._writer.submit(job)
+        await asyncio.shield(job.done)
+
+    # --- close --------------------------------------------------------------------------------------------------------
+
+    async def close(self, heir: str = "") -> None:
+        """Write all that waits, and let go of the realm: for `heir`, if one is named."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._sweeper.close()
+        await self._writer.close(_CLOSE_S)
+        if self._writer.failure is None:
+            try:
+                await release(self.database, self.lease, heir)
+            except TowlineError as error:
+                log.warning("realm %s is free for others only when its lease ends: %s", self.lease.realm, error)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the store in {self.database.label} was closed")
+
+    def _check_writable(self) -> None:
+        if self._writer.failure is not None:
+            raise self._writer.failure
+        self._check_open()
+
+
+def _check_document(name: str) -> None:
+    if not _DOCUMENT.fullmatch(name):
+        raise BadName(f"document {name[:80]!r}: use letters, digits, dots and hyphens, not beginning with a dot")

@@ -1,0 +1,87 @@
+"""The streams of a realm, as they are in memory; and which tables the frames of each go to."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Final
+
+from sqlalchemy import Table
+
+from towline.store.sql import tables
+
+__all__ = ["REALM_STREAMS", "Stream", "Streams"]
+
+REALM_STREAMS: Final = 1 << 32
+"""A stream's number begins with that of its realm: so many may be in one."""
+
+_LANE: Final = re.compile(r"lane/(?P<topic>[a-z0-9][a-z0-9._-]{0,49})/(?P<lane>high|middle|low|[0-9]{1,4})")
+
+
+class Stream:
+    """`next` is the number that the next record gets, `end` how far it can be read."""
+
+    __slots__ = ("end", "first", "frames", "id", "lane", "messages", "name", "next", "size_bytes", "swept")
+
+    def __init__(self, stream_id: int, name: str, first: int = 0, end: int = 0, size_bytes: int = 0) -> None:
+        self.id = stream_id
+        self.name = name
+        self.first = first
+        self.end = self.next = end
+        self.size_bytes = size_bytes
+        self.swept = 0
+        self.frames, self.messages, self.lane = _tables_of(name)
+        """The table of its frames; that of its messages, if they have rows; topic and lane, if it is one."""
+
+
+def _tables_of(name: str) -> tuple[Table, Table | None, tuple[str, str] | None]:
+    found = _LANE.fullmatch(name)
+    if found is not None:
+        return tables.frame, tables.lane_table(found["topic"], found["lane"]), (found["topic"], found["lane"])
+    if name.startswith("dead/"):
+        return tables.frame, tables.dead_letter, None
+    if name.startswith("pull/"):
+        return tables.pull_log, None, None
+    if name.startswith("delay/"):
+        return tables.schedule, None, None
+    return tables.frame, None, None
+
+
+class Streams:
+    """All streams of a realm that exist, by name; what is on its way into the database exists as well, unseen."""
+
+    def __init__(self, realm_id: int) -> None:
+        self._by_name: dict[str, Stream] = {}
+        self._names: list[str] = []
+        self._next_id = realm_id * REALM_STREAMS + 1
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._by_name.values())
+
+    def get(self, name: str) -> Stream | None:
+        return self._by_name.get(name)
+
+    def add(self, stream: Stream) -> None:
+        """One that was in the database."""
+        self._by_name[stream.name] = stream
+        self._next_id = max(self._next_id, stream.id + 1)
+        self.show(stream)
+
+    def make(self, name: str) -> Stream:
+        """A new one; it is listed when its first unit is committed."""
+        stream = self._by_name[name] = Stream(self._next_id, name)
+        self._next_id += 1
+        return stream
+
+    def show(self, stream: Stream) -> None:
+        index = bisect_left(self._names, stream.name)
+        if index == len(self._names) or self._names[index] != stream.name:
+            insort(self._names, stream.name)
+
+    def names(self, prefix: str) -> list[str]:
+        if not prefix:
+            return list(self._names)
+        begin = bisect_left(self._names, prefix)
+        end = bisect_left(self._names, prefix + "\U0010ffff", begin)
+        return self._names[begin:end]
