@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocol": GROUND | {"frame"},
     "broker": GROUND | {"settings", "frame", "delivery", "store", "protocol"},
     "client": GROUND | {"settings", "frame", "protocol"},
-    "console": GROUND | {"frame", "client", "towline"},
+    "console": GROUND | {"frame", "protocol", "client", "towline"},
     "spark": GROUND | {"frame", "client", "towline"},
 }
 

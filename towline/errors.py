@@ -8,7 +8,8 @@
     │   ├── Conflict            it exists already, or with other settings
     │   └── WrongShard          the sender reckons with another number of shards than the topic has
     ├── NotFound                no such topic, group or message
-    ├── Refused                 authentication or permission
+    ├── Refused                 permission
+    │   └── NotLetIn            authentication: the token, secret or password is not right, or not any more
     ├── LeaseLost               an ack or nack by a consumer that no longer holds the messages
     ├── QueueFull               the store is at its capacity (retriable)
     │   └── DiskFull            the disk under the store has no room left (retriable)
@@ -38,6 +39,7 @@ __all__ = [
     "DiskFull",
     "LeaseLost",
     "NotFound",
+    "NotLetIn",
     "OwnershipLost",
     "ProtocolError",
     "QueueFull",
@@ -110,6 +112,12 @@ class Refused(TowlineError):
     """The broker does not let this client do that."""
 
     code = "refused"
+
+
+class NotLetIn(Refused):
+    """The broker does not let this client in: its token, secret or password is not right, or not any more."""
+
+    code = "not-let-in"
 
 
 class LeaseLost(TowlineError):

@@ -53,7 +53,7 @@ def test_a_wrong_or_missing_secret_is_refused_after_a_moment(guarded: BrokerProc
         began = time.monotonic()
         answer = client.call(Hello(1, 1, token, secret), Failed)
         assert time.monotonic() - began >= 0.2
-        assert answer == Failed("refused", "this broker asks for a token and its secret, and these are not right")
+        assert answer == Failed("not-let-in", "this broker asks for a token and its secret, and these are not right")
         assert client.last_words() == []
     guarded.wait_for_log(f"login as {token!r} refused")
     assert secret == "" or secret not in guarded.errors

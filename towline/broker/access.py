@@ -23,7 +23,7 @@ from towline.broker.rights import Rights
 from towline.broker.setup_secret import SetupSecret, setup_path
 from towline.broker.tokens_file import read_tokens
 from towline.clock import SYSTEM, Clock
-from towline.errors import BadRequest, Refused
+from towline.errors import BadRequest, NotLetIn
 from towline.frame import TOKEN_MAX
 from towline.protocol.access import Grant, Quota
 from towline.settings import BrokerSettings
@@ -115,7 +115,7 @@ class Access:
     def admit(self, token: str, secret: str, identities: Sequence[str] = ()) -> Principal:
         """The principal of a token. Raises `Refused` with the same words for a wrong token and for a wrong secret."""
         if len(token.encode()) > TOKEN_MAX:
-            raise Refused(f"a token has at most {TOKEN_MAX} bytes")
+            raise NotLetIn(f"a token has at most {TOKEN_MAX} bytes")
         if not self.asks_for_tokens:
             return Principal(token)
         principal = self._admit_by_book(token, secret, identities) if self.book is not None else None
@@ -124,7 +124,7 @@ class Access:
             right = hmac.compare_digest(_NOBODYS_SECRET if kept is None else kept, secret.encode())
             principal = Principal(token, "file") if kept is not None and right else None
         if principal is None:
-            raise Refused(_WRONG)
+            raise NotLetIn(_WRONG)
         return principal
 
     def _admit_by_book(self, token: str, secret: str, identities: Sequence[str]) -> Principal | None:
@@ -159,7 +159,7 @@ class Access:
     async def admit_user(self, user: User, password: str) -> Principal:
         right = bool(user.password) and await self.passwords.verify(user.name, user.password, password)
         if not right or user.disabled:
-            raise Refused(_WRONG)
+            raise NotLetIn(_WRONG)
         return Principal(user.name, "user", user.name, user.password)
 
     def _owner_is_active(self, token: Token) -> bool:

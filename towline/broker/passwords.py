@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from towline.clock import Clock
-from towline.errors import BadRequest, Refused
+from towline.errors import BadRequest, NotLetIn
 
 __all__ = ["PASSWORD_MIN", "Passwords"]
 
@@ -40,7 +40,7 @@ class Passwords:
         return hashed
 
     async def verify(self, name: str, hashed: str, password: str) -> bool:
-        """Whether it is the password of this hash. Raises `Refused` when too many were wrong."""
+        """Whether it is the password of this hash. Raises `NotLetIn` when too many were wrong."""
         now_s = self._clock.steady_s()
         proof = hmac.digest(self._key, f"{hashed}\0{password}".encode(), hashlib.sha256)
         if now_s - self._right.get(proof, -REMEMBER_S) < REMEMBER_S:
@@ -49,7 +49,7 @@ class Passwords:
         if now_s - since_s > TRIES_S:
             count, since_s = 0, now_s
         if count >= TRIES:
-            raise Refused(f"too many wrong passwords for {name}: try again in a minute")
+            raise NotLetIn(f"too many wrong passwords for {name}: try again in a minute")
         # Counted before it is known to be wrong, so that many tries at once are many.
         self._note(self._wrong, name, (count + 1, since_s))
         async with self._room:

@@ -36,6 +36,7 @@ from towline.errors import (
     BadRequest,
     Conflict,
     NotFound,
+    NotLetIn,
     ProtocolError,
     QueueFull,
     Refused,
@@ -207,7 +208,7 @@ class Session(Connection):
         super().sweep(now_s)
         guard = self._guard
         if guard is not None and guard.principal.expires_at_us and not self._access.is_valid(guard.principal):
-            self.end(Refused(f"token {guard.principal.name} has expired: make another one, or rotate it in time"))
+            self.end(NotLetIn(f"token {guard.principal.name} has expired: make another one, or rotate it in time"))
 
     def _recheck(self) -> None:
         """The rules have changed: what is not allowed any more ends now."""
@@ -215,7 +216,9 @@ class Session(Connection):
         if guard is None or self.state is not State.OPEN:
             return
         if not guard.renew():
-            self.end(Refused(f"{guard.principal.name} is not let in any more: its token, password or user was revoked"))
+            self.end(
+                NotLetIn(f"{guard.principal.name} is not let in any more: its token, password or user was revoked")
+            )
             self._release_pulls()
             return
         for number, member in list(self._members.items()):

@@ -22,6 +22,7 @@ from towline.cli.groups import group
 from towline.cli.log import log
 from towline.cli.options import Usage
 from towline.cli.output import OutputFailed, fail, guarded
+from towline.cli.rest import rest
 from towline.cli.rules import acl
 from towline.cli.run import run as run_app
 from towline.cli.send import send
@@ -62,6 +63,7 @@ for place, commands in enumerate((user, token, acl, audit)):
     commands.group, commands.sort_key = (_ACCESS,), place
     app.command(commands)
 app.command(serve, group=_BROKER, sort_key=1)
+app.command(rest, group=_BROKER, sort_key=1)
 for place, commands in enumerate((log, bench), start=2):
     commands.group, commands.sort_key = (_BROKER,), place
     app.command(commands)

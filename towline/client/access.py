@@ -9,9 +9,10 @@ from towline.client.connection import Call
 from towline.client.steps import Flow
 from towline.errors import ProtocolError
 from towline.protocol import access as wire
+from towline.protocol.access import Grant, Quota
 from towline.protocol.messages import Answer, Done, Request
 
-__all__ = ["AioAccess", "BlockingAccess", "measure"]
+__all__ = ["AioAccess", "BlockingAccess", "Grant", "Quota", "measure"]
 
 A = TypeVar("A", bound=Answer)
 Granted = Sequence[wire.Grant | tuple[str, str, str]]

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from towline.errors import ProtocolError, Refused, TowlineError, Unavailable, from_code
+from towline.errors import NotLetIn, ProtocolError, Refused, TowlineError, Unavailable, from_code
 from towline.protocol import PREFACE, Decoder, Envelope, decode_answer, encode_envelope
 from towline.protocol.messages import (
     VERSION,
@@ -250,7 +250,7 @@ class Connection:
     def _on_welcome(self, envelope: Envelope) -> list[Buffer]:
         answer = decode_answer(envelope)
         if isinstance(answer, Failed):
-            no_token = answer.code == Refused.code and not self._hello.token
+            no_token = answer.code in (Refused.code, NotLetIn.code) and not self._hello.token
             raise from_code(answer.code, answer.message + "; no token was given" * no_token)
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"a greeting was answered by {type(answer).__name__}")

@@ -1,0 +1,47 @@
+"""`towline rest`: the REST door alone, without the console."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from towline.cli.options import Connection, Usage
+
+__all__ = ["rest"]
+
+
+def rest(
+    *,
+    listen: Annotated[str, Parameter(help="HOST:PORT to listen on; port 0 takes a free one.")] = "127.0.0.1:7480",
+    tls_cert: Annotated[str, Parameter(help="Certificate file (PEM), to serve HTTPS.")] = "",
+    tls_key: Annotated[str, Parameter(help="Key file (PEM) of the certificate.")] = "",
+    allow_remote: Annotated[
+        bool,
+        Parameter(help="Listen on other addresses than loopback without TLS: secrets can be overheard.", negative=()),
+    ] = False,
+    connection: Connection = Connection(),  # noqa: B008
+) -> int:
+    """Serve the REST door at /api until SIGTERM or Ctrl-C; it is a part of the console, too.
+
+    Callers say themselves who they are (`Authorization: Bearer NAME.SECRET`, or HTTP Basic); --token and --secret-file
+    count for nothing here. When it is ready it prints one line, `listening on http://HOST:PORT/api`. The description is
+    at /api/openapi.json.
+    """
+    try:
+        from towline.console.rest.serve import serve
+    except ImportError as error:
+        raise Usage(
+            f"the REST door needs {error.name}, which is not installed: pip install 'towline[console]'"
+        ) from None
+
+    ca_file = None if connection.ca_file is None else str(connection.ca_file)
+    return serve(
+        connection.url,
+        listen,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        allow_remote=allow_remote,
+        ca_file=ca_file,
+        timeout=connection.patience,
+    )

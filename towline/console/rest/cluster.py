@@ -1,0 +1,116 @@
+"""Routes: the broker itself, its figures, and prepared transactions."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Path, Query
+from pydantic import BaseModel, Field
+
+from towline.console.rest.callers import Mq
+from towline.console.rest.models import Count, Strict, time
+from towline.protocol.transactions import TransactionState
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["cluster"])
+
+TransactionId = Annotated[str, Path(min_length=1, max_length=50, pattern=r"^[A-Za-z0-9._-]{1,50}$")]
+
+
+class Broker(BaseModel):
+    name: str
+    figures: dict[str, Any]
+
+
+class Brokers(BaseModel):
+    brokers: list[Broker]
+
+
+class Measured(BaseModel):
+    """What the broker's metrics tell: of itself, its topics and its groups."""
+
+    at: datetime | None
+    broker: dict[str, Any]
+    topics: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+
+class Transaction(BaseModel):
+    id: str
+    state: str
+    producer_group: str
+    name: str
+    token: str
+    prepared_at: datetime | None
+    messages: int
+    size_bytes: int
+    topics: list[str]
+    checks: int
+    reason: str
+
+
+class Transactions(BaseModel):
+    transactions: list[Transaction]
+
+
+class Verdict(Strict):
+    verdict: Literal["commit", "rollback"]
+    reason: Annotated[str, Field(max_length=200)] = ""
+
+
+@router.get("/brokers", summary="The brokers, and their figures")
+async def brokers(mq: Mq) -> Brokers:
+    figures = await mq.stat()
+    return Brokers(brokers=[Broker(name=str(figures.get("name", "")), figures=figures)])
+
+
+@router.get("/measure", summary="Figures of the broker, its topics and its groups")
+async def measure(mq: Mq, topic: Annotated[str, Query(pattern=r"^([a-z0-9][a-z0-9._-]{0,49})?$")] = "") -> Measured:
+    found = await mq.measure(topic)
+    return Measured(
+        at=time(found.at_us),
+        broker=found.broker,
+        topics=[_fields(one) for one in found.topics],
+        groups=[_fields(one) for one in found.groups],
+    )
+
+
+def _fields(one: msgspec.Struct) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in one.__struct_fields__}
+
+
+@router.get("/transactions", summary="Transactions that wait to be decided", tags=["transactions"])
+async def transactions(
+    mq: Mq, parked: bool = False, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
+) -> Transactions:
+    return Transactions(transactions=[_transaction(one) for one in await mq.transactions(parked=parked, limit=limit)])
+
+
+@router.get("/transactions/{id}", summary="One transaction, decided or not", tags=["transactions"])
+async def transaction(id: TransactionId, mq: Mq) -> Transaction:  # noqa: A002 - it is what it is
+    return _transaction(await mq.find_transaction(id))
+
+
+@router.post("/transactions/{id}/resolve", summary="Decide a transaction by hand", tags=["transactions"])
+async def resolve(id: TransactionId, given: Verdict, mq: Mq) -> Count:  # noqa: A002 - it is what it is
+    await mq.resolve_transaction(id, given.verdict, reason=given.reason)
+    return Count(count=1)
+
+
+def _transaction(one: TransactionState) -> Transaction:
+    return Transaction(
+        id=one.transaction,
+        state=one.state,
+        producer_group=one.producer_group,
+        name=one.name,
+        token=one.token,
+        prepared_at=time(one.prepared_at_us),
+        messages=one.messages,
+        size_bytes=one.size_bytes,
+        topics=one.topics,
+        checks=one.checks,
+        reason=one.reason,
+    )
