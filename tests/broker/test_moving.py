@@ -181,7 +181,7 @@ def test_the_retention_of_a_topic_can_be_changed_and_its_shards_stay(disk: World
     disk.run(after)
 
 
-def test_after_a_purge_and_a_crash_producers_are_known_and_dedup_ids_are_free_again(disk: World, tmp_path: Path) -> None:
+def test_after_a_purge_and_a_crash_producers_are_known_and_dedup_ids_are_free(disk: World, tmp_path: Path) -> None:
     """Producers are read back from the messages, which are gone; an id stood for a message that is gone."""
 
     async def main() -> None:
