@@ -137,6 +137,30 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     tx_max_checks: Annotated[
         int, _help("A prepared transaction asked after this often in vain is parked: resolve it by hand.", ge=1, le=100)
     ] = 15
+    join: Annotated[
+        str,
+        _help(
+            "Brokers of the cluster to join, as HOST:PORT,…; one that is there is enough, this broker may be among "
+            "them.",
+            max_length=10_000,
+        ),
+    ] = ""
+    advertise: Annotated[
+        str,
+        _help(
+            "HOST:PORT by which clients and other brokers reach this one, if it is not the one of --listen.",
+            max_length=300,
+        ),
+    ] = ""
+    cluster_token: Annotated[str, _help("The token by which this broker is known to the others.", max_length=64)] = ""
+    cluster_secret_file: Annotated[str, _help("A file with the secret of --cluster-token.")] = ""
+    cluster_ca_file: Annotated[
+        str, _help("A file of certificates (PEM) that vouch for the other brokers, if they speak TLS.")
+    ] = ""
+    cluster_beat_s: Annotated[
+        float, _help("How often brokers beat; one not heard of for three beats counts as silent.", ge=0.05, le=60)
+    ] = 1.0
+    cluster_gone_s: Annotated[float, _help("A broker not heard of for this long is gone.", ge=0.2, le=86400)] = 30.0
     drain_s: Annotated[float, _help("How long a stopping broker waits for running requests.", ge=0, le=600)] = 10.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("What is logged to stderr.")] = "info"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol import access, ordering, scanning
+from towline.protocol import access, cluster, ordering, scanning
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 
@@ -45,6 +45,13 @@ GRANT = access.Grant("send", "topic", "orders.*")
 QUOTA = access.Quota(1 << 20, 10, 1000)
 RULE = access.Rule(7, "alice", "deny", "send", "topic", "orders.*", 1_700_000_000_000_000, "root")
 SECRET = access.SecretState("9f31a7", 1_700_000_000_000_000, 1_700_000_000_000_001, 1_700_000_000_000_002)
+BROKER = cluster.BrokerState(
+    *("9f31a7", "left", "10.0.0.1:7400", 3, "silent", 1.5, "file", True, 12, 5, 3600.5),
+)
+CLIENT = cluster.ClientState(
+    *("10.0.0.9:51234", "consumer", "appid-340101", "towline-python", 12.5, 0.5, 3),
+    *("orders", "billing", "c1", 1, 3, 20, True),
+)
 
 REQUESTS: list[m.Request] = [
     m.Hello(1, 2, "appid-340101;sid-p0912", "s3cret", "towline-test 1"),
@@ -100,6 +107,11 @@ REQUESTS: list[m.Request] = [
     access.DropRule(7),
     access.ListAudit(77, 50, "alice", "DeleteTopic", "done", 1_700_000_000_000_000),
     access.Measure("orders"),
+    cluster.Meet(BROKER, [BROKER]),
+    cluster.ListBrokers(),
+    cluster.ListClients("orders", "billing"),
+    cluster.ForgetBroker("9f31a7"),
+    cluster.HandBack("orders", "billing", GROUP, 2, 3, "no such customer", 12.5, True),
 ]
 
 ANSWERS: list[m.Answer] = [
@@ -158,6 +170,10 @@ ANSWERS: list[m.Answer] = [
         [access.TopicFigures("orders", 100, 4096, 50, 2048, 7)],
         [access.GroupFigures("orders", "billing", 90, 3000, 80, 5, 10, 1_700_000_000_000_000, 3, 2, 1, 4, 6)],
     ),
+    cluster.Met(BROKER, [BROKER]),
+    cluster.Brokers("9f31a7", [BROKER], True, True),
+    cluster.Clients([CLIENT]),
+    cluster.HandedBack(17, True),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

@@ -15,7 +15,7 @@ from msgspec import inspect as types
 
 from tests.protocol import samples
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol import access, ordering, scanning
+from towline.protocol import access, cluster, ordering, scanning
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
@@ -30,6 +30,7 @@ DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGrou
     access.DeleteUser,
     access.RevokeToken,
     access.DropRule,
+    cluster.ForgetBroker,
 }
 PARTS: list[type[msgspec.Struct]] = [
     m.FrameHead,
@@ -52,6 +53,8 @@ PARTS: list[type[msgspec.Struct]] = [
     access.AuditEntry,
     access.TopicFigures,
     access.GroupFigures,
+    cluster.BrokerState,
+    cluster.ClientState,
 ]
 MAPS: list[type[msgspec.Struct]] = [TopicConfig, GroupConfig, RetryPolicy]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from towline.broker.catalog import Catalog
 from towline.broker.delayed import cancel_delayed, list_delayed, move_delayed
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.finding import find
+from towline.broker.handback import hand_back
 from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
@@ -27,6 +28,7 @@ from towline.broker.metering import measure
 from towline.broker.moving import purge, seek
 from towline.broker.ordering import shards_in, wrong_shard
 from towline.broker.recovery import Snapshots, recover_group, recover_producers
+from towline.broker.registry import Registry
 from towline.broker.scanning import locate_in, scan, survey
 from towline.broker.scheduling import Scheduler
 from towline.broker.sending import Outgoing, Sender
@@ -51,6 +53,7 @@ from towline.model import (
 )
 from towline.protocol import access, ordering, scanning
 from towline.protocol import messages as wire
+from towline.protocol.cluster import HandBack, HandedBack
 from towline.settings import BrokerSettings
 from towline.store import Histogram, Store
 
@@ -70,7 +73,6 @@ class Broker:
         self.settings = settings
         self.clock = clock
         self.epoch = 0
-        self.connections: Callable[[], int] = lambda: 0
         """How many there are; the server says so, where there is one."""
         self.closing = False
         self._durability = Durability.parse(settings.durability)
@@ -86,6 +88,7 @@ class Broker:
         self._burying: set[Dispatcher] = set()
         self._orphans: dict[tuple[str, str, str], float] = {}
         self._opened_s = clock.steady_s()
+        self.registry = Registry(store, settings, clock, lambda: len(self._topics))
         self._attaching = asyncio.Lock()
 
     # Opening and closing
@@ -105,6 +108,7 @@ class Broker:
         self.epoch = (msgspec.json.decode(document, type=dict[str, int])["epoch"] if document else 0) + 1
         await self.store.save(EPOCH, msgspec.json.encode({"epoch": self.epoch}))
         self._pulls = itertools.count(self.epoch * PULLS_PER_EPOCH + 1)
+        await self.registry.load(self.epoch)
         await self._catalog.load()
         self._find_uncatalogued()
         await self._snapshots.load()
@@ -303,6 +307,16 @@ class Broker:
         if (config.topic, config.name) != (request.topic, request.group):
             raise BadRequest(f"settings of group {config.name} on topic {config.topic} do not fit this request")
         return await self._make_group(topic, config)
+
+    async def hand_back(self, request: HandBack, data: bytes | memoryview, *, token: bytes = b"") -> HandedBack:
+        """Messages of another broker, which a consumer failed with and cannot give back there."""
+        check_topic(request.topic)
+        check_group(request.group)
+        frame = self._sender.check(data, token)
+        attach = wire.Attach(request.topic, request.group, "", request.config)
+        async with self._attaching:
+            dispatcher = await self._group_for_consumer(attach)
+        return await hand_back(dispatcher, request, frame, self._producers, self._durability)
 
     async def pull(self, member: Member, request: wire.Pull) -> tuple[wire.Pulled, list[bytes | memoryview]]:
         if self.closing and request.wait_ms:
@@ -596,7 +610,7 @@ class Broker:
 
     async def measure(self, request: access.Measure) -> access.Measured:
         topics = [self._topic(request.topic)] if request.topic else list(self._topics.values())
-        broker = {} if request.topic else self.figures() | {"connections": self.connections()}
+        broker = {} if request.topic else self.figures()
         return await measure(self.store, self.clock, topics, self.scheduler.schedule.counts, broker)
 
     @property
@@ -614,6 +628,8 @@ class Broker:
             "topics": len(self._topics),
             "groups": len(dispatchers),
             "members": sum(len(one.members) for one in dispatchers),
+            "connections": len(self.registry.visitors),
+            "brokers": len(self.registry.alive()),
             "messages_in": self._sender.messages,
             "bytes_in": self._sender.bytes,
             "messages_out": sum(one.counts["pulled"] for one in dispatchers),

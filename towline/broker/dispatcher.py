@@ -73,7 +73,7 @@ class Dispatcher:
         self.counts = {"pulled": 0, "bytes": 0, "acked": 0, "nacked": 0}
         self.oldest: dict[int, tuple[int, int, int]] = {}
         """By lane, what was last found when looking for the oldest message: a range of its frame, and its time."""
-        self._next_pull = next_pull
+        self.next_pull = next_pull
         self._durability = durability
         self._waiters: deque[Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -166,7 +166,7 @@ class Dispatcher:
         self.notice()
         command = Pull(
             member.consumer,
-            self._next_pull(),
+            self.next_pull(),
             request.max_messages,
             request.max_bytes,
             1 if final or not request.wait_ms else request.min_messages,

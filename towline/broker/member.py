@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from towline.model import GroupConfig
+from towline.protocol.cluster import ClientState
 
 if TYPE_CHECKING:
     from towline.broker.dispatcher import Dispatcher
@@ -36,6 +39,21 @@ class Member:
     def shards(self) -> int:
         shards = self.dispatcher.group.shards
         return shards.count if shards is not None else 0
+
+    def describe(self, about: ClientState) -> ClientState:
+        """What the registry says of this consumer; `about` is its connection."""
+        group, names = self.dispatcher.group, sorted(self.dispatcher.members)
+        return msgspec.structs.replace(
+            about,
+            role="consumer",
+            topic=group.config.topic,
+            group=group.config.name,
+            consumer=self.consumer,
+            rank=names.index(self.consumer) if self.consumer in names else -1,
+            total=len(names),
+            in_flight=group.in_flight.get(self.consumer, 0),
+            waiting=self.waiting,
+        )
 
     def cancel_grace(self) -> None:
         if self.grace is not None:

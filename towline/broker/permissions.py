@@ -25,6 +25,7 @@ from towline.protocol.access import (
     RevokeToken,
     WhoAmI,
 )
+from towline.protocol.cluster import ForgetBroker, HandBack, ListBrokers, ListClients, Meet
 from towline.protocol.messages import (
     Answer,
     Attach,
@@ -114,7 +115,7 @@ def _send(request: Any, context: Context) -> Sequence[Need]:
     ]
 
 
-def _attach(request: Attach, context: Context) -> Sequence[Need]:
+def _attach(request: Attach | HandBack, context: Context) -> Sequence[Need]:
     needs: list[Need] = [("consume", "topic", request.topic), ("consume", "group", request.group)]
     if not context.has_topic(request.topic):
         needs.append(("create", "topic", request.topic))
@@ -240,6 +241,11 @@ PERMISSIONS: dict[int, Needs] = {
     DropRule.kind: cluster("admin"),
     ListAudit.kind: cluster("admin"),
     Measure.kind: _all_or_topic("describe"),
+    Meet.kind: cluster("admin"),
+    ListBrokers.kind: anyone,
+    ListClients.kind: _all_or_topic("describe"),
+    ForgetBroker.kind: cluster("admin"),
+    HandBack.kind: _attach,
 }
 
 AUDITED: Final = frozenset(
@@ -247,7 +253,7 @@ AUDITED: Final = frozenset(
     for request in (
         CreateTopic, DeleteTopic, PutTopic, EditTopic, Purge, PutGroup, DeleteGroup, Pause, Seek, Resend, ReviseDead,
         PurgeDead, CancelDelayed, MoveDelayed, Resolve, PutUser, DeleteUser, CreateToken, RevokeToken, AddRule,
-        DropRule,
+        DropRule, ForgetBroker,
     )
 )  # fmt: skip
 """Requests that the audit log tells of, whatever came of them. Refusals of all others are told of as well."""

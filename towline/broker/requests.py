@@ -11,6 +11,7 @@ from typing import Any
 
 from towline.broker.broker import Broker
 from towline.protocol.access import Measure
+from towline.protocol.cluster import Clients, ForgetBroker, ListBrokers, ListClients, Meet, Met
 from towline.protocol.messages import (
     Answer,
     Beat,
@@ -49,6 +50,18 @@ __all__ = ["LATER", "NOW", "Buffers"]
 Buffers = Sequence[bytes | memoryview]
 
 
+def _meet(broker: Broker, request: Meet) -> Answer:
+    broker.registry.heard(request.me)
+    broker.registry.told(request.known)
+    me, *known = broker.registry.states()
+    return Met(me, known)
+
+
+def _forget_broker(broker: Broker, request: ForgetBroker) -> Answer:
+    broker.registry.forget(request.id)
+    return Done()
+
+
 NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     Beat.kind: lambda broker, request: Done(),
     ListTopics.kind: lambda broker, request: Topics(broker.topic_states()),
@@ -60,6 +73,10 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     Template.kind: lambda broker, request: broker.template(),
     ShardCount.kind: lambda broker, request: Sharded(broker.shard_count(request.topic)),
     Survey.kind: lambda broker, request: broker.survey(request),
+    Meet.kind: _meet,
+    ListBrokers.kind: lambda broker, request: broker.registry.brokers(),
+    ListClients.kind: lambda broker, request: Clients(broker.registry.clients(request)),
+    ForgetBroker.kind: _forget_broker,
 }
 """Answered at once, without waiting for anything."""
 

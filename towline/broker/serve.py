@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from towline.broker.broker import Broker
+from towline.broker.cluster import Cluster, advertised, join_addresses, split_address
 from towline.broker.opening import open_store
 from towline.broker.server import Server
 from towline.broker.tls import tls_of
@@ -47,10 +48,14 @@ async def _serve(settings: BrokerSettings) -> None:
     stop = _on_signals()
     host, port = split_address(settings.listen)
     context = tls_of(settings)
+    join_addresses(settings)
     _allow_files(settings.max_connections + 512)
     broker = await Broker.open(await open_store(settings), settings)
     try:
         server = await Server.start(broker, host, port, context)
+        broker.registry.address = advertised(settings, server.port)
+        cluster = Cluster(broker)
+        cluster.start()
         _settle_garbage_collector()
         _keep_memory()
         shown = f"[{host}]" if ":" in host else host
@@ -58,20 +63,12 @@ async def _serve(settings: BrokerSettings) -> None:
         sys.stdout.flush()
         log.info("%s serves %s%s", settings.name, settings.store, " with TLS" if context else "")
         await stop.wait()
+        await cluster.stop()
         log.info("stopping: %d connections are drained", server.connections)
         await server.drain_and_close()
     finally:
         await broker.close()
     log.info("stopped")
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """`HOST:PORT`; an IPv6 address stands in brackets."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or (":" in host and not bracketed):
-        raise BadRequest(f"listen {text!r}: write HOST:PORT, for example 127.0.0.1:7400 or [::1]:7400")
-    return host[1:-1] if bracketed else host, int(port)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

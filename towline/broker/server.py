@@ -7,6 +7,8 @@ import logging
 import os
 import socket
 import ssl
+from collections.abc import Collection
+from typing import cast
 
 from towline.broker.access import Access, check_listen_address
 from towline.broker.broker import Broker
@@ -31,7 +33,7 @@ class Server:
         self._broker = broker
         self._access = access or Access()
         self._line = Line(broker.settings)
-        broker.connections = lambda: len(self._line.connections)
+        broker.registry.visitors = cast("Collection[Session]", self._line.connections)
         self._listener: asyncio.Server | None = None
         settings = broker.settings
         limits = (1.0, settings.heartbeat_s / 10, settings.idle_s / 4, settings.handshake_s / 4)

@@ -45,6 +45,7 @@ from towline.errors import (
     Unavailable,
 )
 from towline.model import Durability
+from towline.protocol.cluster import ClientState, HandBack
 from towline.protocol.envelope import Envelope, decode_request, split_attachments
 from towline.protocol.messages import (
     VERSION,
@@ -110,6 +111,9 @@ class Session(Connection):
         self._name = ""
         self._token = b""
         self._login: asyncio.Task[None] | None = None
+        self._software = ""
+        self._opened_s = self._seen_s = self._loop.time()
+        self._sends = 0
         self._sending = 0
         self._pending_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,7 +126,23 @@ class Session(Connection):
     def is_busy(self) -> bool:
         return bool(self._sending or self._tasks or self._pulls or self._awaiting)
 
+    def describe(self) -> list[ClientState]:
+        """Who this is, for the registry: one for each consumer, or one for the connection."""
+        now_s = self._loop.time()
+        role = "broker" if self._software == "broker" else "producer" if self._sends else "client"
+        about = ClientState(
+            self.peer.address,
+            role,
+            self._token.decode(),
+            self._software,
+            round(now_s - self._opened_s, 3),
+            round(now_s - self._seen_s, 3),
+            self._sends,
+        )
+        return [member.describe(about) for member in self._members.values()] or [about]
+
     def beat(self) -> None:
+        self._seen_s = self._loop.time()
         for member in self._members.values():
             self._broker.beat(member)
 
@@ -197,6 +217,7 @@ class Session(Connection):
         settings = self._settings
         self._name = principal.name
         self._token = request.token.encode()
+        self._software = request.software
         self._decoder.limit = settings.max_frame_bytes + HEAD_MAX_BYTES
         self.state = State.OPEN
         welcome = Welcome(VERSION, settings.name, self._broker.epoch, self._decoder.limit, settings.heartbeat_s)
@@ -272,6 +293,10 @@ class Session(Connection):
             if isinstance(request, Prepare):
                 self._prepare(number, request, attachments)
                 return
+            if isinstance(request, HandBack):
+                work = self._broker.hand_back(request, attachments, token=self._token)
+                self._expect(number, len(attachments), self._loop.create_task(work))
+                return
             if attachments:
                 raise BadRequest(f"nothing goes behind a request of kind {kind}, but {len(attachments)} bytes follow")
             if kind in NOW:
@@ -295,6 +320,7 @@ class Session(Connection):
 
     def _send(self, number: int, request: Send, attachments: memoryview) -> None:
         heads = request.frames
+        self._sends += 1
         for head in heads:
             self._broker.expect_shards(head.topic, head.shards)
         if len(heads) == 1 and heads[0].length == len(attachments):

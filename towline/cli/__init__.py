@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Group
 
 from towline.cli.audit import audit
 from towline.cli.bench import bench
+from towline.cli.cluster import clients, cluster
 from towline.cli.consume import consume
 from towline.cli.dead import dead
 from towline.cli.delay import delay
@@ -62,6 +63,9 @@ for place, commands in enumerate((topic, group, dead, delay, tx)):
 for place, commands in enumerate((user, token, acl, audit)):
     commands.group, commands.sort_key = (_ACCESS,), place
     app.command(commands)
+app.command(clients, group=_ADMIN, sort_key=90)
+cluster.group, cluster.sort_key = (_ADMIN,), 91
+app.command(cluster)
 app.command(serve, group=_BROKER, sort_key=1)
 app.command(rest, group=_BROKER, sort_key=1)
 for place, commands in enumerate((log, bench), start=2):

@@ -31,6 +31,7 @@ from towline.client.undertaking import Senders
 from towline.errors import Closed, WrongShard
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
 from towline.protocol.access import Measured
+from towline.protocol.cluster import BrokerState, ClientState
 from towline.protocol.messages import GroupState, TopicState
 from towline.protocol.ordering import Purged, Sought
 
@@ -546,6 +547,21 @@ class Client(Transacting):
         """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
         It is told up to the ack; with `whole`, also what came behind it in a group that was set back."""
         return await self._link.run(trace(message_id, group, whole=whole))
+
+    # The cluster
+
+    async def brokers(self) -> list[BrokerState]:
+        """The brokers of the cluster, as the one that we are connected to sees them; it is the first."""
+        return (await self._link.run(flows.brokers())).brokers
+
+    async def clients(self, topic: str = "", group: str = "") -> list[ClientState]:
+        """Who is connected to the broker: a consumer each, with its rank among those of its group, or a connection
+        without consumers. Of one topic or group, if they are named."""
+        return await self._link.run(flows.clients(topic, group))
+
+    async def forget_broker(self, broker: str) -> None:
+        """Do not expect a broker back that is gone for good; it is named by its id or address."""
+        await self._link.run(flows.forget_broker(broker))
 
     async def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""

@@ -30,6 +30,7 @@ from towline.client.undertaking import Senders
 from towline.errors import WrongShard
 from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
 from towline.protocol.access import Measured
+from towline.protocol.cluster import BrokerState, ClientState
 from towline.protocol.messages import GroupState, TopicState
 from towline.protocol.ordering import Purged, Sought
 
@@ -510,6 +511,21 @@ class Client(Transacting):
         """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
         It is told up to the ack; with `whole`, also what came behind it in a group that was set back."""
         return self._link.run(trace(message_id, group, whole=whole))
+
+    # The cluster
+
+    def brokers(self) -> list[BrokerState]:
+        """The brokers of the cluster, as the one that we are connected to sees them; it is the first."""
+        return self._link.run(flows.brokers()).brokers
+
+    def clients(self, topic: str = "", group: str = "") -> list[ClientState]:
+        """Who is connected to the broker: a consumer each, with its rank among those of its group, or a connection
+        without consumers. Of one topic or group, if they are named."""
+        return self._link.run(flows.clients(topic, group))
+
+    def forget_broker(self, broker: str) -> None:
+        """Do not expect a broker back that is gone for good; it is named by its id or address."""
+        self._link.run(flows.forget_broker(broker))
 
     def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""

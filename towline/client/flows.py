@@ -35,6 +35,7 @@ from towline.model import (
     check_topic,
 )
 from towline.protocol import split_attachments
+from towline.protocol.cluster import Brokers, Clients, ClientState, ForgetBroker, ListBrokers, ListClients
 from towline.protocol.messages import (
     Answer,
     Beat,
@@ -76,12 +77,15 @@ __all__ = [
     "Headers",
     "Keys",
     "Target",
+    "brokers",
     "browse",
+    "clients",
     "create_topic",
     "dead_letters",
     "delete_group",
     "delete_topic",
     "edit_topic",
+    "forget_broker",
     "group",
     "groups",
     "locate",
@@ -297,6 +301,20 @@ def too_large(body_bytes: int, limit: int) -> TooLarge:
 def ping() -> Flow[None]:
     """Meet the broker."""
     yield from _ask(Beat(), Done)
+
+
+def brokers() -> Flow[Brokers]:
+    """Which brokers there are; the first thing that a client asks."""
+    return (yield from _ask(ListBrokers(), Brokers))
+
+
+def clients(name: str, group_name: str) -> Flow[list[ClientState]]:
+    request = ListClients(check_topic(name) if name else "", check_group(group_name) if group_name else "")
+    return (yield from _ask(request, Clients)).clients
+
+
+def forget_broker(broker: str) -> Flow[None]:
+    yield from _ask(ForgetBroker(broker), Done)
 
 
 def create_topic(name: str, retention_s: float | None, shards: int = 0) -> Flow[None]:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 import towline.protocol.access
+import towline.protocol.cluster
 import towline.protocol.ordering
 import towline.protocol.scanning
 import towline.protocol.transactions  # noqa: F401 - it adds to the messages that there are

@@ -1,0 +1,206 @@
+"""Brokers among themselves: each beats each other one it knows of, and tells it of all the others.
+
+There is no leader and no quorum: what must be decided by one is decided by the database (SQL store), or concerns one
+broker's own messages only (log store). The beats say who is there, so that clients find all and use those that live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from pathlib import Path
+from typing import Final
+
+from towline.broker.broker import Broker
+from towline.broker.neighbour import Credentials, Neighbour
+from towline.errors import BadRequest, Conflict, TowlineError
+from towline.model import PRIVATE
+from towline.protocol.cluster import Meet, Met
+from towline.protocol.messages import Groups, ListGroups, ListTopics, Topics
+from towline.settings import BrokerSettings
+
+__all__ = ["Cluster", "advertised", "join_addresses", "split_address"]
+
+log = logging.getLogger("towline.cluster")
+
+_TIMEOUT_BEATS: Final = 2.0
+_FAREWELL_S: Final = 0.5
+_EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - these are refused
+_LOUD_EVERY_S: Final = 60.0
+
+
+def split_address(text: str, setting: str = "listen") -> tuple[str, int]:
+    """`HOST:PORT`; an IPv6 address stands in brackets."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or (":" in host and not bracketed):
+        raise BadRequest(f"{setting} {text!r}: write HOST:PORT, for example 127.0.0.1:7400 or [::1]:7400")
+    return host[1:-1] if bracketed else host, int(port)
+
+
+def join_addresses(settings: BrokerSettings) -> list[str]:
+    """The addresses of `join`, checked."""
+    addresses = [text.strip() for text in settings.join.split(",") if text.strip()]
+    for address in addresses:
+        host, port = split_address(address, "join")
+        if host in _EVERYWHERE or not port:
+            raise BadRequest(f"join {address!r}: name the host and port of a broker")
+    return addresses
+
+
+def advertised(settings: BrokerSettings, port: int) -> str:
+    """The address by which others reach us."""
+    if settings.advertise:
+        split_address(settings.advertise, "advertise")
+        return settings.advertise
+    host, _ = split_address(settings.listen)
+    if host in _EVERYWHERE:
+        if settings.join:
+            raise BadRequest(f"listen {settings.listen} is no address that others can use: set advertise to HOST:PORT")
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _credentials(settings: BrokerSettings) -> Credentials:
+    secret = ""
+    if settings.cluster_secret_file:
+        try:
+            secret = Path(settings.cluster_secret_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequest(f"cluster_secret_file {settings.cluster_secret_file}: {error}") from None
+    context = None
+    if settings.tls_cert:
+        try:
+            context = ssl.create_default_context(cafile=settings.cluster_ca_file or None)
+        except OSError as error:
+            raise BadRequest(f"cluster_ca_file {settings.cluster_ca_file}: {error}") from None
+    return Credentials(settings.cluster_token, secret, context)
+
+
+class Cluster:
+    """The conversations of one broker with the others."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._registry = broker.registry
+        self._beat_s = broker.settings.cluster_beat_s
+        self._joins = join_addresses(broker.settings)
+        self._credentials = _credentials(broker.settings)
+        self._talks: dict[str, asyncio.Task[None]] = {}
+        self._aliases: dict[str, str] = {}
+        """Addresses by which we, or brokers that have another one in the registry, can be reached as well."""
+        self._said: dict[str, float] = {}
+        self._caught_up: set[tuple[str, int]] = set()
+        self._leave = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._tend(), name="cluster")
+
+    async def stop(self) -> None:
+        """Say farewell: others need not find out."""
+        self._registry.leaving = True
+        self._leave.set()
+        if self._task is not None:
+            self._task.cancel()
+        talks = list(self._talks.values())
+        if talks:
+            await asyncio.wait(talks, timeout=_FAREWELL_S)
+        for talk in talks:
+            talk.cancel()
+        await asyncio.gather(*talks, *([self._task] if self._task else []), return_exceptions=True)
+
+    async def _tend(self) -> None:
+        while True:
+            for address in self._wanted():
+                if address not in self._talks or self._talks[address].done():
+                    self._talks[address] = asyncio.get_running_loop().create_task(self._talk(address))
+            self._registry.sweep()
+            try:
+                await self._registry.save()
+            except TowlineError as error:
+                log.error("the list of brokers could not be written: %s", error)
+            await asyncio.sleep(self._beat_s)
+
+    def _wanted(self) -> list[str]:
+        known = [node.state.address for node in self._registry.nodes.values()]
+        aliases = {address for address, named in self._aliases.items() if named in (*known, self._registry.address)}
+        return [
+            one for one in dict.fromkeys([*self._joins, *known]) if one not in aliases and one != self._registry.address
+        ]
+
+    async def _talk(self, address: str) -> None:
+        """One conversation, until the connection breaks; the next beat begins another."""
+        host, port = split_address(address, "join")
+        neighbour = Neighbour(host, port, self._credentials, max(_TIMEOUT_BEATS * self._beat_s, 0.5))
+        try:
+            await neighbour.open()
+            while await self._beat(neighbour, address):
+                if self._leave.is_set():
+                    return
+                await self._rest(neighbour)
+        except (TowlineError, OSError) as error:
+            self._registry.lost(address)
+            self._say(address, error)
+        finally:
+            await neighbour.close()
+
+    async def _rest(self, neighbour: Neighbour) -> None:
+        """Until the next beat. A neighbour that dies meanwhile is noticed, and so is that we leave."""
+        resting = asyncio.ensure_future(neighbour.rest(self._beat_s))
+        leaving = asyncio.ensure_future(self._leave.wait())
+        try:
+            await asyncio.wait([resting, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if resting.done():
+                resting.result()
+        finally:
+            for task in (resting, leaving):
+                task.cancel()
+            await asyncio.gather(resting, leaving, return_exceptions=True)
+
+    async def _beat(self, neighbour: Neighbour, address: str) -> bool:
+        """True if there is anything to say on this connection later."""
+        registry = self._registry
+        me, *known = registry.states()
+        met = await neighbour.ask(Meet(me, known), Met)
+        if met.me.id == registry.id and met.me.epoch == registry.epoch and met.me.address == registry.address:
+            self._aliases[address] = registry.address
+            return False
+        if registry.heard(met.me):
+            self._said.pop(address, None)
+            log.info("broker %s at %s is alive", met.me.name, met.me.address)
+        registry.told(met.known)
+        if met.me.address != address:
+            self._aliases[address] = met.me.address
+            return met.me.address not in self._talks
+        if (met.me.id, met.me.epoch) not in self._caught_up and not registry.shared:
+            await self._catch_up(neighbour)
+            self._caught_up.add((met.me.id, met.me.epoch))
+        return True
+
+    async def _catch_up(self, neighbour: Neighbour) -> None:
+        """Make the topics and groups that another broker has and we have not: they were made while we were away."""
+        broker = self._broker
+        topics = (await neighbour.ask(ListTopics(), Topics)).topics
+        groups = (await neighbour.ask(ListGroups(), Groups)).groups
+        mine = {state.config.name for state in broker.topic_states()}
+        ours = {(state.config.topic, state.config.name) for state in broker.group_states()}
+        for topic in topics:
+            if topic.config.name not in mine:
+                try:
+                    await broker.create_topic(topic.config)
+                except Conflict:
+                    continue
+        for group in groups:
+            config = group.config
+            passing = config.ephemeral or config.name.startswith(PRIVATE)
+            if (config.topic, config.name) not in ours and not passing:
+                await broker.put_group(config)
+
+    def _say(self, address: str, error: Exception) -> None:
+        """A broker that is away is mentioned once, and then rarely."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._said.get(address, 0.0) and not self._leave.is_set():
+            self._said[address] = now_s + _LOUD_EVERY_S
+            log.warning("broker %s: %s", address, error)

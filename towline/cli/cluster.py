@@ -1,0 +1,147 @@
+"""`towline cluster` and `towline clients`: which brokers there are, and who is connected to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from cyclopts import App, Parameter
+
+from towline.cli.options import Connection
+from towline.cli.output import Output, note, print_json, print_table
+from towline.errors import TowlineError
+
+if TYPE_CHECKING:
+    from towline.client.blocking import Client
+    from towline.protocol.cluster import BrokerState, ClientState
+
+__all__ = ["clients", "cluster"]
+
+cluster = App(name="cluster", help="The brokers of a cluster.")
+
+
+@cluster.command
+def ls(*, output: Output = "text", connection: Connection = Connection()) -> None:  # noqa: B008
+    """List the brokers, as the one that answers sees them: it is the first.
+
+    A broker is `alive`, `leaving`, `silent` (not heard of for three beats, or its connection broke) or `gone` (not
+    heard of for long).
+    """
+    with connection.connect() as client:
+        brokers = client.brokers()
+    if output == "json":
+        for one in brokers:
+            print_json(msgspec.structs.asdict(one))
+        return
+    rows = [
+        (
+            one.name,
+            one.address,
+            one.state,
+            _ago(one.last_seen_s),
+            one.store,
+            one.epoch,
+            f"{one.connections:,}",
+            f"{one.topics:,}",
+            one.id,
+        )
+        for one in brokers
+    ]
+    columns = ("NAME", "ADDRESS", "STATE", "LAST SEEN", "STORE", "#EPOCH", "#CONNECTIONS", "#TOPICS", "ID")
+    print_table(columns, rows, empty="no brokers")
+
+
+@cluster.command
+def forget(
+    broker: Annotated[str, Parameter(help="The id or address of a broker, as `cluster ls` shows it.")],
+    /,
+    *,
+    connection: Connection = Connection(),  # noqa: B008
+) -> int:
+    """Do not expect a broker back that is gone for good.
+
+    A broker with messages on its own disk stays in the list when it is gone, and ordered keys wait for it. Forgotten,
+    they go to the others. All brokers that can be reached are told.
+    """
+    with connection.connect() as client:
+        told, failed = 0, None
+        for one in client.brokers():
+            if broker in (one.id, one.address) or one.state != "alive":
+                continue
+            try:
+                with _at(connection, one) as there:
+                    there.forget_broker(broker)
+                told += 1
+            except TowlineError as error:
+                failed = error
+                note(f"{one.address}: {error}")
+    if failed is not None and not told:
+        return 1
+    note(f"{told} broker(s) do not expect {broker} any more")
+    return 0
+
+
+def clients(
+    topic: Annotated[str, Parameter(help="Only the consumers of this topic.")] = "",
+    group: Annotated[str, Parameter(help="Only the consumers of this group.")] = "",
+    /,
+    *,
+    here: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Ask the broker of the URL only, not all of its cluster.")
+    ] = False,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """List who is connected: consumers with their rank in the group, producers, others.
+
+    RANK is the place of a consumer among the consumers of its group at that broker, by name, of so many in all.
+    """
+    found: list[tuple[BrokerState, ClientState]] = []
+    with connection.connect() as client:
+        me, *others = client.brokers()
+        found += [(me, one) for one in client.clients(topic, group)]
+        for other in [] if here else others:
+            if other.state != "alive":
+                note(f"{other.address} is {other.state}")
+                continue
+            try:
+                with _at(connection, other) as there:
+                    found += [(other, one) for one in there.clients(topic, group)]
+            except TowlineError as error:
+                note(f"{other.address}: {error}")
+    if output == "json":
+        for broker, one in found:
+            print_json({"broker": broker.name, "broker_address": broker.address} | msgspec.structs.asdict(one))
+        return
+    rows = [_row(broker, one) for broker, one in found]
+    columns = ("BROKER", "ADDRESS", "ROLE", "TOKEN", "TOPIC", "GROUP", "CONSUMER", "RANK", "#IN FLIGHT", "LAST SEEN")
+    print_table(columns, rows, empty="no clients")
+
+
+def _at(connection: Connection, broker: BrokerState) -> Client:
+    """A client of this one broker."""
+    return replace(connection, url=_url(broker)).connect()
+
+
+def _url(broker: BrokerState) -> str:
+    return f"{'towlines' if broker.tls else 'towline'}://{broker.address}"
+
+
+def _row(broker: BrokerState, one: ClientState) -> tuple[Any, ...]:
+    return (
+        broker.address,
+        one.address,
+        one.role,
+        one.token,
+        one.topic,
+        one.group,
+        one.consumer,
+        f"{one.rank} of {one.total}" if one.total else "",
+        f"{one.in_flight:,}" if one.consumer else "",
+        _ago(one.last_seen_s),
+    )
+
+
+def _ago(seconds: float) -> str:
+    return f"{seconds:.1f} s ago"

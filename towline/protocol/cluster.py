@@ -1,0 +1,155 @@
+"""Requests and answers about a cluster: who its brokers and clients are, and messages handed to another broker."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from towline.model import GroupConfig
+from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
+
+__all__ = [
+    "BROKERS_MAX",
+    "BrokerState",
+    "Brokers",
+    "ClientState",
+    "Clients",
+    "ForgetBroker",
+    "HandBack",
+    "HandedBack",
+    "ListBrokers",
+    "ListClients",
+    "Meet",
+    "Met",
+]
+
+BROKERS_MAX = 100
+
+_Name = Annotated[str, msgspec.Meta(max_length=100)]
+_Address = Annotated[str, msgspec.Meta(max_length=300)]
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class BrokerState(msgspec.Struct, frozen=True, array_like=True):
+    """One broker of a cluster, as another one (or itself) sees it."""
+
+    id: _Name
+    """Does not change while its store does not: by this a broker that returns is known."""
+    name: _Name
+    address: _Address
+    """`host:port` by which clients and other brokers reach it."""
+    epoch: int = 0
+    """Grows with every start."""
+    state: str = "alive"
+    """`alive`, `silent` (not heard of for three beats), `gone` (for much longer), or `leaving` (it said so)."""
+    last_seen_s: float = 0.0
+    store: _Name = ""
+    """The kind of its store: `file`, `memory`, `mysql`, …"""
+    tls: bool = False
+    connections: int = 0
+    topics: int = 0
+    uptime_s: float = 0.0
+
+
+class Meet(Request, frozen=True, array_like=True):
+    """From broker to broker: I am here, and these are those I know. Said again with every beat."""
+
+    kind = 80
+    me: BrokerState
+    known: Annotated[list[BrokerState], msgspec.Meta(max_length=BROKERS_MAX)] = msgspec.field(default_factory=list)
+
+
+class Met(Answer, frozen=True, array_like=True):
+    kind = 208
+    me: BrokerState
+    known: list[BrokerState] = msgspec.field(default_factory=list)
+
+
+class ListBrokers(Request, frozen=True, array_like=True):
+    """Which brokers are there?"""
+
+    kind = 81
+
+
+class Brokers(Answer, frozen=True, array_like=True):
+    kind = 209
+    me: str
+    """The id of the broker that answers; it is the first of the list."""
+    brokers: list[BrokerState]
+    clustered: bool = False
+    """Whether it is one of a cluster, though it may be alone at the moment."""
+    shared: bool = False
+    """Whether the brokers share one store, so that each topic is served by one of them at a time."""
+
+
+class ClientState(msgspec.Struct, frozen=True, array_like=True):
+    """One consumer on a connection, or a connection without consumers."""
+
+    address: str
+    role: str
+    """`consumer`, `producer` (it has sent something), `broker` or `client`."""
+    token: str = ""
+    software: str = ""
+    connected_s: float = 0.0
+    last_seen_s: float = 0.0
+    sends: int = 0
+    """Requests by which it sent messages."""
+    topic: str = ""
+    group: str = ""
+    consumer: str = ""
+    rank: int = -1
+    """Its place among the consumers of its group, by name, from 0 on."""
+    total: int = 0
+    """How many consumers its group has."""
+    in_flight: int = 0
+    waiting: bool = False
+
+
+class ListClients(Request, frozen=True, array_like=True):
+    """Who is connected to this broker? Of one topic or group only, if they are named."""
+
+    kind = 82
+    topic: _Name = ""
+    group: _Name = ""
+
+
+class Clients(Answer, frozen=True, array_like=True):
+    kind = 210
+    clients: list[ClientState]
+
+
+class ForgetBroker(Request, frozen=True, array_like=True):
+    """Do not expect this broker back. Answered by `Done`."""
+
+    kind = 83
+    id: _Name
+
+
+class HandBack(Request, frozen=True, array_like=True):
+    """A consumer failed with messages of another broker, which cannot be reached: here they are, whole, in the frame
+    behind this. They go to the group's own lane, to be tried again when they are due."""
+
+    kind = 84
+    topic: _Name
+    group: _Name
+    config: GroupConfig | None
+    """Makes the group, if it is not here yet."""
+    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    """The priority of the messages."""
+    attempt: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    """The attempt that failed."""
+    reason: Annotated[str, msgspec.Meta(max_length=8192)] = ""
+    delay_s: float | None = None
+    dead: bool = False
+    """Do not try again."""
+
+
+class HandedBack(Answer, frozen=True, array_like=True):
+    kind = 212
+    first: _Natural
+    repeated: bool = False
+
+
+REQUESTS.update({cls.kind: cls for cls in (Meet, ListBrokers, ListClients, ForgetBroker, HandBack)})
+ANSWERS.update({cls.kind: cls for cls in (Met, Brokers, Clients, HandedBack)})
