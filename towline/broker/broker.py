@@ -26,8 +26,8 @@ from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
 from towline.broker.metering import measure
 from towline.broker.moving import purge, seek
-from towline.broker.ordering import shards_in, wrong_shard
-from towline.broker.recovery import Snapshots, recover_group, recover_producers
+from towline.broker.ordering import wrong_shard
+from towline.broker.recovery import Snapshots, find_uncatalogued, recover_group, recover_producers
 from towline.broker.registry import Registry
 from towline.broker.scanning import locate_in, scan, survey
 from towline.broker.scheduling import Scheduler
@@ -110,7 +110,7 @@ class Broker:
         self._pulls = itertools.count(self.epoch * PULLS_PER_EPOCH + 1)
         await self.registry.load(self.epoch)
         await self._catalog.load()
-        self._find_uncatalogued()
+        find_uncatalogued(self.store, self._catalog, self.clock)
         await self._snapshots.load()
         self._topics = {name: Topic(config, self.store) for name, config in self._catalog.topics.items()}
         for (topic, name), config in list(self._catalog.groups.items()):
@@ -145,23 +145,6 @@ class Broker:
         self.transactions = Escrow(self.store, self.clock, self._sender, self.settings, self._reclaim)
         await self.transactions.recover()
         await self._catalog.save()
-
-    def _find_uncatalogued(self) -> None:
-        """Topics and groups that were made just before a crash: their streams are there, their entry is not yet."""
-        for stream in self.store.streams("lane/"):
-            topic = stream.split("/")[1]
-            first, end, _ = self.store.bounds(stream)
-            if topic not in self._catalog.topics and first < end:
-                log.warning("topic %s is in the store but not in topics.json: added from the template", topic)
-                shards = shards_in(self.store, topic)
-                self._catalog.put_topic(msgspec.structs.replace(self._catalog.from_template(topic), shards=shards))
-        for stream in self.store.streams("pull/"):
-            _, topic, group = stream.split("/")
-            first, end, _ = self.store.bounds(stream)
-            unknown = (topic, group) not in self._catalog.groups and topic in self._catalog.topics
-            if unknown and first < end and not group.startswith(PRIVATE):
-                log.warning("group %s on topic %s is added with default settings", group, topic)
-                self._catalog.put_group(GroupConfig(topic, group, created_at_us=self.clock.now_us()))
 
     def _install(self, topic: Topic, group: Group) -> Dispatcher:
         dispatcher = Dispatcher(

@@ -9,8 +9,10 @@ from typing import Final
 import msgspec
 
 from towline.broker.agenda import parcels_in
+from towline.broker.catalog import Catalog
 from towline.broker.config_file import ConfigFile, DataVersion
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.ordering import shards_in
 from towline.broker.scheduling import delay_mark
 from towline.clock import Clock
 from towline.delivery import Dedup, Group, GroupSnapshot, Producers, decode_event, mend, restore, snapshot
@@ -20,10 +22,10 @@ from towline.delivery.producers import ProducersSnapshot
 from towline.errors import StoreDamaged
 from towline.frame import Frame
 from towline.frame.layout import DEDUP
-from towline.model import Durability, GroupConfig, pull_stream
+from towline.model import PRIVATE, Durability, GroupConfig, pull_stream
 from towline.store import Chunk, Store
 
-__all__ = ["Snapshots", "recover_group", "recover_producers"]
+__all__ = ["Snapshots", "find_uncatalogued", "recover_group", "recover_producers"]
 
 log = logging.getLogger("towline.broker")
 
@@ -203,3 +205,21 @@ async def _frames_since(store: Store, stream: str, at: int) -> AsyncIterator[Chu
             if not chunk.start:
                 yield chunk
         at = max(read.next, at + 1)
+
+
+def find_uncatalogued(store: Store, catalog: Catalog, clock: Clock) -> None:
+    """Topics and groups that were made just before a crash: their streams are there, their entry is not yet."""
+    for stream in store.streams("lane/"):
+        topic = stream.split("/")[1]
+        first, end, _ = store.bounds(stream)
+        if topic not in catalog.topics and first < end:
+            log.warning("topic %s is in the store but not in topics.json: added from the template", topic)
+            shards = shards_in(store, topic)
+            catalog.put_topic(msgspec.structs.replace(catalog.from_template(topic), shards=shards))
+    for stream in store.streams("pull/"):
+        _, topic, group = stream.split("/")
+        first, end, _ = store.bounds(stream)
+        unknown = (topic, group) not in catalog.groups and topic in catalog.topics
+        if unknown and first < end and not group.startswith(PRIVATE):
+            log.warning("group %s on topic %s is added with default settings", group, topic)
+            catalog.put_group(GroupConfig(topic, group, created_at_us=clock.now_us()))
