@@ -28,6 +28,7 @@ from towline.cli.rules import acl
 from towline.cli.run import run as run_app
 from towline.cli.send import send
 from towline.cli.serve import serve
+from towline.cli.spark import spark
 from towline.cli.tokens import token
 from towline.cli.topics import topic
 from towline.cli.trace import trace
@@ -42,6 +43,7 @@ _MESSAGES = Group("Messages", sort_key=1)
 _ADMIN = Group("Administration", sort_key=2)
 _ACCESS = Group("Access", sort_key=3)
 _BROKER = Group("Broker", sort_key=4)
+_JOBS = Group("Many messages", sort_key=5)
 
 app = App(
     name="towline",
@@ -71,6 +73,8 @@ app.command(rest, group=_BROKER, sort_key=1)
 for place, commands in enumerate((log, bench), start=2):
     commands.group, commands.sort_key = (_BROKER,), place
     app.command(commands)
+spark.group = (_JOBS,)
+app.command(spark)
 app.command(version, group=_BROKER, sort_key=4)
 
 

@@ -1,0 +1,220 @@
+"""Consumption against production: what of the messages sent in a window was lost, sent twice, late or out of order.
+
+| finding | meaning |
+|---|---|
+| missing | a sequence number of a lane that holds no message, though the lane goes on behind it |
+| unsent | expected by the producers' own account (`expected`), but in no lane |
+| lost | a group never handled it and never will: dropped by retention, unreadable, or passed over |
+| dead | a group gave it up: it is among its dead letters |
+| pending | not settled yet, though it is older than `late_s` |
+| late | settled, but later than `late_s` after it could be delivered |
+| duplicated | sent more than once: the same identity twice in a topic |
+| repeated | acknowledged more than once by a group |
+| disordered | of one key, in an ordered lane: settled before one that was sent before it |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from towline.errors import BadRequest
+from towline.spark.jobs.manifest import Archive
+from towline.spark.jobs.trace import Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["FINDINGS", "Finding", "Reconciled", "reconcile"]
+
+SAMPLES: Final = 10
+FINDINGS: Final = ("missing", "unsent", "lost", "dead", "pending", "late", "duplicated", "repeated", "disordered")
+HARMLESS: Final = frozenset({"late", "pending"})
+"""Found, but no failure unless `strict`."""
+
+
+class Finding(msgspec.Struct):
+    what: str
+    topic: str
+    group: str
+    count: int
+    samples: list[str]
+    """A few ids, oldest first."""
+
+
+class Reconciled(msgspec.Struct):
+    sent: int
+    """Messages in the window."""
+    deliveries: int
+    """Messages, times the groups that they are for."""
+    settled: int
+    """Of these, acknowledged."""
+    findings: list[Finding] = []
+    strict: bool = False
+
+    @property
+    def sound(self) -> bool:
+        return not any(self.strict or finding.what not in HARMLESS for finding in self.findings)
+
+
+def reconcile(
+    spark: SparkSession,
+    archive: Archive,
+    trace: DataFrame,
+    *,
+    window: Window = Window(),  # noqa: B008 it is frozen
+    topics: list[str] | None = None,
+    late_s: float = 60.0,
+    identity: str = "",
+    order: str = "auto",
+    expected: DataFrame | None = None,
+    strict: bool = False,
+    now_us: int = 0,
+) -> Reconciled:
+    """Check the messages of a window; `trace` is their trace.
+
+    `identity` says when two messages are the same: `key`, `body`, `key+body`, `dedup_id` or `header:NAME`; none is
+    looked for without it. `order` is `auto` (lanes of ordered topics), `all` or `none`. `expected` has a column `key`
+    (and `topic`, if there are several) of what producers say they sent. `now_us` is when the archive was made: what is
+    not settled by then is pending.
+    """
+    from pyspark.sql import functions as f
+
+    if order not in ("auto", "all", "none"):
+        raise BadRequest(f"order {order!r}: give auto, all or none")
+    messages = _messages(spark, archive, topics, window)
+    trace = trace.persist()
+    try:
+        counts = trace.agg(f.count("*"), f.sum(f.when(trace.status == "SUCCESS", 1))).first()
+        late_us = round(late_s * 1_000_000)
+        ready = f.unix_micros("sent_at")
+        found = [
+            *_missing(archive, topics, window),
+            *([] if expected is None else _unsent(messages, expected)),
+            *_by_group("lost", trace.filter(trace.status.isin("GONE", "UNKNOWN"))),
+            *_by_group("dead", trace.filter(trace.status == "DEAD")),
+            *_by_group(
+                "pending", trace.filter(trace.status.isin("NEW", "RUNNING", "FAIL") & (ready + late_us < now_us))
+            ),
+            *_by_group("late", trace.filter((trace.status == "SUCCESS") & (trace.total_us > late_us))),
+            *(_duplicated(messages, identity) if identity else []),
+            *_by_group("repeated", trace.filter(trace.acks > 1)),
+            *(_by_group("disordered", _disordered(trace, order)) if order != "none" else []),
+        ]
+        sent = messages.count()
+    finally:
+        trace.unpersist()
+    assert counts is not None, "an aggregate has a row"
+    return Reconciled(sent, counts[0], counts[1] or 0, found, strict)
+
+
+def _messages(spark: SparkSession, archive: Archive, topics: list[str] | None, window: Window) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    urls = [archive.place.url(entry.path) for entry in archive.files("messages", topics) if window.overlaps(entry)]
+    if not urls:
+        raise BadRequest(f"{archive.place}: no messages of these topics and times")
+    frame = spark.read.option("basePath", archive.place.url("messages")).parquet(*urls)
+    at = f.unix_micros("appended_at")
+    frame = frame.filter(at >= window.from_us)
+    return frame.filter(at < window.to_us) if window.to_us else frame
+
+
+def _missing(archive: Archive, topics: list[str] | None, window: Window) -> list[Finding]:
+    """Holes: files know how many rows they hold, so that none has to be read."""
+    holes: dict[str, list[tuple[int, int]]] = {}
+    before: dict[str, int] = {}
+    for entry in archive.files("messages", topics):
+        if not window.overlaps(entry):
+            continue
+        hole = entry.end - entry.first - entry.rows + max(0, entry.first - before.get(entry.stream, entry.first))
+        if hole:
+            holes.setdefault(entry.stream, []).append((before.get(entry.stream, entry.first), hole))
+        before[entry.stream] = entry.end
+    found = []
+    for stream, some in holes.items():
+        _, topic, lane = stream.split("/")
+        samples = [f"{count} of {topic}/{lane} from {first} on" for first, count in some[:SAMPLES]]
+        found.append(Finding("missing", topic, "", sum(count for _, count in some), samples))
+    return found
+
+
+def _unsent(messages: DataFrame, expected: DataFrame) -> list[Finding]:
+    if "key" not in expected.columns:
+        raise BadRequest("what is expected has no column key")
+    on = ["topic", "key"] if "topic" in expected.columns else ["key"]
+    gone = expected.select(on).distinct().join(messages.select(on).distinct(), on, "left_anti")
+    count = gone.count()
+    samples = [row["key"] for row in gone.orderBy(*on).limit(SAMPLES).collect()] if count else []
+    return [Finding("unsent", "", "", count, samples)] if count else []
+
+
+def _by_group(what: str, found: DataFrame) -> list[Finding]:
+    from pyspark.sql import functions as f
+
+    least = f.slice(f.sort_array(f.collect_list(f.struct("sent_at", "lane", "seq", "id"))), 1, SAMPLES)
+    ranked = found.select("topic", "group", "sent_at", "lane", "seq", "id")
+    counts = ranked.groupBy("topic", "group").count().orderBy("topic", "group").collect()
+    findings = []
+    for row in counts:
+        some = ranked.filter((f.col("topic") == row["topic"]) & (f.col("group") == row["group"]))
+        samples = some.orderBy("sent_at", "lane", "seq").limit(SAMPLES).agg(least.alias("some")).first()
+        assert samples is not None, "an aggregate has a row"
+        findings.append(Finding(what, row["topic"], row["group"], row["count"], [one["id"] for one in samples["some"]]))
+    return findings
+
+
+def _identity(identity: str) -> list[Column]:
+    from pyspark.sql import functions as f
+
+    kind, _, name = identity.partition(":")
+    if kind == "header" and name:
+        return [f.col("headers")[name]]
+    columns: dict[str, list[Any]] = {
+        "key": ["key"],
+        "body": ["body"],
+        "key+body": ["key", "body"],
+        "dedup_id": ["dedup_id"],
+    }
+    if identity not in columns:
+        raise BadRequest(f"identity {identity!r}: give key, body, key+body, dedup_id or header:NAME")
+    return [f.col(column) for column in columns[identity]]
+
+
+def _duplicated(messages: DataFrame, identity: str) -> list[Finding]:
+    """Every message but the first of its identity; by hash, so that no bodies are shuffled."""
+    from pyspark.sql import functions as f
+
+    columns = _identity(identity)
+    known = messages
+    for column in columns:
+        known = known.filter(column.isNotNull())
+    marked = known.select(
+        "topic", "lane", "seq", "appended_at", f.xxhash64(*columns).alias("one"), f.hash(*columns).alias("two")
+    )
+    several = marked.groupBy("topic", "one", "two").agg(
+        f.count("*").alias("times"), f.sort_array(f.collect_list(f.struct("appended_at", "lane", "seq"))).alias("all")
+    )
+    several = several.filter("times > 1")
+    found = []
+    for row in several.groupBy("topic").agg(f.sum(f.col("times") - 1).alias("count")).orderBy("topic").collect():
+        some = several.filter(f.col("topic") == row["topic"]).orderBy(f.col("all")[0]["appended_at"]).limit(SAMPLES)
+        samples = [
+            " = ".join(f"{row['topic']}/{each['lane']}/{each['seq']}" for each in one["all"][:5])
+            for one in some.collect()
+        ]
+        found.append(Finding("duplicated", row["topic"], "", row["count"], samples))
+    return found
+
+
+def _disordered(trace: DataFrame, order: str) -> DataFrame:
+    """Settled before one of the same key that came before it in its lane."""
+    from pyspark.sql import Window as Over
+    from pyspark.sql import functions as f
+
+    chosen = trace.filter("status in ('SUCCESS', 'DEAD') and key is not null")
+    if order == "auto":
+        chosen = chosen.filter(f.col("lane").rlike("^[0-9]+$"))
+    before = Over.partitionBy("topic", "group", "lane", "key").orderBy("seq").rowsBetween(Over.unboundedPreceding, -1)
+    return chosen.withColumn("latest", f.max("settled_at").over(before)).filter("settled_at < latest")

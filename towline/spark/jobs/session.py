@@ -1,0 +1,77 @@
+"""The Spark session of a job."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+from towline.errors import Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["session"]
+
+SETTINGS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+@contextmanager
+def session(
+    name: str, master: str | None = None, settings: Mapping[str, str] | None = None, *, quiet: bool = False
+) -> Iterator[SparkSession]:
+    """A session for one job. Under `spark-submit` it is the submitted one; else `local[*]`, if no master is named. One
+    that is there already is used as it is, and left open. `quiet` keeps off the terminal what the JVM logs."""
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise Unavailable(f"Spark is not installed ({error}): pip install 'towline[spark]'") from None
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    builder: Any = SparkSession.builder.appName(name)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if master or not submitted:
+        builder = builder.master(master or "local[*]")
+        if (master or "local").startswith("local"):
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    for key, value in {**SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    with tempfile.TemporaryFile() as log:
+        try:
+            with _stderr_to(log.fileno()) if quiet and not submitted else nullcontext():
+                spark = builder.getOrCreate()
+        except (PySparkException, OSError, RuntimeError) as error:
+            log.seek(0)
+            said = log.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise Unavailable(f"Spark does not start: {said or error}; is Java 17 there (JAVA_HOME)?") from None
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            yield spark
+        finally:
+            if not submitted:
+                spark.stop()
+
+
+@contextmanager
+def _stderr_to(fd: int) -> Iterator[None]:
+    """What is started meanwhile, the JVM, keeps its stderr there."""
+    kept = os.dup(2)
+    try:
+        os.dup2(fd, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
