@@ -28,15 +28,19 @@ DAY = 86_400 * SECOND
 SMALL = Options(compact_files=0, task_rows=100)
 
 
+def query(text: str) -> list[tuple[Any, ...]]:
+    return duckdb.connect().execute(text).fetchall()
+
+
 def rows_of(folder: Path) -> list[tuple[str, int, bytes]]:
-    found = duckdb.sql(f"select topic, seq, body from '{folder}/messages/**/*.parquet' order by topic, lane, seq")
-    return [(topic, seq, bytes(body)) for topic, seq, body in found.fetchall()]
+    found = query(f"select topic, seq, body from '{folder}/messages/**/*.parquet' order by topic, lane, seq")
+    return [(topic, seq, bytes(body)) for topic, seq, body in found]
 
 
 def test_every_reader_sees_what_was_sent(spark: SparkSession, mq: towline.Client, tmp_path: Path) -> None:
     bodies = [f"body {n}".encode() for n in range(2_000)]
     for priority in ("high", "middle"):
-        mq.send_many("orders", bodies, keys=[f"key-{n}" for n in range(2_000)], priority=priority)  # type: ignore[arg-type]
+        mq.send_many("orders", bodies, keys=[f"key-{n}" for n in range(2_000)], priority=priority)
     mq.send("other", b"one", headers={"kind": "odd", "æ": "ø"})
     to = tmp_path / "archive"
     done = archive(spark, Source.of(path=str(tmp_path / "data")), str(to), SMALL)
@@ -125,13 +129,11 @@ def test_events_dead_letters_and_what_was_sent_again_are_archived(
         consumer.pull(max_messages=1, wait=5).ack()
     to = tmp_path / "archive"
     archive(spark, Source.of(path=str(tmp_path / "data")), str(to), SMALL)
-    events = duckdb.sql(f"select event, consumer from '{to}/events/**/*.parquet' order by number").fetchall()
+    events = query(f"select event, consumer from '{to}/events/**/*.parquet' order by number")
     assert {event for event, _ in events} >= {"started", "pulled", "acked", "gaveup", "buried", "resent"}
     assert {consumer for event, consumer in events if event == "pulled"} == {"ann"}
-    assert duckdb.sql(f"select origin, reason from '{to}/dead/**/*.parquet'").fetchall() == [
-        ("orders/middle/0", "no good")
-    ]
-    assert duckdb.sql(f"select origin from '{to}/own/**/*.parquet'").fetchall() == [("orders/middle/0",)]
+    assert query(f"select origin, reason from '{to}/dead/**/*.parquet'") == [("orders/middle/0", "no good")]
+    assert query(f"select origin from '{to}/own/**/*.parquet'") == [("orders/middle/0",)]
 
 
 def test_verify_finds_what_is_wrong(spark: SparkSession, mq: towline.Client, tmp_path: Path) -> None:
