@@ -12,3 +12,4 @@ settings.load_profile("patient")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=50, help="how often the broker is killed under load (default 50)")
+    parser.addoption("--cuts", type=int, default=40, help="how often a connection is cut at COMMIT (default 40)")

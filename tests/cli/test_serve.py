@@ -102,7 +102,8 @@ def test_an_address_in_use_is_said_and_not_a_traceback(cli: Cli, tmp_path: Path)
     ("flags", "said"),
     [
         (("--store", "memory:", "--listen", "nonsense"), "error: listen 'nonsense': write HOST:PORT"),
-        (("--store", "./data2"), "error: store './data2': write memory: or file:DIR; for a folder: file:./data2"),
+        (("--store", "./data2"), "error: store './data2': write memory:, file:DIR or mysql://"),
+        (("--store", "mysql://u:secret@h/db"), "error: store 'mysql://u:…@h/db': the password does not belong here"),
         (("--store", "memory:", "--tls-cert", "x.pem"), "error: TLS takes both"),
     ],
 )

@@ -94,9 +94,18 @@ def test_a_second_broker_on_the_same_folder_is_refused(tmp_path: Path) -> None:
             client.send("t", [b"still here"])
 
 
-@pytest.mark.parametrize("store", ["", "memory", "file:", "mysql://x", "memory:x"])
+@pytest.mark.parametrize("store", ["", "memory", "file:", "sqlite://x", "memory:x"])
 def test_a_store_that_is_none_is_refused(store: str) -> None:
-    assert failing_start(store=store) == f"error: store {store!r}: write memory: or file:DIR\n"
+    advice = "write memory:, file:DIR or mysql://USER@HOST:PORT/DATABASE"
+    assert failing_start(store=store) == f"error: store {store!r}: {advice}\n"
+
+
+def test_a_database_that_cannot_be_had_is_one_clear_line() -> None:
+    assert failing_start(store="mysql://x") == (
+        "error: store 'mysql://x': write mysql://USER@HOST:PORT/DATABASE, several hosts with commas\n"
+    )
+    said = failing_start(store="mysql://nobody@127.0.0.1:1/queue")
+    assert said.startswith("error: the database nobody@127.0.0.1:1/queue cannot be used at the moment: cannot connect")
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:

@@ -108,6 +108,15 @@ class SqlStore:
     def failure(self) -> TowlineError | None:
         return self._writer.failure
 
+    def figures(self) -> dict[str, int]:
+        """What was done so far."""
+        return {
+            "transactions": self._writer.transactions,
+            "replays": self._writer.replays,
+            "reads": self._reader.reads,
+            "queued_bytes": self._writer.queued_bytes,
+        }
+
     # --- append -------------------------------------------------------------------------------------------------------
 
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:

@@ -1,0 +1,156 @@
+"""Leases with an epoch: one owner at a time, taken over when it is silent, and a deposed one changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from tests.contract.stores import all_bodies, frame_of, put
+from tests.sql.server import mariadb
+from towline.errors import OwnershipLost, StoreLocked
+from towline.store.sql import Database, Ownership, SqlSettings, SqlStore, open_sql
+from towline.store.sql.opening import prepare_database
+
+
+@asynccontextmanager
+async def prepared(settings: SqlSettings, **changes: float) -> AsyncIterator[Database]:
+    database = await prepare_database(msgspec.structs.replace(settings, **changes))
+    yield database
+    await database.close()
+
+
+def freeze(store: SqlStore) -> None:
+    """What SIGSTOP does to its broker: the lease is not renewed any more, but all memory stays."""
+    store._writer._task.cancel()
+
+
+async def test_a_realm_has_one_owner_at_a_time(settings: SqlSettings) -> None:
+    async with prepared(settings, lease_s=30) as database:
+        one, two = Ownership(database, "one", "host1:7400"), Ownership(database, "two")
+        lease = await one.acquire("main")
+        assert lease is not None
+        assert lease.epoch == 1
+        assert await two.acquire("main") is None
+        assert await one.acquire("main") is None, "another process may have the same name"
+        assert await two.acquire("other") is not None
+        holders = {holder.realm: holder for holder in await two.holders()}
+        assert holders["main"].owner == "one"
+        assert holders["main"].address == "host1:7400"
+        assert 20 < holders["main"].left_s <= 30
+        with pytest.raises(StoreLocked, match=r"one at host1:7400.*Stop that one"):
+            await two.wait_for("main", 0.2)
+
+
+async def test_a_released_realm_is_free_at_once_and_an_heir_comes_first(settings: SqlSettings) -> None:
+    async with prepared(settings, lease_s=30) as database:
+        one, two, three = (Ownership(database, name) for name in ("one", "two", "three"))
+        lease = await one.acquire("main")
+        assert lease is not None
+        await one.release(lease, heir="two")
+        assert await three.acquire("main") is None
+        inherited = await two.acquire("main")
+        assert inherited is not None
+        assert inherited.epoch == 2
+        await one.release(lease)
+        assert await three.acquire("main") is None, "the lease that one let go of is not one's any more"
+        await two.release(inherited)
+        assert await three.acquire("main") is not None
+
+
+async def test_an_open_store_keeps_its_realm_and_a_silent_one_loses_it_within_three_seconds(
+    settings: SqlSettings,
+) -> None:
+    async with prepared(settings) as database:
+        one, two = Ownership(database, "one"), Ownership(database, "two")
+        lease = await one.acquire("main")
+        assert lease is not None
+        store = await SqlStore.open(database, lease)
+        deadline = time.monotonic() + 1.5 * lease.lease_s
+        while time.monotonic() < deadline:
+            assert await two.acquire("main") is None
+            await asyncio.sleep(0.1)
+        freeze(store)
+        begin = time.monotonic()
+        taken = await two.wait_for("main", 10)
+        assert time.monotonic() - begin <= 3
+        assert taken.epoch == lease.epoch + 1
+        await store.close()
+
+
+async def test_a_deposed_owner_changes_nothing(settings: SqlSettings) -> None:
+    async with prepared(settings, lease_s=0.3) as database:
+        one, two = Ownership(database, "one"), Ownership(database, "two")
+        lease = await one.acquire("main")
+        assert lease is not None
+        zombie = await SqlStore.open(database, lease)
+        await put(zombie, "lane/a/low", frame_of(2, mark="before")).done
+        await zombie.save("x", b"before")
+        freeze(zombie)
+        await asyncio.sleep(0)
+        taken = await two.wait_for("main", 10)
+        owner = await SqlStore.open(database, msgspec.structs.replace(taken, lease_s=30))
+        await put(owner, "lane/a/low", frame_of(2, mark="owner")).done
+        await owner.save("x", b"owner")
+
+        # It wakes up, and goes on where it was.
+        zombie._writer._task = asyncio.get_running_loop().create_task(zombie._writer._run())
+        late = put(zombie, "lane/a/low", frame_of(2, mark="zombie"))
+        with pytest.raises(OwnershipLost, match="belongs to another broker by now: two"):
+            await late.done
+        with pytest.raises(OwnershipLost):
+            await zombie.save("x", b"zombie")
+        with pytest.raises(OwnershipLost):
+            await zombie.trim("lane/a/low", 2)
+        with pytest.raises(OwnershipLost):
+            put(zombie, "lane/a/low", frame_of(1))
+        assert zombie.lost.done()
+        await zombie.close()
+
+        assert [body[:6] for body in await all_bodies(owner, "lane/a/low")] == [b"before"] * 2 + [b"owner:"] * 2
+        assert await owner.load("x") == b"owner"
+        await owner.close()
+        assert await two.acquire("main") is not None, (
+            "closing the zombie took nothing from the owner, closing it freed it"
+        )
+
+
+async def test_a_killed_brokers_successor_waits_for_its_lease(settings: SqlSettings) -> None:
+    store = await open_sql(settings, owner="one")
+    await put(store, "lane/a/low", frame_of(3, mark="1")).done
+    freeze(store)
+    successor = await open_sql(settings, owner="two")
+    assert len(await all_bodies(successor, "lane/a/low")) == 3
+    assert put(successor, "lane/a/low", frame_of(1)).firsts == (3,)
+    await successor.close()
+    await store.close()
+
+
+async def test_realms_of_one_database_do_not_mix(settings: SqlSettings) -> None:
+    async with prepared(settings) as database:
+        ownership = Ownership(database, "one")
+        stores = []
+        for realm in ("a", "b"):
+            lease = await ownership.acquire(realm)
+            assert lease is not None
+            stores.append(await SqlStore.open(database, lease))
+        for store in stores:
+            realm = store.lease.realm
+            await put(store, f"lane/{realm}/low", frame_of(2, mark=realm)).done
+            await put(store, "delay/marks", frame_of(1, mark=realm)).done
+            await store.save("x", realm.encode())
+        for store in stores:
+            realm = store.lease.realm
+            assert store.streams() == ["delay/marks", f"lane/{realm}/low"]
+            assert (await all_bodies(store, "delay/marks"))[0].startswith(realm.encode())
+            assert await store.load("x") == realm.encode()
+            await store.close()
+
+
+async def test_the_server_of_a_test_runs_without_root() -> None:
+    owner = next(mariadb().data.iterdir()).owner()
+    assert owner != "root"
