@@ -27,13 +27,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": GROUND,
     "clock": GROUND,
     "settings": GROUND,
+    "alarms": GROUND,
     "frame": GROUND,
     "delivery": GROUND | {"frame"},
     "store": GROUND | {"frame"},
-    "protocol": GROUND | {"frame"},
-    "broker": GROUND | {"settings", "frame", "delivery", "store", "protocol"},
-    "client": GROUND | {"settings", "frame", "protocol"},
-    "console": GROUND | {"frame", "protocol", "client", "towline"},
+    "protocol": GROUND | {"frame", "alarms"},
+    "broker": GROUND | {"settings", "frame", "delivery", "store", "protocol", "alarms"},
+    "client": GROUND | {"settings", "frame", "protocol", "alarms"},
+    # What a client's calls answer is made of the protocol's structs.
+    "console": GROUND | {"frame", "client", "towline", "protocol", "alarms"},
     "spark": GROUND | {"frame", "client", "towline"},
 }
 
@@ -47,6 +49,7 @@ WAITING = {"asyncio", "multiprocessing", "select", "selectors", "socket", "ssl",
 FORBIDDEN_MODULES: dict[str, set[str]] = {
     "delivery": WAITING | {"os", "pathlib", "random", "secrets", "shutil", "tempfile", "time"},
     "protocol": WAITING | {"random", "time"},
+    "alarms": WAITING | {"os", "pathlib", "random", "secrets", "smtplib", "time"},
     "frame": WAITING | {"random", "time"},
 }
 

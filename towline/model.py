@@ -16,6 +16,7 @@ __all__ = [
     "AT_MOST_ONCE",
     "DELAY",
     "DELAY_LEVELS",
+    "EMAILS_MAX",
     "LANES",
     "MAX_GROUPS_PER_TOPIC",
     "MAX_SHARDS",
@@ -30,6 +31,7 @@ __all__ = [
     "Span",
     "TopicConfig",
     "check_consumer",
+    "check_emails",
     "check_group",
     "check_producer_group",
     "check_topic",
@@ -58,6 +60,7 @@ PRIVATE = "~"
 
 AT_MOST_ONCE = "at-most-once"
 
+EMAILS_MAX = 20
 MAX_TOPICS = 20_000
 MAX_GROUPS_PER_TOPIC = 1_000
 MAX_SHARDS = 1_024
@@ -67,6 +70,7 @@ MAX_SHARDS_IN_ALL = 65_536
 
 _TOPIC = re.compile(r"[a-z0-9][a-z0-9._-]{0,49}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
+_EMAIL = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63}){0,8}")
 _GROUP = re.compile(r"~?[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 
 
@@ -164,9 +168,16 @@ class TopicConfig(msgspec.Struct, frozen=True):
     shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)] = 0
     """0 is a shared topic, with a lane for each priority. More is an ordered one, with so many shard lanes; it stays so
     for as long as the topic exists."""
+    business_line: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """The application or team that it belongs to."""
+    author: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """Whom to ask about it."""
+    alarm_emails: Annotated[tuple[str, ...], msgspec.Meta(max_length=20)] = ()
+    """Who is told when a rule raises an alarm about it."""
 
     def __post_init__(self) -> None:
         check_topic(self.name)
+        check_about(self)
         if not 0 <= self.shards <= MAX_SHARDS:
             raise BadRequest(f"topic {self.name}: shards={self.shards} is not between 0 (shared) and {MAX_SHARDS}")
 
@@ -223,6 +234,21 @@ def check_topic(name: str) -> str:
             "beginning with a letter or digit"
         )
     return name
+
+
+def check_about(config: TopicConfig) -> None:
+    for what, text in (("business line", config.business_line), ("author", config.author)):
+        if len(text) > 64 or not (text.isprintable() or not text):
+            raise BadRequest(f"topic {config.name}: its {what} is a line of at most 64 characters")
+    check_emails(config.alarm_emails, f"topic {config.name}")
+
+
+def check_emails(emails: tuple[str, ...], whose: str) -> None:
+    if len(emails) > EMAILS_MAX:
+        raise BadRequest(f"{whose}: at most {EMAILS_MAX} e-mail addresses")
+    for email in emails:
+        if len(email) > 200 or not _EMAIL.fullmatch(email):
+            raise BadRequest(f"{whose}: {email[:80]!r} is not an e-mail address")
 
 
 def check_group(name: str) -> str:

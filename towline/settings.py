@@ -161,6 +161,16 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         float, _help("How often brokers beat; one not heard of for three beats counts as silent.", ge=0.05, le=60)
     ] = 1.0
     cluster_gone_s: Annotated[float, _help("A broker not heard of for this long is gone.", ge=0.2, le=86400)] = 30.0
+    console: Annotated[
+        str,
+        _help("HOST:PORT of the web console that is started beside the broker, or `off`; port 0 takes a free one."),
+    ] = "127.0.0.1:7480"
+    smtp: Annotated[str, _help("HOST:PORT of the mail server that takes alarm e-mails. Empty: none are sent.")] = ""
+    smtp_tls: Annotated[Literal["starttls", "tls", "none"], _help("How the mail server is spoken to.")] = "starttls"
+    smtp_from: Annotated[str, _help("The sender of alarm e-mails.", max_length=200)] = "towline@localhost"
+    smtp_user: Annotated[str, _help("Who logs in at the mail server. Empty: nobody does.", max_length=200)] = ""
+    smtp_password_file: Annotated[str, _help("A file with the password for the mail server.")] = ""
+    alarm_wait_s: Annotated[float, _help("Alarms that begin within this time are told together.", ge=0, le=3600)] = 30.0
     drain_s: Annotated[float, _help("How long a stopping broker waits for running requests.", ge=0, le=600)] = 10.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("What is logged to stderr.")] = "info"
 

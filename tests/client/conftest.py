@@ -32,7 +32,18 @@ class Served:
     """A broker as a process of its own."""
 
     def __init__(self, *flags: str, port: int = 0) -> None:
-        command = [sys.executable, "-m", "towline", "serve", "--log-level", "error", "--listen", f"127.0.0.1:{port}"]
+        command = [
+            sys.executable,
+            "-m",
+            "towline",
+            "serve",
+            "--console",
+            "off",
+            "--log-level",
+            "error",
+            "--listen",
+            f"127.0.0.1:{port}",
+        ]
         self.process = subprocess.Popen(
             [*command, *flags], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
         )

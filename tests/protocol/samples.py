@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from towline.alarms.rule import AlarmRule
+from towline.alarms.watch import Alarm
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol import access, cluster, ordering, scanning
+from towline.protocol import access, cluster, ordering, scanning, survey
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 
-TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0, 64)
+TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0, 64, "shop", "mia", ("mia@example.com",))
 GROUP = GroupConfig(
     topic="orders",
     name="billing",
@@ -51,6 +53,13 @@ BROKER = cluster.BrokerState(
 CLIENT = cluster.ClientState(
     *("10.0.0.9:51234", "consumer", "appid-340101", "towline-python", 12.5, 0.5, 3),
     *("orders", "billing", "c1", 1, 3, 20, True),
+)
+ALARM_RULE = AlarmRule(
+    "late", "age", 60.0, "orders.*", "billing", ("ops@example.com",), ("https://x.example/a",), False, 5.0, 600.0, False
+)
+TOPIC_ROW = survey.TopicRow(TOPIC, 100, 4096, 2, 3, 7, 1, 4, 12.5, 11.5)
+GROUP_ROW = survey.GroupRow(
+    "orders", "billing", True, 2, 7, 1_700_000_000_000_001, 3, 2, 1, 12.5, 4, 1_700_000_000_000_002
 )
 
 REQUESTS: list[m.Request] = [
@@ -112,6 +121,14 @@ REQUESTS: list[m.Request] = [
     cluster.ListClients("orders", "billing"),
     cluster.ForgetBroker("9f31a7"),
     cluster.HandBack("orders", "billing", GROUP, 2, 3, "no such customer", 12.5, True),
+    survey.ListPage("groups", "bil", "orders", "shop", "lag", True, 50, 25),
+    survey.Pulse("orders", "billing"),
+    survey.Storage(),
+    survey.ListAlarms(),
+    survey.PutAlarm(ALARM_RULE),
+    survey.DropAlarm("late"),
+    survey.TestAlarm("late"),
+    survey.Kick("orders", "billing", "c1"),
 ]
 
 ANSWERS: list[m.Answer] = [
@@ -174,6 +191,22 @@ ANSWERS: list[m.Answer] = [
     cluster.Brokers("9f31a7", [BROKER], True, True),
     cluster.Clients([CLIENT]),
     cluster.HandedBack(17, True),
+    survey.PageListed(51, [TOPIC_ROW], [GROUP_ROW], ["shop"]),
+    survey.Pulsed({"topics": 3}, [1_700_000_000_000_003], {"in": [12.5]}),
+    survey.Stored(
+        "file:./data",
+        4096,
+        1 << 30,
+        1 << 40,
+        [survey.SegmentState("0.log", 4096, 1_700_000_000_000_004, True)],
+        {"listen": "127.0.0.1:7400"},
+    ),
+    survey.Alarms(
+        [ALARM_RULE],
+        [Alarm("late", "orders", "billing", 61.5, 1_700_000_000_000_005, 1_700_000_000_000_006, ("mia@example.com",))],
+        [survey.Told(1_700_000_000_000_006, "alarm", ["ops@example.com"], "no answer")],
+        True,
+    ),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

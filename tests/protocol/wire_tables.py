@@ -14,8 +14,10 @@ import msgspec
 from msgspec import inspect as types
 
 from tests.protocol import samples
+from towline.alarms.rule import AlarmRule
+from towline.alarms.watch import Alarm
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol import access, cluster, ordering, scanning
+from towline.protocol import access, cluster, ordering, scanning, survey
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
@@ -31,6 +33,10 @@ DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGrou
     access.RevokeToken,
     access.DropRule,
     cluster.ForgetBroker,
+    survey.PutAlarm,
+    survey.DropAlarm,
+    survey.TestAlarm,
+    survey.Kick,
 }
 PARTS: list[type[msgspec.Struct]] = [
     m.FrameHead,
@@ -55,8 +61,13 @@ PARTS: list[type[msgspec.Struct]] = [
     access.GroupFigures,
     cluster.BrokerState,
     cluster.ClientState,
+    survey.TopicRow,
+    survey.GroupRow,
+    survey.SegmentState,
+    survey.Told,
+    Alarm,
 ]
-MAPS: list[type[msgspec.Struct]] = [TopicConfig, GroupConfig, RetryPolicy]
+MAPS: list[type[msgspec.Struct]] = [TopicConfig, GroupConfig, RetryPolicy, AlarmRule]
 
 
 def answer_to(request: type[m.Request]) -> str:

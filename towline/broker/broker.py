@@ -27,6 +27,7 @@ from towline.broker.member import Member
 from towline.broker.metering import measure
 from towline.broker.moving import purge, seek
 from towline.broker.ordering import wrong_shard
+from towline.broker.outlook import Outlook
 from towline.broker.recovery import Snapshots, find_uncatalogued, recover_group, recover_producers
 from towline.broker.registry import Registry
 from towline.broker.scanning import locate_in, scan, survey
@@ -97,7 +98,7 @@ class Broker:
     async def open(cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM) -> Broker:
         broker = cls(store, settings, clock)
         await broker._recover()
-        for loop in broker.scheduler.loops():
+        for loop in (*broker.scheduler.loops(), *broker.outlook.loops()):
             broker._start(loop)
         broker._start(every(settings.maintenance_s, "maintenance", broker.maintain))
         broker._start(every(min(max(settings.heartbeat_s / 10, 0.02), 1.0), "heartbeat watch", broker._watch))
@@ -145,6 +146,9 @@ class Broker:
         self.transactions = Escrow(self.store, self.clock, self._sender, self.settings, self._reclaim)
         await self.transactions.recover()
         await self._catalog.save()
+        delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
+        self.outlook = Outlook(self._topics, delayed, store=self.store, clock=self.clock, settings=self.settings)
+        await self.outlook.alarms.load()
 
     def _install(self, topic: Topic, group: Group) -> Dispatcher:
         dispatcher = Dispatcher(
@@ -312,6 +316,10 @@ class Broker:
     async def detach(self, member: Member) -> None:
         if not member.fenced:
             self._leave(member, vanished=False)
+
+    async def kick(self, topic: str, group: str, consumer: str) -> None:
+        """What a consumer holds goes back to its group; it may attach again, and then begins anew."""
+        self._leave(self._dispatcher(topic, group).member(consumer), vanished=False)
 
     def disconnected(self, member: Member) -> None:
         """Its connection broke: it may come back for a moment, then what it holds goes to others."""

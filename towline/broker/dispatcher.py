@@ -14,8 +14,8 @@ from towline.broker.lane import Lane
 from towline.broker.member import Member
 from towline.clock import SECOND_US, Clock
 from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip, encode_event
-from towline.delivery.events import Overrun, Pulled
-from towline.errors import BadRequest, LeaseLost, TowlineError, Unavailable
+from towline.delivery.events import Failed, GaveUp, Overrun, Pulled, Released
+from towline.errors import BadRequest, LeaseLost, NotFound, TowlineError, Unavailable
 from towline.frame import encode_events
 from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
 from towline.protocol import messages as wire
@@ -70,7 +70,7 @@ class Dispatcher:
         self.members: dict[str, Member] = {}
         self.on_dying: Callable[[Dispatcher], None] = lambda _: None
         self.closed = False
-        self.counts = {"pulled": 0, "bytes": 0, "acked": 0, "nacked": 0}
+        self.counts = {"pulled": 0, "bytes": 0, "acked": 0, "nacked": 0, "failed": 0}
         self.oldest: dict[int, tuple[int, int, int]] = {}
         """By lane, what was last found when looking for the oldest message: a range of its frame, and its time."""
         self.next_pull = next_pull
@@ -263,14 +263,21 @@ class Dispatcher:
         last: asyncio.Future[None] | None = None
         for number, act in enumerate(acts):
             try:
-                _, appended = self.run(_command(member.consumer, act), self._durability)
+                events, appended = self.run(_command(member.consumer, act), self._durability)
             except TowlineError as error:
                 refused.append((number, error.code, str(error)))
                 continue
             last = appended.done if appended else last
             self.counts["acked" if act.what == ACK else "nacked"] += 1
+            if act.what in (NACK, DEAD):
+                self._count_failed(events)
         self.wake()
         return refused, last
+
+    def _count_failed(self, events: Sequence[Event]) -> None:
+        """Deliveries that failed: messages, not acts."""
+        failed = (event.parts for event in events if isinstance(event, (Failed, GaveUp, Released)))
+        self.counts["failed"] += sum(part.count for parts in failed for part in parts)
 
     # Coming and going
 
@@ -287,6 +294,12 @@ class Dispatcher:
         member.held = sorted(keep.intersection(held))
         self.wake()
 
+    def member(self, consumer: str) -> Member:
+        found = self.members.get(consumer)
+        if found is None:
+            raise NotFound(f"{self.label} has no consumer {consumer[:80]!r}")
+        return found
+
     def leave(self, member: Member, *, vanished: bool, reason: str = "") -> None:
         """A consumer goes; what it held is there for others at once."""
         if self.members.get(member.consumer) is not member:
@@ -297,6 +310,8 @@ class Dispatcher:
 
     def drop(self, consumer: str, *, vanished: bool, reason: str = "") -> None:
         events, _ = self.run(Leave(consumer, vanished, reason))
+        if vanished:
+            self._count_failed(events)
         if events and vanished:
             log.warning("%s: %s; its open messages are delivered again", self.label, reason or f"{consumer} vanished")
         self.wake()
@@ -332,7 +347,7 @@ class Dispatcher:
     def _on_time(self) -> None:
         self._timer = None
         try:
-            self.run(Lapse())
+            self._count_failed(self.run(Lapse())[0])
             self.group.retries.ripen(self.clock.now_us())
             self.serve()
         except TowlineError as error:

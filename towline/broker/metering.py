@@ -15,7 +15,7 @@ from towline.frame import Frame
 from towline.protocol.access import GroupFigures, Measured, TopicFigures
 from towline.store import Store
 
-__all__ = ["measure"]
+__all__ = ["look_for_oldest", "measure"]
 
 TURN: Final = 50
 """So many topics or groups are looked at before it is the others' turn."""
@@ -37,7 +37,7 @@ async def measure(
             if place % TURN == TURN - 1:
                 await asyncio.sleep(0)
             dispatcher.notice()
-            reads -= await _look_for_oldest(store, dispatcher, reads)
+            reads -= await look_for_oldest(store, dispatcher, reads)
             of_groups.append(_of_group(dispatcher))
     return Measured(clock.now_us(), broker, of_topics, of_groups)
 
@@ -75,7 +75,7 @@ def _of_group(dispatcher: Dispatcher) -> GroupFigures:
     )
 
 
-async def _look_for_oldest(store: Store, dispatcher: Dispatcher, reads: int) -> int:
+async def look_for_oldest(store: Store, dispatcher: Dispatcher, reads: int) -> int:
     """Learn when the oldest messages that are not consumed came in; how many frames were read for that. A frame that
     was read before is not read again while it is the oldest."""
     group, known, used = dispatcher.group, dispatcher.oldest, 0

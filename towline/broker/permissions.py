@@ -61,6 +61,7 @@ from towline.protocol.messages import (
 )
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount
 from towline.protocol.scanning import LocateIn, Scan, Survey
+from towline.protocol.survey import DropAlarm, Kick, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
 
 __all__ = ["AUDITED", "FILTERS", "PERMISSIONS", "Context", "target_of"]
@@ -246,6 +247,14 @@ PERMISSIONS: dict[int, Needs] = {
     ListClients.kind: _all_or_topic("describe"),
     ForgetBroker.kind: cluster("admin"),
     HandBack.kind: _attach,
+    ListPage.kind: _all_or_topic("describe"),
+    Pulse.kind: _all_or_topic("describe"),
+    Storage.kind: cluster("describe"),
+    ListAlarms.kind: cluster("describe"),
+    PutAlarm.kind: cluster("alter"),
+    DropAlarm.kind: cluster("alter"),
+    TestAlarm.kind: cluster("alter"),
+    Kick.kind: group("alter"),
 }
 
 AUDITED: Final = frozenset(
@@ -253,7 +262,7 @@ AUDITED: Final = frozenset(
     for request in (
         CreateTopic, DeleteTopic, PutTopic, EditTopic, Purge, PutGroup, DeleteGroup, Pause, Seek, Resend, ReviseDead,
         PurgeDead, CancelDelayed, MoveDelayed, Resolve, PutUser, DeleteUser, CreateToken, RevokeToken, AddRule,
-        DropRule, ForgetBroker,
+        DropRule, ForgetBroker, PutAlarm, DropAlarm, TestAlarm, Kick,
     )
 )  # fmt: skip
 """Requests that the audit log tells of, whatever came of them. Refusals of all others are told of as well."""
@@ -280,7 +289,7 @@ FILTERS: Mapping[int, Callable[[Any, Callable[[str, str, str], bool]], Answer]] 
 """Lists that anyone may ask for hold what the one who asks may describe."""
 
 
-def target_of(request: Any) -> str:
+def target_of(request: Any) -> str:  # noqa: PLR0911  # one for each kind of thing
     """What a request is about, in words, for the audit log."""
     config = getattr(request, "config", None)
     if config is not None:
@@ -296,6 +305,8 @@ def target_of(request: Any) -> str:
         return f"{rule.effect} {rule.subject} {rule.action} {rule.resource} {rule.name}"
     if isinstance(request, PutUser | DeleteUser):
         return f"user {request.name}"
+    if isinstance(request, PutAlarm | DropAlarm | TestAlarm):
+        return f"alarm {request.rule.name if isinstance(request, PutAlarm) else request.name}"
     if isinstance(request, CreateToken | RevokeToken):
         return f"token {request.name}"
     field = "transaction" if hasattr(request, "transaction") else "id"

@@ -43,6 +43,7 @@ from towline.protocol.messages import (
 )
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount, Sharded
 from towline.protocol.scanning import LocateIn, Scan, Survey
+from towline.protocol.survey import DropAlarm, Kick, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
 from towline.protocol.transactions import ListTransactions, Resolve
 
 __all__ = ["LATER", "NOW", "Buffers"]
@@ -77,6 +78,7 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     ListBrokers.kind: lambda broker, request: broker.registry.brokers(),
     ListClients.kind: lambda broker, request: Clients(broker.registry.clients(request)),
     ForgetBroker.kind: _forget_broker,
+    ListAlarms.kind: lambda broker, request: broker.outlook.alarms.listed(),
 }
 """Answered at once, without waiting for anything."""
 
@@ -118,5 +120,12 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Scan.kind: lambda broker, request: _with_frames(broker.scan(request)),
     LocateIn.kind: lambda broker, request: _plain(broker.locate_in(request)),
     Measure.kind: lambda broker, request: _plain(broker.measure(request)),
+    ListPage.kind: lambda broker, request: _plain(broker.outlook.surveyor.survey(request)),
+    Pulse.kind: lambda broker, request: _plain(broker.outlook.surveyor.pulse(request, broker.figures)),
+    Storage.kind: lambda broker, request: _plain(broker.outlook.storage()),
+    PutAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.put(request.rule)),
+    DropAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.drop(request.name)),
+    TestAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.test(request.name)),
+    Kick.kind: lambda broker, request: _done(broker.kick(request.topic, request.group, request.consumer)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""

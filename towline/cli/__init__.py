@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Group
 
+from towline.cli.alarm import alarm
 from towline.cli.audit import audit
 from towline.cli.bench import bench
 from towline.cli.cluster import clients, cluster
@@ -59,7 +60,7 @@ app.command(consume, group=_MESSAGES, sort_key=2)
 app.command(run_app, name="run", group=_MESSAGES, sort_key=3)
 app.command(find, group=_MESSAGES, sort_key=4)
 app.command(trace, group=_MESSAGES, sort_key=5)
-for place, commands in enumerate((topic, group, dead, delay, tx)):
+for place, commands in enumerate((topic, group, dead, delay, tx, alarm)):
     commands.group, commands.sort_key = (_ADMIN,), place
     app.command(commands)
 for place, commands in enumerate((user, token, acl, audit)):

@@ -12,6 +12,7 @@ from towline.cli.moving import DryRun
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, size, span, stamp
 from towline.cli.times import Duration, parse_duration
+from towline.model import TopicConfig
 from towline.protocol.messages import TopicState
 
 __all__ = ["topic"]
@@ -19,6 +20,16 @@ __all__ = ["topic"]
 topic = App(name="topic", help="Make, list, look at and remove topics.")
 
 Name = Annotated[str, Parameter(help="The topic's name.")]
+Line = Annotated[str | None, Parameter(help="The business line (application, team) that it belongs to.")]
+Author = Annotated[str | None, Parameter(help="Whom to ask about it.")]
+Emails = Annotated[
+    list[str] | None,
+    Parameter(
+        name="--alarm-email",
+        negative=(),
+        help="Who is told of alarms about it; may be given several times. An empty one removes all.",
+    ),
+]
 
 
 @topic.command
@@ -39,6 +50,9 @@ def create(
             "is serial consumption; 0 is a shared topic with priorities. It cannot be changed later."
         ),
     ] = 0,
+    business_line: Line = None,
+    author: Author = None,
+    alarm_emails: Emails = None,
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Make a topic.
@@ -47,7 +61,14 @@ def create(
     settings beforehand. It is an error if the topic exists.
     """
     with connection.connect() as client:
-        client.create_topic(name, retention_s=retention, shards=shards)
+        client.create_topic(
+            name,
+            retention_s=retention,
+            shards=shards,
+            business_line=business_line or "",
+            author=author or "",
+            alarm_emails=[email for email in alarm_emails or () if email],
+        )
 
 
 @topic.command
@@ -66,6 +87,9 @@ def edit(
     broker_retention: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Keep messages for as long as the broker's setting says.")
     ] = False,
+    business_line: Line = None,
+    author: Author = None,
+    alarm_emails: Emails = None,
     output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
@@ -83,13 +107,28 @@ def edit(
         raise Usage(f"--retention: {error}") from None
     with connection.connect() as client:
         config = client.template() if template else client.topic(name).config
+        changed: dict[str, Any] = {}
         if retention is not None or broker_retention:
-            config = msgspec.structs.replace(config, retention_s=kept_s)
+            changed["retention_s"] = kept_s
+        changed |= {} if business_line is None else {"business_line": business_line}
+        changed |= {} if author is None else {"author": author}
+        changed |= {} if alarm_emails is None else {"alarm_emails": tuple(email for email in alarm_emails if email)}
+        if changed:
+            config = msgspec.structs.replace(config, **changed)
             client.put_topic(config, template=template)
     if output == "json":
-        print_json({"topic": None if template else name, "template": template, "retention_s": config.retention_s})
+        facts = {"topic": None if template else name, "template": template, "retention_s": config.retention_s}
+        print_json(facts | _about(config))
     else:
-        print_pairs([("topic", "template" if template else name), ("retention", _kept(config.retention_s))])
+        print_pairs(
+            [
+                ("topic", "template" if template else name),
+                ("retention", _kept(config.retention_s)),
+                ("business line", config.business_line or "none"),
+                ("author", config.author or "none"),
+                ("alarm e-mails", ", ".join(config.alarm_emails) or "none"),
+            ]
+        )
 
 
 @topic.command
@@ -132,6 +171,9 @@ def info(name: Name, /, *, output: Output = "text", connection: Connection = Con
             ("kind", _kind(state)),
             ("groups", ", ".join(state.groups) or "none"),
             ("delayed", f"{state.delayed:,}"),
+            ("business line", state.config.business_line or "none"),
+            ("author", state.config.author or "none"),
+            ("alarm e-mails", ", ".join(state.config.alarm_emails) or "none"),
         ]
     )
     rows = [
@@ -197,8 +239,16 @@ def _kind(state: TopicState) -> str:
     return f"ordered, {shards} shard{'s' if shards > 1 else ''}" if shards else "shared"
 
 
-def _facts(state: TopicState) -> dict[str, Any]:
+def _about(config: TopicConfig) -> dict[str, Any]:
     return {
+        "business_line": config.business_line,
+        "author": config.author,
+        "alarm_emails": list(config.alarm_emails),
+    }
+
+
+def _facts(state: TopicState) -> dict[str, Any]:
+    return _about(state.config) | {
         "topic": state.config.name,
         "created_at": stamp(state.config.created_at_us),
         "retention_s": state.config.retention_s,

@@ -18,6 +18,7 @@ from towline.client.access import AioAccess, measure
 from towline.client.aio_consumer import Batch, Consumer
 from towline.client.aio_link import AioLink
 from towline.client.aio_producer import Pending, Producer
+from towline.client.aio_survey import Surveying
 from towline.client.aio_transaction import Checker, PreparedTransaction, Transacting, Transaction
 from towline.client.delays import DelayedEntry, Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route
@@ -112,7 +113,7 @@ def connect(
     )
 
 
-class Client(Transacting):
+class Client(Transacting, Surveying):
     """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have connections
     of their own: what one waits for never holds up another."""
 
@@ -350,12 +351,26 @@ class Client(Transacting):
 
     # Topics and groups
 
-    async def create_topic(self, name: str, *, retention_s: float | None = None, shards: int = 0) -> None:
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        retention_s: float | None = None,
+        shards: int = 0,
+        business_line: str = "",
+        author: str = "",
+        alarm_emails: Sequence[str] = (),
+    ) -> None:
         """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)
 
         With `shards` it is an ordered one: messages of one shard key are delivered in order, each shard to one consumer
-        at a time. One shard is serial consumption."""
-        await self._link.run(flows.create_topic(name, retention_s, shards))
+        at a time. One shard is serial consumption. The business line and the author say whose it is; the e-mail
+        addresses are told of alarms about it."""
+        await self._link.run(
+            flows.create_topic(
+                name, retention_s, shards, business_line=business_line, author=author, alarm_emails=alarm_emails
+            )
+        )
         self._shards.forget(name)
 
     async def put_topic(self, config: TopicConfig, *, template: bool = False) -> None:

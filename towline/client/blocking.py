@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from towline.client import dead, flows, search, sharding
 from towline.client import delays as delays_of
 from towline.client.access import BlockingAccess, measure
+from towline.client.blocking_survey import Surveying
 from towline.client.consumer import Consumer
 from towline.client.delays import DelayedEntry, Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route, connect_socket
@@ -75,7 +76,7 @@ def connect(
     )
 
 
-class Client(Transacting):
+class Client(Transacting, Surveying):
     """A connection to a broker; any number of threads may share it. Consumers and producers made from it have
     connections of their own: what one waits for never holds up another."""
 
@@ -314,12 +315,26 @@ class Client(Transacting):
 
     # Topics and groups
 
-    def create_topic(self, name: str, *, retention_s: float | None = None, shards: int = 0) -> None:
+    def create_topic(
+        self,
+        name: str,
+        *,
+        retention_s: float | None = None,
+        shards: int = 0,
+        business_line: str = "",
+        author: str = "",
+        alarm_emails: Sequence[str] = (),
+    ) -> None:
         """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)
 
         With `shards` it is an ordered one: messages of one shard key are delivered in order, each shard to one consumer
-        at a time. One shard is serial consumption."""
-        self._link.run(flows.create_topic(name, retention_s, shards))
+        at a time. One shard is serial consumption. The business line and the author say whose it is; the e-mail
+        addresses are told of alarms about it."""
+        self._link.run(
+            flows.create_topic(
+                name, retention_s, shards, business_line=business_line, author=author, alarm_emails=alarm_emails
+            )
+        )
         self._shards.forget(name)
 
     def put_topic(self, config: TopicConfig, *, template: bool = False) -> None:

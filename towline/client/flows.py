@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from towline.client.connection import Call
 from towline.client.draft import place_before, places
 from towline.client.message import DeadLetter, Message, Page, Section
@@ -317,8 +319,17 @@ def forget_broker(broker: str) -> Flow[None]:
     yield from _ask(ForgetBroker(broker), Done)
 
 
-def create_topic(name: str, retention_s: float | None, shards: int = 0) -> Flow[None]:
-    request = CreateTopic(TopicConfig(name, 0, retention_s, shards))
+def create_topic(
+    name: str,
+    retention_s: float | None,
+    shards: int = 0,
+    *,
+    business_line: str = "",
+    author: str = "",
+    alarm_emails: Sequence[str] = (),
+) -> Flow[None]:
+    about = {"business_line": business_line, "author": author, "alarm_emails": tuple(alarm_emails)}
+    request = CreateTopic(msgspec.structs.replace(TopicConfig(name, 0, retention_s, shards), **about))
     call = Call(request)
     try:
         yield from _ask(request, Done, call)

@@ -64,7 +64,7 @@ class BrokerProcess:
     def start(self) -> float:
         """Start it; returns how many seconds it took until it was ready."""
         command = [sys.executable, "-m", "towline", "serve", "--store", self._store, "--listen", self._address]
-        for name, value in self._settings.items():
+        for name, value in {"console": "off", **self._settings}.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         begin = time.perf_counter()
         self._process = subprocess.Popen(  # noqa: S603 our own command

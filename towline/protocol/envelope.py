@@ -25,6 +25,7 @@ import towline.protocol.access
 import towline.protocol.cluster
 import towline.protocol.ordering
 import towline.protocol.scanning
+import towline.protocol.survey
 import towline.protocol.transactions  # noqa: F401 - it adds to the messages that there are
 from towline.errors import ProtocolError, TooLarge, TowlineError
 from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request

@@ -1,0 +1,83 @@
+"""A rule: what is watched, from which value on it is an alarm, and who is told."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from towline.errors import BadName, BadRequest
+from towline.model import EMAILS_MAX, check_emails
+
+__all__ = ["ALL", "RULES_MAX", "UNITS", "AlarmRule", "What", "matches"]
+
+What = Literal["dead", "failures", "backlog", "age", "offline", "disk"]
+UNITS: Final[dict[str, str]] = {
+    "dead": "dead letters",
+    "failures": "failures in 5 minutes",
+    "backlog": "messages waiting",
+    "age": "seconds that the oldest message waits",
+    "offline": "seconds without a consumer",
+    "disk": "percent of the disk free",
+}
+"""What the threshold of each kind of rule counts. All but `disk` are alarms from the threshold on, `disk` below it."""
+
+ALL: Final = "*"
+RULES_MAX: Final = 1_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
+_PATTERN = re.compile(r"[A-Za-z0-9~][A-Za-z0-9._-]{0,49}\*?|\*")
+
+
+class AlarmRule(msgspec.Struct, frozen=True):
+    name: str
+    what: What
+    threshold: Annotated[float, msgspec.Meta(ge=0)]
+    topic: str = ALL
+    """A topic, a prefix that ends with `*`, or `*` for all."""
+    group: str = ALL
+    emails: Annotated[tuple[str, ...], msgspec.Meta(max_length=EMAILS_MAX)] = ()
+    webhooks: Annotated[tuple[str, ...], msgspec.Meta(max_length=EMAILS_MAX)] = ()
+    topic_emails: bool = True
+    """Also the alarm e-mails of the topic are told."""
+    for_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0
+    """It must have been so for this long."""
+    repeat_s: Annotated[float, msgspec.Meta(ge=60, le=30 * 86400)] = 4 * 3600
+    """It is told again after this long, if it is still so."""
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise BadName(
+                f"alarm {self.name[:80]!r}: use 1 to 50 letters, digits, dots, underscores and hyphens, beginning with "
+                "a letter or digit"
+            )
+        for label, pattern in (("topic", self.topic), ("group", self.group)):
+            if not _PATTERN.fullmatch(pattern):
+                raise BadName(f"alarm {self.name}: {label} {pattern[:80]!r} is not a name, a prefix with * or *")
+        if self.what == "disk" and self.threshold > 100:
+            raise BadRequest(f"alarm {self.name}: the threshold of a disk is a percentage, not {self.threshold:g}")
+        check_emails(self.emails, f"alarm {self.name}")
+        for url in self.webhooks:
+            _check_webhook(url, self.name)
+
+    def concerns(self, topic: str, group: str) -> bool:
+        return matches(self.topic, topic) and matches(self.group, group)
+
+    def exceeded(self, value: float) -> bool:
+        return value < self.threshold if self.what == "disk" else value >= self.threshold and value > 0
+
+
+def matches(pattern: str, name: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+
+
+def _check_webhook(url: str, name: str) -> None:
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and len(url) <= 500 and url.isprintable()
+    except ValueError:
+        fine = False
+    if not fine or " " in url:
+        raise BadRequest(f"alarm {name}: webhook {url[:80]!r} is not an http or https address")

@@ -1,0 +1,126 @@
+"""What stands out, since when, and who has to be told: rules and readings in, notices out. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from towline.alarms.rule import AlarmRule
+
+__all__ = ["ACTIVE_MAX", "Alarm", "Change", "Notice", "Reading", "State", "Watch"]
+
+State = Literal["begun", "goes on", "cleared"]
+ACTIVE_MAX: Final = 10_000
+CHANGES_MAX: Final = 200
+"""Alarms that one notice lists by name; of the rest it gives the number."""
+_SECOND_US: Final = 1_000_000
+
+
+class Reading(NamedTuple):
+    """What was measured: one value of one kind, of a group of a topic (both empty: of the broker)."""
+
+    what: str
+    value: float
+    topic: str = ""
+    group: str = ""
+    emails: tuple[str, ...] = ()
+    """The alarm e-mails of the topic."""
+
+
+class Alarm(msgspec.Struct, array_like=True):
+    """One rule that is broken in one place."""
+
+    rule: str
+    topic: str
+    group: str
+    value: float
+    since_us: int
+    told_at_us: int = 0
+    """When it was told last; 0 is not yet."""
+    emails: tuple[str, ...] = ()
+
+
+class Change(NamedTuple):
+    state: State
+    rule: AlarmRule
+    alarm: Alarm
+
+
+class Notice(NamedTuple):
+    """What one set of recipients is told together."""
+
+    emails: tuple[str, ...]
+    webhooks: tuple[str, ...]
+    changes: tuple[Change, ...]
+    more: int = 0
+
+
+class Watch:
+    """Remembers what is an alarm at the moment. `look` compares it with what was measured just now."""
+
+    def __init__(self, active: Iterable[Alarm] = ()) -> None:
+        self.active: dict[tuple[str, str, str], Alarm] = {(one.rule, one.topic, one.group): one for one in active}
+
+    def look(self, rules: Mapping[str, AlarmRule], readings: Iterable[Reading], now_us: int) -> list[Notice]:
+        by_kind: dict[str, list[AlarmRule]] = {}
+        for rule in rules.values():
+            if rule.enabled:
+                by_kind.setdefault(rule.what, []).append(rule)
+        seen: set[tuple[str, str, str]] = set()
+        changes: list[Change] = []
+        for reading in readings:
+            for rule in by_kind.get(reading.what, ()):
+                key = (rule.name, reading.topic, reading.group)
+                if not (rule.what == "disk" or rule.concerns(reading.topic, reading.group)):
+                    continue
+                # A broker that was started anew counts anew how long a group has been alone; it still is.
+                if rule.exceeded(reading.value) or (rule.what == "offline" and key in self.active):
+                    seen.add(key)
+                    changes += self._exceeded(rule, reading, now_us)
+        for key in [key for key in self.active if key not in seen]:
+            alarm = self.active.pop(key)
+            known = rules.get(alarm.rule)
+            if alarm.told_at_us and known is not None and known.enabled:
+                changes.append(Change("cleared", known, alarm))
+        return _notices(changes)
+
+    def _exceeded(self, rule: AlarmRule, reading: Reading, now_us: int) -> list[Change]:
+        key = (rule.name, reading.topic, reading.group)
+        alarm = self.active.get(key)
+        if alarm is None:
+            if len(self.active) >= ACTIVE_MAX:
+                return []
+            alarm = self.active[key] = Alarm(*key, reading.value, now_us)
+        alarm.value, alarm.emails = reading.value, reading.emails
+        if now_us - alarm.since_us < rule.for_s * _SECOND_US:
+            return []
+        if not alarm.told_at_us:
+            alarm.told_at_us = now_us
+            return [Change("begun", rule, alarm)]
+        if now_us - alarm.told_at_us >= rule.repeat_s * _SECOND_US:
+            alarm.told_at_us = now_us
+            return [Change("goes on", rule, alarm)]
+        return []
+
+    def firing(self, rules: Mapping[str, AlarmRule]) -> list[Alarm]:
+        """What is an alarm now: those that were told."""
+        return [one for one in self.active.values() if one.told_at_us and one.rule in rules]
+
+
+def _notices(changes: Iterable[Change]) -> list[Notice]:
+    """One for all that the same people are to be told: a broker in trouble sends one mail, not a thousand."""
+    grouped: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Change]] = {}
+    for change in changes:
+        emails = {*change.rule.emails, *(change.alarm.emails if change.rule.topic_emails else ())}
+        if emails:
+            grouped.setdefault((tuple(sorted(emails)), ()), []).append(change)
+        if change.rule.webhooks:
+            grouped.setdefault(((), change.rule.webhooks), []).append(change)
+        if not emails and not change.rule.webhooks:
+            grouped.setdefault(((), ()), []).append(change)
+    return [
+        Notice(emails, webhooks, tuple(some[:CHANGES_MAX]), max(len(some) - CHANGES_MAX, 0))
+        for (emails, webhooks), some in grouped.items()
+    ]

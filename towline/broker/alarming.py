@@ -1,0 +1,229 @@
+"""Alarms at work: rules on file, readings off the census, notices to people.
+
+Rules are evaluated in the broker, because the figures are there and because nobody has to look at a console for it.
+Each broker speaks for what it holds itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from towline.alarms.notice import as_json, subject, text
+from towline.alarms.rule import RULES_MAX, AlarmRule
+from towline.alarms.watch import Alarm, Change, Notice, Reading, Watch
+from towline.broker.census import Census
+from towline.broker.config_file import ConfigFile, DataVersion
+from towline.broker.mail import masked, post_json, send_mail
+from towline.broker.storage import Room
+from towline.clock import SECOND_US, Clock
+from towline.errors import BadRequest, NotFound, TooLarge, TowlineError, Unavailable
+from towline.model import PRIVATE
+from towline.protocol.survey import Alarms, Told
+from towline.settings import BrokerSettings
+from towline.store import Store
+
+__all__ = ["AlarmDesk"]
+
+log = logging.getLogger("towline.alarms")
+
+FILE: Final = "alarms.json"
+NOTICES_MAX: Final = 1_000
+TOLD_MAX: Final = 100
+TRIES_S: Final = (5.0, 30.0, 120.0, 600.0)
+
+
+class _Document(msgspec.Struct):
+    version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
+    rules: list[AlarmRule] = []
+    active: list[Alarm] = []
+
+
+class AlarmDesk:
+    def __init__(
+        self, store: Store, clock: Clock, settings: BrokerSettings, census: Census, room: Callable[[], Room]
+    ) -> None:
+        self._file = ConfigFile(store, FILE, _Document)
+        self._clock = clock
+        self._settings = settings
+        self._census = census
+        self._room = room
+        self._version = DataVersion()
+        self._watch = Watch()
+        self._rules: dict[str, AlarmRule] = {}
+        self._saved: list[Alarm] = []
+        self._waiting: list[Notice] = []
+        self._due_s = 0.0
+        self._notices: deque[Notice] = deque(maxlen=NOTICES_MAX)
+        self._more = asyncio.Event()
+        self._told: deque[Told] = deque(maxlen=TOLD_MAX)
+
+    async def load(self) -> None:
+        document = await self._file.load() or _Document()
+        self._version = document.version
+        self._rules = {rule.name: rule for rule in document.rules}
+        self._watch = Watch(document.active)
+
+    # What an administrator does
+
+    def listed(self) -> Alarms:
+        rules = [
+            msgspec.structs.replace(rule, webhooks=tuple(map(masked, rule.webhooks)))
+            for rule in sorted(self._rules.values(), key=lambda rule: rule.name)
+        ]
+        return Alarms(rules, self._watch.firing(self._rules), list(reversed(self._told)), bool(self._settings.smtp))
+
+    async def put(self, rule: AlarmRule) -> None:
+        old = self._rules.get(rule.name)
+        if old is None and len(self._rules) >= RULES_MAX:
+            raise TooLarge(f"there are {RULES_MAX} alarm rules already")
+        known = {masked(url): url for url in (old.webhooks if old is not None else ())}
+        for url in rule.webhooks:
+            if url.endswith("…") and url not in known:
+                raise BadRequest(f"alarm {rule.name}: {url} is how a webhook is shown; give the whole address")
+        self._rules[rule.name] = msgspec.structs.replace(
+            rule, webhooks=tuple(known.get(url, url) for url in rule.webhooks)
+        )
+        await self.save()
+
+    async def drop(self, name: str) -> None:
+        if self._rules.pop(self._rule(name).name, None) is not None:
+            for key in [key for key in self._watch.active if key[0] == name]:
+                del self._watch.active[key]
+            await self.save()
+
+    async def test(self, name: str) -> None:
+        """Send a notice to all that a rule names, now, and say what went wrong."""
+        rule = self._rule(name)
+        if not rule.emails and not rule.webhooks:
+            raise BadRequest(f"alarm {name} names neither e-mail addresses nor webhooks of its own")
+        now_us = self._clock.now_us()
+        alarm = Alarm(name, "test", "test", rule.threshold, now_us, now_us)
+        changes = (Change("begun", rule, alarm),)
+        for notice in (Notice(rule.emails, (), changes), Notice((), rule.webhooks, changes)):
+            try:
+                await self._send(notice, "test: ")
+            except Unavailable as error:
+                # Nothing to try again by itself: somebody waits to hear what is wrong.
+                raise BadRequest(f"alarm {name}: {error}") from None
+
+    def _rule(self, name: str) -> AlarmRule:
+        rule = self._rules.get(name)
+        if rule is None:
+            raise NotFound(f"there is no alarm {name[:80]!r}: `towline alarm ls` lists them")
+        return rule
+
+    async def save(self) -> None:
+        self._version = self._version.next(self._clock.now_us())
+        self._saved = [msgspec.structs.replace(one) for one in self._watch.active.values()]
+        await self._file.save(_Document(self._version, list(self._rules.values()), self._saved))
+
+    # What happens by itself
+
+    def look(self) -> None:
+        """After a walk of the census: compare, and let what is new wait for more of its kind."""
+        if not self._rules and not self._watch.active:
+            return
+        found = self._watch.look(self._rules, self._readings(), self._clock.now_us())
+        for notice in found:
+            for change in notice.changes:
+                alarm = change.alarm
+                log.warning("alarm %s %s: %s %s %g", alarm.rule, change.state, alarm.topic, alarm.group, alarm.value)
+        now_s = self._clock.steady_s()
+        if found and not self._waiting:
+            self._due_s = now_s + self._settings.alarm_wait_s
+        self._waiting += found[: NOTICES_MAX - len(self._waiting)]
+        if self._waiting and now_s >= self._due_s:
+            self._notices.extend(_merged(self._waiting))
+            self._waiting = []
+            self._more.set()
+
+    def _readings(self) -> Iterator[Reading]:
+        now_us = self._clock.now_us()
+        for topic in self._census.topics.values():
+            emails = topic.topic.config.alarm_emails
+            for name, one in topic.groups.items():
+                if name.startswith(PRIVATE):
+                    continue
+                where = (topic.topic.config.name, name, emails)
+                if one.dead:
+                    yield Reading("dead", one.dead, *where)
+                if one.failed:
+                    yield Reading("failures", one.failed, *where)
+                if one.lag:
+                    yield Reading("backlog", one.lag, *where)
+                if one.oldest_us:
+                    yield Reading("age", (now_us - one.oldest_us) / SECOND_US, *where)
+                if one.alone_since_us:
+                    yield Reading("offline", (now_us - one.alone_since_us) / SECOND_US, *where)
+        yield Reading("disk", self._room().free_percent)
+
+    async def loop(self) -> None:
+        """Send notices, one after the other, each a few times if need be; and keep what has been told on file."""
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            try:
+                await self.save()
+            except TowlineError as error:
+                log.error("the state of alarms could not be written: %s", error)
+            while self._notices:
+                await self._send_stubbornly(self._notices.popleft())
+
+    async def _send_stubbornly(self, notice: Notice) -> None:
+        for wait_s in (*TRIES_S, 0.0):
+            try:
+                await self._send(notice)
+            except TowlineError as error:
+                log.error("a notice of an alarm was not taken: %s", error)
+                if not wait_s:
+                    return
+                await asyncio.sleep(wait_s)
+            else:
+                return
+
+    async def _send(self, notice: Notice, prefix: str = "") -> None:
+        name = self._settings.name
+        title = prefix + subject(notice, name)
+        errors = []
+        if notice.emails:
+            if not self._settings.smtp:
+                errors.append("no mail server is set (setting smtp), so no e-mail is sent")
+            else:
+                try:
+                    await asyncio.to_thread(send_mail, self._settings, notice.emails, title, text(notice, name))
+                except TowlineError as error:
+                    errors.append(str(error))
+        for url in notice.webhooks:
+            try:
+                await asyncio.to_thread(post_json, url, as_json(notice, name, self._clock.now_us()))
+            except TowlineError as error:
+                errors.append(str(error))
+        to = [*notice.emails, *map(masked, notice.webhooks)]
+        if to or prefix == "":
+            self._told.append(Told(self._clock.now_us(), title, to, "; ".join(errors)))
+        if errors:
+            raise Unavailable("; ".join(errors))
+
+
+def _merged(notices: list[Notice]) -> list[Notice]:
+    """What the same people are told within the waiting time goes into one notice; of each alarm, the last word."""
+    found: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[list[Change], int]] = {}
+    for notice in notices:
+        changes, more = found.get((notice.emails, notice.webhooks), ([], 0))
+        for change in notice.changes:
+            key = (change.alarm.rule, change.alarm.topic, change.alarm.group)
+            same = next(
+                (n for n, one in enumerate(changes) if (one.alarm.rule, one.alarm.topic, one.alarm.group) == key), None
+            )
+            if same is None:
+                changes.append(change)
+            else:
+                changes[same] = change
+        found[notice.emails, notice.webhooks] = changes, more + notice.more
+    return [Notice(emails, webhooks, tuple(some), more) for (emails, webhooks), (some, more) in found.items()]

@@ -1,0 +1,269 @@
+"""What there is and how it goes: a walk over all topics and groups, now and then, a few at a time.
+
+Lists by pages, figures over time, metrics and alarms are all read off the last walk, so that whoever looks costs the
+broker nothing but the answer. A topic in which nothing has happened since the last walk costs two or three comparisons;
+and the more there is to walk over, the more seldom it is done: at most a hundredth of the broker's time goes into it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from towline.broker.burial import dead_letters
+from towline.broker.dispatcher import Dispatcher
+from towline.broker.history import History
+from towline.broker.metering import look_for_oldest
+from towline.broker.topic import Topic
+from towline.clock import SECOND_US, Clock
+from towline.store import Store
+
+__all__ = ["FAILURES_S", "Census", "GroupFacts", "TopicFacts", "Totals"]
+
+EVERY_S: Final = 5.0
+RATE_S: Final = 2.0
+"""Rates are means of at least this long."""
+QUICK_S: Final = 0.01
+"""A walk that takes no longer is done whenever somebody looks."""
+SHARE: Final = 100
+AT_ONCE: Final = 100
+"""Topics that are looked at before others get their turn."""
+FAILURES_S: Final = 300.0
+READS_MAX: Final = 500
+"""Messages that a walk reads to see how old they are."""
+
+
+class Rate:
+    """How fast a number grows."""
+
+    __slots__ = ("_at_s", "_count", "per_s")
+
+    def __init__(self, count: int, now_s: float) -> None:
+        self._count = count
+        self._at_s = now_s
+        self.per_s = 0.0
+
+    def note(self, count: int, now_s: float) -> None:
+        passed_s = now_s - self._at_s
+        if passed_s >= RATE_S:
+            self.per_s = (count - self._count) / passed_s
+            self._count, self._at_s = count, now_s
+
+
+class GroupFacts:
+    """What was last seen of a group."""
+
+    __slots__ = (
+        "_failures",
+        "alone_since_us",
+        "dead",
+        "failed",
+        "failed_in_all",
+        "group",
+        "in_flight",
+        "lag",
+        "members",
+        "oldest_us",
+        "out",
+        "paused",
+        "retrying",
+        "seen",
+        "topic",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, group: str, now_us: int, now_s: float) -> None:
+        self.topic = topic
+        self.group = group
+        self.paused = False
+        self.members = 0
+        self.lag = self.in_flight = self.retrying = self.dead = self.failed = 0
+        self.failed_in_all = self.oldest_us = 0
+        self.out = Rate(0, now_s)
+        self.alone_since_us = now_us
+        self.seen: tuple[object, ...] = ()
+        self._failures: deque[tuple[int, int]] = deque([(now_us, 0)], maxlen=512)
+
+    @property
+    def out_per_s(self) -> float:
+        return self.out.per_s
+
+    def look(self, dispatcher: Dispatcher, now_us: int, now_s: float) -> bool:
+        """Take the figures anew, if anything has happened. Whether it has."""
+        counts, group = dispatcher.counts, dispatcher.group
+        self.out.note(counts["pulled"], now_s)
+        self._note_failures(counts["failed"], now_us)
+        self.members = len(dispatcher.members)
+        self.alone_since_us = 0 if self.members else self.alone_since_us or now_us
+        dispatcher.notice()
+        _, first, end = dead_letters(dispatcher)
+        state = (dispatcher.position, tuple(group.ends), group.config, first, end)
+        if state == self.seen:
+            return False
+        self.seen = state
+        dispatcher.observe()
+        self.paused = group.config.paused
+        self.lag, self.in_flight, self.retrying = group.lag(), group.leased(), group.retries.messages
+        resent = sum(max(min(at + count, end) - max(at, first), 0) for at, count in group.resent)
+        self.dead = end - first - resent
+        return True
+
+    def _note_failures(self, count: int, now_us: int) -> None:
+        if count != self.failed_in_all:
+            self._failures.append((now_us, count))
+            self.failed_in_all = count
+        while len(self._failures) > 1 and self._failures[1][0] < now_us - FAILURES_S * SECOND_US:
+            self._failures.popleft()
+        self.failed = count - self._failures[0][1]
+
+    async def find_oldest(self, dispatcher: Dispatcher, reads: int) -> int:
+        """See when the oldest message that is not consumed came in. How many reads that took."""
+        used = await look_for_oldest(dispatcher.store, dispatcher, reads)
+        self.oldest_us = min((at_us for _, _, at_us in dispatcher.oldest.values()), default=0)
+        return used
+
+
+class TopicFacts:
+    """What was last seen of a topic."""
+
+    __slots__ = (
+        "dead",
+        "delayed",
+        "groups",
+        "incoming",
+        "lag",
+        "members",
+        "messages",
+        "out_per_s",
+        "size_bytes",
+        "topic",
+    )
+
+    def __init__(self, topic: Topic, now_s: float) -> None:
+        self.topic = topic
+        self.incoming = Rate(sum(lane.end for lane in topic.lanes), now_s)
+        self.messages = self.size_bytes = self.lag = self.dead = self.delayed = self.members = 0
+        self.out_per_s = 0.0
+        self.groups: dict[str, GroupFacts] = {}
+
+    @property
+    def in_per_s(self) -> float:
+        return self.incoming.per_s
+
+    def look(self, store: Store, now_s: float) -> None:
+        self.incoming.note(sum(lane.end for lane in self.topic.lanes), now_s)
+        bounds = [store.bounds(lane.stream) for lane in self.topic.lanes]
+        self.messages = sum(one.end - one.first for one in bounds)
+        self.size_bytes = sum(one.size_bytes for one in bounds)
+
+    def add_up(self) -> None:
+        facts = self.groups.values()
+        self.lag = sum(one.lag for one in facts)
+        self.dead = sum(one.dead for one in facts)
+        self.members = sum(one.members for one in facts)
+        self.out_per_s = sum(one.out_per_s for one in facts)
+
+
+class Totals:
+    """Of all topics together."""
+
+    __slots__ = (
+        "backlog",
+        "dead",
+        "failed",
+        "in_flight",
+        "in_per_s",
+        "oldest_us",
+        "out_per_s",
+        "retrying",
+        "size_bytes",
+    )
+
+    def __init__(self, topics: Iterable[TopicFacts] = ()) -> None:
+        self.backlog = self.dead = self.in_flight = self.retrying = self.failed = self.size_bytes = self.oldest_us = 0
+        self.in_per_s = self.out_per_s = 0.0
+        for topic in topics:
+            self.backlog += topic.lag
+            self.dead += topic.dead
+            self.size_bytes += topic.size_bytes
+            self.in_per_s += topic.in_per_s
+            self.out_per_s += topic.out_per_s
+            for group in topic.groups.values():
+                self.in_flight += group.in_flight
+                self.retrying += group.retrying
+                self.failed += group.failed
+                if group.oldest_us:
+                    self.oldest_us = min(group.oldest_us, self.oldest_us or group.oldest_us)
+
+
+class Census:
+    """`loop` walks by itself; `refresh` walks now, if the last walk is old and was quick."""
+
+    def __init__(
+        self, topics: Mapping[str, Topic], delayed: Callable[[], Mapping[str, int]], store: Store, clock: Clock
+    ) -> None:
+        self._live = topics
+        self._delayed = delayed
+        self._store = store
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._took_s = 0.0
+        self._walked_s = 0.0
+        self.walks = 0
+        self.topics: dict[str, TopicFacts] = {}
+        self.totals = Totals()
+        self.history = History()
+        self.on_walk: list[Callable[[], None]] = []
+        """Called after every walk."""
+
+    async def loop(self) -> None:
+        while True:
+            await self._walk()
+            await asyncio.sleep(max(EVERY_S, SHARE * self._took_s))
+
+    async def refresh(self) -> None:
+        """Walk now, so that whoever looks sees what was done a moment ago; unless that would take long."""
+        old_s = self._clock.steady_s() - self._walked_s
+        if not self.walks or self._took_s < QUICK_S or old_s > SHARE * self._took_s:
+            await self._walk()
+
+    async def _walk(self) -> None:
+        async with self._lock:
+            begin_s, now_us = self._clock.steady_s(), self._clock.now_us()
+            now_s = self._walked_s = begin_s
+            delayed = self._delayed()
+            reads, took_s = READS_MAX, 0.0
+            for number, (name, topic) in enumerate(list(self._live.items())):
+                if number % AT_ONCE == AT_ONCE - 1:
+                    took_s += self._clock.steady_s() - begin_s
+                    await asyncio.sleep(0)
+                    begin_s = self._clock.steady_s()
+                facts = self.topics.get(name)
+                if facts is None or facts.topic is not topic:
+                    facts = self.topics[name] = TopicFacts(topic, now_s)
+                facts.delayed = delayed.get(name, 0)
+                reads -= await self._look(facts, now_us, now_s, reads)
+            for name in self.topics.keys() - self._live.keys():
+                del self.topics[name]
+            self.totals = Totals(self.topics.values())
+            self._took_s = took_s + self._clock.steady_s() - begin_s
+            self.walks += 1
+            self.history.note(now_us, self.totals, sum(delayed.values()), self.topics.values())
+        for each in self.on_walk:
+            each()
+
+    async def _look(self, facts: TopicFacts, now_us: int, now_s: float, reads: int) -> int:
+        facts.look(self._store, now_s)
+        used = 0
+        for name, dispatcher in list(facts.topic.groups.items()):
+            group = facts.groups.get(name)
+            if group is None:
+                group = facts.groups[name] = GroupFacts(facts.topic.config.name, name, now_us, now_s)
+            happened = group.look(dispatcher, now_us, now_s)
+            if happened and used < reads and not dispatcher.closed:
+                used += await group.find_oldest(dispatcher, reads - used)
+        for name in facts.groups.keys() - facts.topic.groups.keys():
+            del facts.groups[name]
+        facts.add_up()
+        return used

@@ -1,0 +1,42 @@
+"""What those who look after a broker see of it: the census, lists and figures read off it, and alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from towline.broker.alarming import AlarmDesk
+from towline.broker.census import Census
+from towline.broker.storage import room_of, storage
+from towline.broker.surveying import Surveyor
+from towline.broker.topic import Topic
+from towline.clock import Clock
+from towline.protocol.survey import Stored
+from towline.settings import BrokerSettings
+from towline.store import Store
+
+__all__ = ["Outlook"]
+
+
+class Outlook:
+    def __init__(
+        self,
+        topics: Mapping[str, Topic],
+        delayed: Callable[[], Mapping[str, int]],
+        *,
+        store: Store,
+        clock: Clock,
+        settings: BrokerSettings,
+    ) -> None:
+        self._settings = settings
+        self.census = Census(topics, delayed, store, clock)
+        self.surveyor = Surveyor(self.census)
+        room = lambda: room_of(settings, self.census.totals.size_bytes)  # noqa: E731
+        self.alarms = AlarmDesk(store, clock, settings, self.census, room)
+        self.census.on_walk.append(self.alarms.look)
+
+    def loops(self) -> list[Coroutine[Any, Any, None]]:
+        return [self.census.loop(), self.alarms.loop()]
+
+    async def storage(self) -> Stored:
+        return await storage(self._settings, self.census.totals.size_bytes)

@@ -1,0 +1,116 @@
+"""Lists by pages, read off the last walk of the census."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from towline.broker.census import Census, GroupFacts, TopicFacts
+from towline.errors import BadRequest
+from towline.protocol.survey import GroupRow, ListPage, PageListed, Pulse, Pulsed, TopicRow
+
+__all__ = ["Surveyor"]
+
+_TOPICS: dict[str, Callable[[TopicFacts], Any]] = {
+    "name": lambda one: one.topic.config.name,
+    "messages": lambda one: one.messages,
+    "size": lambda one: one.size_bytes,
+    "groups": lambda one: len(one.groups),
+    "lag": lambda one: one.lag,
+    "dead": lambda one: one.dead,
+    "delayed": lambda one: one.delayed,
+    "in": lambda one: one.in_per_s,
+    "out": lambda one: one.out_per_s,
+    "line": lambda one: one.topic.config.business_line,
+    "author": lambda one: one.topic.config.author,
+    "created": lambda one: one.topic.config.created_at_us,
+}
+_GROUPS: dict[str, Callable[[GroupFacts], Any]] = {
+    "name": lambda one: (one.group, one.topic),
+    "topic": lambda one: (one.topic, one.group),
+    "lag": lambda one: one.lag,
+    "oldest": lambda one: -one.oldest_us if one.oldest_us else -(1 << 62),
+    "members": lambda one: one.members,
+    "in_flight": lambda one: one.in_flight,
+    "retrying": lambda one: one.retrying,
+    "dead": lambda one: one.dead,
+    "out": lambda one: one.out_per_s,
+    "failed": lambda one: one.failed,
+}
+
+
+class Surveyor:
+    """Sorts once a walk: whoever pages through ten thousand topics has them sorted for them once."""
+
+    def __init__(self, census: Census) -> None:
+        self._census = census
+        self._walk = -1
+        self._sorted: dict[tuple[str, str, bool], list[Any]] = {}
+
+    async def survey(self, request: ListPage) -> PageListed:
+        await self._census.refresh()
+        search = request.search.strip()
+        if request.of == "topics":
+            rows = [
+                one
+                for one in self._in_order(request)
+                if (not search or search.lower() in one.topic.config.name)
+                and (not request.line or request.line == one.topic.config.business_line)
+            ]
+            page = rows[request.first : request.first + request.limit]
+            lines = sorted({one.topic.config.business_line for one in self._census.topics.values()} - {""})
+            return PageListed(len(rows), [_topic_row(one) for one in page], [], lines)
+        groups = [
+            one
+            for one in self._in_order(request)
+            if (not search or search.lower() in one.group.lower() or search.lower() in one.topic)
+            and (not request.topic or request.topic == one.topic)
+        ]
+        return PageListed(
+            len(groups), [], [_group_row(one) for one in groups[request.first : request.first + request.limit]], []
+        )
+
+    def _in_order(self, request: ListPage) -> list[Any]:
+        if self._walk != self._census.walks:
+            self._walk = self._census.walks
+            self._sorted.clear()
+        key = (request.of, request.sort, request.descending)
+        found = self._sorted.get(key)
+        if found is None:
+            found = self._sorted[key] = self._sort(request)
+        return found
+
+    def _sort(self, request: ListPage) -> list[Any]:
+        keys: dict[str, Callable[[Any], Any]] = _TOPICS if request.of == "topics" else _GROUPS
+        if request.sort not in keys:
+            raise BadRequest(f"{request.of} cannot be sorted by {request.sort!r}: give one of {', '.join(keys)}")
+        facts = self._census.topics.values()
+        rows: list[Any] = list(facts) if request.of == "topics" else [one for t in facts for one in t.groups.values()]
+        rows.sort(key=keys["name"])
+        if request.sort != "name" or request.descending:
+            rows.sort(key=keys[request.sort], reverse=request.descending)
+        return rows
+
+    async def pulse(self, request: Pulse, figures: Callable[[], dict[str, Any]]) -> Pulsed:
+        await self._census.refresh()
+        if request.topic:
+            at_us, series = self._census.history.of_group(request.topic, request.group)
+            return Pulsed({}, at_us, series)
+        totals = self._census.totals
+        now = {name: getattr(totals, name) for name in totals.__slots__}
+        at_us, series = self._census.history.of_broker()
+        return Pulsed(figures() | now, at_us, series)
+
+
+def _topic_row(one: TopicFacts) -> TopicRow:
+    return TopicRow(
+        one.topic.config, one.messages, one.size_bytes, len(one.groups), one.members, one.lag, one.dead, one.delayed,
+        round(one.in_per_s, 3), round(one.out_per_s, 3),
+    )  # fmt: skip
+
+
+def _group_row(one: GroupFacts) -> GroupRow:
+    return GroupRow(
+        one.topic, one.group, one.paused, one.members, one.lag, one.oldest_us, one.in_flight, one.retrying, one.dead,
+        round(one.out_per_s, 3), one.failed, one.alone_since_us,
+    )  # fmt: skip

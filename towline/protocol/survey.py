@@ -1,0 +1,191 @@
+"""Requests and answers for people who look after a broker: lists by pages, figures over time, storage, alarms."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from towline.alarms.rule import AlarmRule
+from towline.alarms.watch import Alarm
+from towline.model import TopicConfig
+from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
+
+__all__ = [
+    "Alarms",
+    "DropAlarm",
+    "GroupRow",
+    "Kick",
+    "ListAlarms",
+    "ListPage",
+    "PageListed",
+    "Pulse",
+    "Pulsed",
+    "PutAlarm",
+    "SegmentState",
+    "Storage",
+    "Stored",
+    "TestAlarm",
+    "Told",
+    "TopicRow",
+]
+
+_Name = Annotated[str, msgspec.Meta(max_length=100)]
+
+
+class TopicRow(msgspec.Struct, frozen=True, array_like=True):
+    config: TopicConfig
+    messages: int
+    size_bytes: int
+    groups: int
+    members: int
+    lag: int
+    """Of its groups together."""
+    dead: int
+    delayed: int
+    in_per_s: float
+    out_per_s: float
+
+
+class GroupRow(msgspec.Struct, frozen=True, array_like=True):
+    topic: str
+    group: str
+    paused: bool
+    members: int
+    lag: int
+    oldest_us: int
+    """When the oldest message that waits was appended; 0 if none does."""
+    in_flight: int
+    retrying: int
+    dead: int
+    out_per_s: float
+    failed: int
+    """Failed deliveries in the last five minutes."""
+    alone_since_us: int
+    """Since when it has no consumer; 0 if it has one."""
+
+
+class ListPage(Request, frozen=True, array_like=True):
+    """A page of the list of topics or groups: those whose name contains `search`, of a business line, sorted. The
+    figures are some seconds old at most, more where there are thousands of topics."""
+
+    kind = 120
+    of: Literal["topics", "groups"]
+    search: _Name = ""
+    topic: _Name = ""
+    """Groups of this topic only."""
+    line: _Name = ""
+    """Topics of this business line only."""
+    sort: _Name = "name"
+    descending: bool = False
+    first: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 50
+
+
+class PageListed(Answer, frozen=True, array_like=True):
+    kind = 248
+    total: int
+    """How many there are, of which this is a page."""
+    topics: list[TopicRow]
+    groups: list[GroupRow]
+    lines: list[str]
+    """All business lines."""
+
+
+class Pulse(Request, frozen=True, array_like=True):
+    """How things go, now and in the last while: of the broker, or of one group of a topic."""
+
+    kind = 121
+    topic: _Name = ""
+    group: _Name = ""
+
+
+class Pulsed(Answer, frozen=True, array_like=True):
+    kind = 249
+    now: dict[str, Any]
+    at_us: list[int]
+    """When the figures of the series were taken."""
+    series: dict[str, list[float]]
+
+
+class SegmentState(msgspec.Struct, frozen=True, array_like=True):
+    name: str
+    size_bytes: int
+    last_at_us: int
+    """When the last record in it was appended."""
+    sealed: bool
+
+
+class Storage(Request, frozen=True, array_like=True):
+    """What the store is made of, and the settings of the broker."""
+
+    kind = 122
+
+
+class Stored(Answer, frozen=True, array_like=True):
+    kind = 250
+    store: str
+    size_bytes: int
+    free_bytes: int
+    total_bytes: int
+    segments: list[SegmentState]
+    settings: dict[str, Any]
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """A notice that was sent, or could not be."""
+
+    at_us: int
+    subject: str
+    to: list[str]
+    error: str = ""
+
+
+class ListAlarms(Request, frozen=True, array_like=True):
+    kind = 123
+
+
+class Alarms(Answer, frozen=True, array_like=True):
+    """The rules; what is an alarm now; the last notices. Of webhooks only the host is shown."""
+
+    kind = 251
+    rules: list[AlarmRule]
+    active: list[Alarm]
+    told: list[Told]
+    mail: bool
+    """Whether the broker knows a mail server."""
+
+
+class PutAlarm(Request, frozen=True, array_like=True):
+    """Make a rule, or change it. A webhook that is given as it was listed stays as it is. Answered by `Done`."""
+
+    kind = 124
+    rule: AlarmRule
+
+
+class DropAlarm(Request, frozen=True, array_like=True):
+    """Answered by `Done`."""
+
+    kind = 125
+    name: _Name
+
+
+class TestAlarm(Request, frozen=True, array_like=True):
+    """Send a test notice to all that a rule names. Answered by `Done` once it was taken, else by `Failed`."""
+
+    __test__ = False
+    kind = 126
+    name: _Name
+
+
+class Kick(Request, frozen=True, array_like=True):
+    """Take from a consumer what it holds, and let it begin anew. Answered by `Done`."""
+
+    kind = 127
+    topic: _Name
+    group: _Name
+    consumer: _Name
+
+
+REQUESTS.update({cls.kind: cls for cls in (ListPage, Pulse, Storage, ListAlarms, PutAlarm, DropAlarm, TestAlarm, Kick)})
+ANSWERS.update({cls.kind: cls for cls in (PageListed, Pulsed, Stored, Alarms)})
