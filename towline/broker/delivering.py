@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from towline.broker.expiry import may_expire, split
+from towline.broker.expiry import FLAGS_AT, split
 from towline.broker.lane import Lane
+from towline.broker.limits import Limit, limits_of
 from towline.delivery import Part
 from towline.errors import BadFrame
 from towline.frame import Frame, slice_frame
+from towline.frame.layout import EXPIRES_AT, TIMEOUT
 from towline.model import Span
 from towline.protocol.messages import Part as WirePart
 from towline.store import Chunk, Lost, Store
@@ -19,16 +21,20 @@ __all__ = ["Buffers", "Parcel", "collect", "wire_part"]
 
 Buffers = list[bytes | memoryview]
 
+TIMED: Final = EXPIRES_AT | TIMEOUT
+"""Frames with one of these columns are looked into."""
+
 
 class Parcel(NamedTuple):
-    """What was read of some parts: messages with their bytes, what is unreadable and why, what was too much, and what
-    is expired."""
+    """What was read of some parts: messages with their bytes, what is unreadable and why, what was too much, what is
+    expired, and how long messages may take."""
 
     parts: list[WirePart]
     buffers: Buffers
     lost: list[tuple[Span, str]]
     left: list[Span]
     expired: list[Span]
+    limits: list[Limit]
 
 
 async def collect(
@@ -36,7 +42,7 @@ async def collect(
 ) -> Parcel:
     """Read `parts` in order until `max_bytes` are exceeded; one message at least is always read. At time 0 nothing is
     expired."""
-    parcel = Parcel([], [], [], [], [])
+    parcel = Parcel([], [], [], [], [], [])
     budget = max_bytes
     for part in parts:
         lane, at = lanes[part.lane], part.first
@@ -59,7 +65,7 @@ async def collect(
                     at = item.first + item.count
                 elif budget > 0 or not parcel.parts:
                     count = _fitting(item, budget)
-                    if now_us and may_expire(item):
+                    if now_us and item.frame[FLAGS_AT] & TIMED:
                         budget -= _add_living(parcel, part, item, count, now_us)
                     else:
                         budget -= _add(parcel, part, item, count)
@@ -97,6 +103,8 @@ def _add_living(parcel: Parcel, part: Part, chunk: Chunk, count: int, now_us: in
             parcel.expired.append(Span(part.lane, piece.first, piece.count))
         else:
             length += _add(parcel, part, piece, piece.count)
+            if piece.frame[FLAGS_AT] & TIMEOUT:
+                parcel.limits.extend(limits_of(part.lane, piece))
     return length
 
 

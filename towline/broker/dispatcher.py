@@ -11,6 +11,7 @@ import msgspec
 
 from towline.broker.delivering import Parcel, collect
 from towline.broker.lane import Lane
+from towline.broker.limits import Limits
 from towline.broker.member import Member
 from towline.clock import SECOND_US, Clock
 from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip, encode_event
@@ -77,6 +78,7 @@ class Dispatcher:
         self._durability = durability
         self._waiters: deque[Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._limits = Limits(group)
 
     @property
     def label(self) -> str:
@@ -148,6 +150,9 @@ class Dispatcher:
             _, appended = self.run(Ack(member.consumer, pulled.pull), self._durability)
             if appended is not None:
                 await appended.done
+        elif parcel.limits:
+            self._limits.note(pulled.pull, parcel.limits, self.clock.now_us())
+            self.arm()
         return pulled.pull, parcel
 
     def observe(self) -> None:
@@ -271,6 +276,8 @@ class Dispatcher:
             self.counts["acked" if act.what == ACK else "nacked"] += 1
             if act.what in (NACK, DEAD):
                 self._count_failed(events)
+        if self._limits:
+            self._limits.progress({act.pull for act in acts}, self.clock.now_us())
         self.wake()
         return refused, last
 
@@ -340,6 +347,8 @@ class Dispatcher:
             self._timer.cancel()
             self._timer = None
         wake_us = self.group.next_wake_us()
+        if self._limits and (late_us := self._limits.next_us()) is not None:
+            wake_us = late_us if wake_us is None else min(wake_us, late_us)
         if wake_us is not None and not self.closed:
             delay_s = (wake_us - self.clock.now_us()) / SECOND_US
             self._timer = asyncio.get_running_loop().call_later(min(max(delay_s, 0.0), TIMER_MAX_S), self._on_time)
@@ -347,7 +356,8 @@ class Dispatcher:
     def _on_time(self) -> None:
         self._timer = None
         try:
-            self._count_failed(self.run(Lapse())[0])
+            overdue = self._limits.overdue(self.clock.now_us()) if self._limits else ()
+            self._count_failed(self.run(Lapse(overdue))[0])
             self.group.retries.ripen(self.clock.now_us())
             self.serve()
         except TowlineError as error:

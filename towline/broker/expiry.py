@@ -12,20 +12,16 @@ from towline.frame import Frame
 from towline.frame.layout import EXPIRES_AT, PREFIX
 from towline.store import Chunk
 
-__all__ = ["may_expire", "split"]
+__all__ = ["FLAGS_AT", "split"]
 
 FLAGS_AT: Final = PREFIX.size
 """Where the flags of a frame begin; the low byte has those of the columns."""
 
 
-def may_expire(chunk: Chunk) -> bool:
-    return bool(chunk.frame[FLAGS_AT] & EXPIRES_AT)
-
-
 def split(chunk: Chunk, count: int, now_us: int) -> Iterator[tuple[Chunk, bool]]:
     """The first `count` messages of a chunk, cut into those that live and those that are expired."""
     frame = Frame(chunk.frame)
-    if now_us < frame.earliest_expiry_us:
+    if not frame.flags & EXPIRES_AT or now_us < frame.earliest_expiry_us:
         yield msgspec.structs.replace(chunk, count=count), False
         return
     if 0 < frame.latest_expiry_us <= now_us:

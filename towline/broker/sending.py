@@ -15,7 +15,7 @@ from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge
 from towline.frame import EVENTS, Frame
-from towline.frame.layout import DEDUP, DELIVER_AT, TIMEOUT
+from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability
 from towline.protocol.messages import Sent
 from towline.store import Append, Appended, Histogram, Store
@@ -36,7 +36,6 @@ class Mark(Protocol):
         """It has its place now; called before anything else can happen."""
 
 
-NOT_YET: Final = TIMEOUT
 NOTHING: Final[Mapping[int, int]] = {}
 
 
@@ -165,8 +164,6 @@ class Sender:
         frame = Frame(data).verify().verify_columns()
         if frame.flags & EVENTS:
             raise BadFrame("a producer sends messages, not delivery events")
-        if frame.flags & NOT_YET:
-            raise BadRequest(f"this broker does not know what the frame asks for (flags {frame.flags & NOT_YET:#x})")
         if frame.token != token:
             raise Refused("the frame carries another token than its connection")
         return frame

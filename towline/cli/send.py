@@ -68,6 +68,10 @@ def send(
     ttl: Annotated[
         Duration | None, Parameter(help="What is not consumed after so long (`30s`) is not delivered any more.")
     ] = None,
+    timeout: Annotated[
+        Duration | None,
+        Parameter(help="A handler that works on it for longer than this (`30s`) is interrupted, and it failed."),
+    ] = None,
     priority: Annotated[
         Priority, Parameter(name=("--priority", "-p"), help="Which lane of the topic it goes to.")
     ] = "middle",
@@ -119,12 +123,11 @@ def send(
         raise Usage("--dedup-id is for a single message: give it as an argument, with --whole or with one --file")
     if transaction and shard_key is not None:
         raise Usage("--transaction and --shard-key: messages of ordered topics cannot be sent in a transaction")
-    if transaction and ttl is not None:
-        raise Usage("--transaction and --ttl: messages of a transaction cannot have a lifetime")
     options: dict[str, Any] = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
+    options |= {"ttl": ttl, "timeout": timeout}
     options |= when(delay, at, delay_level)
     if not transaction:
-        options |= {"shard_key": shard_key, "ttl": ttl}
+        options["shard_key"] = shard_key
     batches = _batches(body, file, whole=whole)
     with connection.connect() as client:
         if transaction:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from towline.client.backoff import Backoff
-from towline.client.outgoing import as_lane
+from towline.client.outgoing import FOREVER, Lives, as_lane
 from towline.client.parcel import Parcel
 from towline.client.sharding import refuse_joined, shard_of
 from towline.errors import BadRequest, Timeout, TowlineError, WrongShard
@@ -115,7 +115,7 @@ class Accumulator(Generic[P]):
         dedup_id: str | None = None,
         shards: int = 0,
         shard_key: str | None = None,
-        expires_at_us: int = 0,
+        lives: Lives = FOREVER,
     ) -> P:
         """Put a message into the parcel of its lane that is being filled."""
         if shards:
@@ -152,8 +152,8 @@ class Accumulator(Generic[P]):
             if parcel.headers is None:
                 parcel.headers = [None] * len(bodies)
             parcel.headers.append(headers)
-        if shard_key is not None or dedup_id is not None or deliver_at_us or expires_at_us or parcel.has_more:
-            parcel.add_more(dedup_id, deliver_at_us, shard_key, expires_at_us)
+        if shard_key is not None or dedup_id is not None or deliver_at_us or lives is not FOREVER or parcel.has_more:
+            parcel.add_more(dedup_id, deliver_at_us, shard_key, lives)
         index = len(bodies)
         bodies.append(body)
         parcel.size += size
@@ -285,7 +285,7 @@ class Accumulator(Generic[P]):
     def _placed(self, parcel: Parcel, shards: int, failed: list[Parcel]) -> list[P]:
         priority = "middle" if parcel.shards else LANES[parcel.lane]
         placed: list[P] = []
-        for body, key, headers, at_us, dedup_id, shard_key, expires_at_us in parcel.columns():
+        for body, key, headers, at_us, dedup_id, shard_key, lives in parcel.columns():
             try:
                 placed.append(
                     self.add(
@@ -298,7 +298,7 @@ class Accumulator(Generic[P]):
                         dedup_id=dedup_id,
                         shards=shards,
                         shard_key=shard_key,
-                        expires_at_us=expires_at_us,
+                        lives=lives,
                     )
                 )
             except TowlineError as error:

@@ -64,6 +64,7 @@ class Consumer:
     def __init__(self, link: AioLink, subscription: Subscription) -> None:
         self._link = link
         self._subscription = subscription
+        subscription.in_tasks = True
         self._pulse = Pulse(link, subscription)
         self._lease = Lease.none()
         self._left: Iterator[Message] = iter(())

@@ -14,7 +14,7 @@ import msgspec
 from towline.client.accumulate import Accumulator, BatchLimits, expired
 from towline.client.aio_link import AioLink
 from towline.client.delays import Time, as_deliver_at
-from towline.client.outgoing import Body, as_body, as_dedup_id, as_headers, as_key
+from towline.client.outgoing import FOREVER, Body, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, call_back, with_origins
 from towline.client.producer import Shipping, raise_unseen
 from towline.client.sharding import without_spool
@@ -123,6 +123,7 @@ class Producer:
         delay_level: int | None = None,
         shard_key: str | None = None,
         ttl: float | None = None,
+        timeout: float | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`. A
         delay counts from when the broker takes the message."""
@@ -132,7 +133,7 @@ class Producer:
         packed = as_headers(headers)
         as_dedup_id(dedup_id)
         at_us = as_deliver_at(delay, deliver_at, delay_level)
-        expires_at_us = self._shipping.expiry_us(ttl)
+        lives = FOREVER if ttl is None and timeout is None else self._shipping.lives(ttl, timeout)
         shards = self._shards.get(topic) or 0
         if shard_key is not None and not shards:
             as_key(shard_key)
@@ -149,7 +150,7 @@ class Producer:
             dedup_id=dedup_id,
             shards=shards,
             shard_key=shard_key,
-            expires_at_us=expires_at_us,
+            lives=lives,
         )
         if self._accumulator.stirred:
             self._stirred.set()

@@ -13,7 +13,7 @@ from towline.client import flows
 from towline.client.aio_link import AioLink
 from towline.client.backoff import Backoff
 from towline.client.delays import Time, as_deliver_at
-from towline.client.outgoing import Body, Sender, as_durability
+from towline.client.outgoing import Body, Sender, as_durability, as_lives
 from towline.client.transaction import Verdict
 from towline.client.undertaking import Immediate, Phase, Senders, Stored, Undertaking, await_checks, decide, verdict
 from towline.errors import Closed, Conflict, TowlineError
@@ -64,8 +64,11 @@ class _Gathering(Generic[U]):
         delay: float | None = None,
         deliver_at: Time | None = None,
         delay_level: int | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
     ) -> int:
-        """Put a message into the transaction. The answer is its place in `receipts`. A delay counts from the commit."""
+        """Put a message into the transaction. The answer is its place in `receipts`. A delay counts from the commit,
+        `ttl` from now."""
         return self._core.add(
             topic,
             body,
@@ -74,6 +77,7 @@ class _Gathering(Generic[U]):
             headers=headers,
             dedup_id=dedup_id,
             deliver_at_us=as_deliver_at(delay, deliver_at, delay_level),
+            lives=as_lives(ttl, timeout),
         )
 
     async def send_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority = "middle") -> range:

@@ -21,7 +21,7 @@ from towline.client.dial import Route, connect_socket
 from towline.client.link import Link
 from towline.client.message import DeadLetter, Message, Page
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
-from towline.client.outgoing import Body, as_body, as_durability, as_time_us
+from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability, as_time_us
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
@@ -142,13 +142,15 @@ class Client(Transacting, Surveying):
         compress: bool = False,
         shard_key: str | None = None,
         ttl: float | None = None,
+        timeout: float | None = None,
     ) -> Receipt:
         """Send one message. It is stored, as durably as asked, when this returns.
 
         It is stored once, though the connection may break in between: the broker knows a message that it has seen. With
         a `dedup_id` it is also stored once though you send it again, maybe from another process: while the broker knows
         the id (10 minutes, unless set otherwise), you are given the receipt of the first one on that topic. A message
-        that was not consumed after `ttl` seconds is not delivered any more.
+        that was not consumed after `ttl` seconds is not delivered any more. A handler that works on it for longer than
+        `timeout` seconds is interrupted, and the message counts as failed.
 
         With a `delay` in seconds, a `deliver_at` (a time with its time zone, or Unix time) or a `delay_level` (a number
         of the broker's table: 1 is 1 s, 18 is 2 h) consumers get it then, not before; the receipt's lane is `delay`.
@@ -157,10 +159,11 @@ class Client(Transacting, Surveying):
         have neither a delay nor a `dedup_id`.
         """
         level = -1 if durability is None else as_durability(durability)
+        lives = FOREVER if ttl is None and timeout is None else self._sender.lives(ttl, timeout)
         at_us = as_deliver_at(delay, deliver_at, delay_level)
         if shard_key is not None or self._shards.get(topic):
             content = sharding.Content.of_one(body, key, headers, shard_key, dedup_id=dedup_id, deliver_at_us=at_us)
-            return self._link.run(sharding.send(self._common(priority, level, compress, ttl), topic, content))
+            return self._link.run(sharding.send(self._common(priority, level, compress, lives), topic, content))
         call = flows.send(
             self._sender,
             topic,
@@ -173,13 +176,13 @@ class Client(Transacting, Surveying):
             max_request_bytes=self._max_request_bytes,
             dedup_id=dedup_id,
             deliver_at_us=at_us,
-            ttl=ttl,
+            lives=lives,
         )
         try:
             answer = self._link.ask(call)
         except WrongShard:
             content = sharding.Content.of_one(body, key, headers, None, dedup_id=dedup_id, deliver_at_us=at_us)
-            return self._link.run(sharding.send(self._common(priority, level, compress, ttl), topic, content))
+            return self._link.run(sharding.send(self._common(priority, level, compress, lives), topic, content))
         return flows.receipt(topic, priority, answer)
 
     def send_many(
@@ -199,19 +202,21 @@ class Client(Transacting, Surveying):
         compress: bool = False,
         shard_keys: Sequence[str | None] | None = None,
         ttl: float | None = None,
+        timeout: float | None = None,
     ) -> Receipts:
         """Send many messages at a time, by far the quickest way: up to 10,000 messages or 1 MiB are stored together,
         all or none; more are cut into several such batches, and the first that fails ends it.
 
         `delay`, `deliver_at` and `delay_level` are for all of them; `delays` has one for each: seconds, or a time."""
-        common = self._common(priority, as_durability(durability), compress, ttl)
+        lives = self._sender.lives(ttl, timeout)
+        common = self._common(priority, as_durability(durability), compress, lives)
         times = as_deliver_at_each(len(bodies), delay, deliver_at, delay_level, delays)
         content = sharding.Content(bodies, keys, headers, shard_keys, dedup_ids, times)
         return self._link.run(sharding.send_many(common, topic, content))
 
-    def _common(self, priority: Priority, durability: int, compress: bool, ttl: float | None) -> sharding.Common:
+    def _common(self, priority: Priority, durability: int, compress: bool, lives: Lives) -> sharding.Common:
         limit = self._max_request_bytes
-        return sharding.Common(self._sender, self._shards, priority, durability, compress, limit, ttl)
+        return sharding.Common(self._sender, self._shards, priority, durability, compress, limit, lives)
 
     def producer(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Final, TypeVar
 
-from towline.client.outgoing import Body, as_bodies, as_body, as_dedup_id, as_headers, as_key, as_lane
+from towline.client.outgoing import FOREVER, Body, Lives, as_bodies, as_body, as_dedup_id, as_headers, as_key, as_lane
 from towline.errors import BadRequest, TooLarge
 from towline.model import DELAY, LANES, Priority, Receipt, check_topic
 from towline.protocol.messages import FrameHead
@@ -20,8 +20,8 @@ transaction that is sent again."""
 
 T = TypeVar("T")
 
-Frames = Callable[[Sequence[bytes], Any, Any, Any, Any], bytes]
-"""Makes a frame of bodies, keys, headers, dedup ids and times of delivery."""
+Frames = Callable[..., bytes]
+"""Makes a frame of bodies, keys, headers, dedup ids, times of delivery, and by name what few messages have."""
 
 Place = tuple[str, int, bool]
 """Topic, lane, and whether the messages are delayed: those have a frame of their own."""
@@ -30,7 +30,7 @@ Place = tuple[str, int, bool]
 class _Lane:
     """The messages for one lane. What none of them has so far is no column."""
 
-    __slots__ = ("bodies", "dedup_ids", "headers", "keys", "times")
+    __slots__ = ("bodies", "dedup_ids", "expiries_us", "headers", "keys", "timeouts_us", "times")
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -38,6 +38,18 @@ class _Lane:
         self.headers: list[dict[str, str] | None] = []
         self.dedup_ids: list[str | None] = []
         self.times: list[int | None] = []
+        self.expiries_us: list[int | None] = []
+        self.timeouts_us: list[int | None] = []
+
+    def lives(self) -> dict[str, list[int]]:
+        """Columns of what few messages have."""
+        count = len(self.bodies)
+        given = {"expires_at_us": self.expiries_us, "timeouts_us": self.timeouts_us}
+        return {
+            name: [*(value or 0 for value in column), *[0] * (count - len(column))]
+            for name, column in given.items()
+            if column
+        }
 
     def columns(self) -> tuple[list[bytes], Any, Any, Any, Any]:
         """All of them, or None; each as long as the bodies. Delayed messages are a lane of their own."""
@@ -68,6 +80,7 @@ class Draft:
         headers: Mapping[str, str] | None,
         dedup_id: str | None,
         deliver_at_us: int = 0,
+        lives: Lives = FOREVER,
     ) -> int:
         """Add a message; its number within the draft. What is refused leaves the draft as it was."""
         lane, packed, named = as_lane(priority), as_body(body), as_headers(headers)
@@ -85,6 +98,8 @@ class Draft:
         _put(messages.headers, named, count)
         _put(messages.dedup_ids, dedup_id, count)
         _put(messages.times, deliver_at_us or None, count)
+        _put(messages.expiries_us, lives.expires_at_us or None, count)
+        _put(messages.timeouts_us, lives.timeout_us or None, count)
         messages.bodies.append(packed)
         self._places.append((messages, count))
         self._size += size
@@ -113,7 +128,7 @@ class Draft:
 
     def frames(self, make: Frames) -> tuple[list[FrameHead], list[bytes]]:
         """One frame for each lane, and one for what is delayed on it, in the order in which they were first sent to."""
-        frames = [make(*lane.columns()) for lane in self._lanes.values()]
+        frames = [make(*lane.columns(), **lane.lives()) for lane in self._lanes.values()]
         if sum(map(len, frames)) > self._max_bytes:
             raise _too_many_bytes(self._max_bytes)
         heads = [FrameHead(*place[:2], len(frame)) for place, frame in zip(self._lanes, frames, strict=True)]

@@ -12,9 +12,11 @@ from towline.client.connection import Call
 from towline.client.draft import place_before, places
 from towline.client.message import DeadLetter, Message, Page, Section
 from towline.client.outgoing import (
+    FOREVER,
     FRAME_BYTES,
     FRAME_MESSAGES,
     Body,
+    Lives,
     Sender,
     as_bodies,
     as_dedup_id,
@@ -145,7 +147,7 @@ def send(
     max_request_bytes: int,
     dedup_id: str | None = None,
     deliver_at_us: int = 0,
-    ttl: float | None = None,
+    lives: Lives = FOREVER,
 ) -> Call:
     """The call that sends one message: a flow of one step, which is spared the generator."""
     lane = as_lane(priority)
@@ -156,7 +158,7 @@ def send(
         compress,
         None if dedup_id is None else [as_dedup_id(dedup_id)],
         [deliver_at_us] if deliver_at_us else None,
-        expires_at_us=None if ttl is None else [sender.expiry_us(ttl)],
+        **({} if lives is FOREVER else lives.columns(1)),
     )
     if len(frame) + HEAD_ROOM > max_request_bytes:
         raise too_large(len(body), max_request_bytes)
@@ -185,7 +187,7 @@ def send_many(
     max_request_bytes: int,
     dedup_ids: Sequence[str | None] | None = None,
     deliver_at_us: Sequence[int] | None = None,
-    ttl: float | None = None,
+    lives: Lives = FOREVER,
 ) -> Flow[Receipts]:
     """One frame after the other, so that one that fails is followed by none; each is made while the one before it is on
     its way."""
@@ -198,7 +200,7 @@ def send_many(
         dedup_ids,
         deliver_at_us,
         max_frame_bytes=max_request_bytes - HEAD_ROOM,
-        expires_at_us=sender.expiry_us(ttl),
+        lives=lives,
     )
     check_topic(name)
     runs: list[Run] = []
@@ -235,9 +237,9 @@ class Columns:
         times: Sequence[int] | None,
         *,
         max_frame_bytes: int,
-        expires_at_us: int = 0,
+        lives: Lives = FOREVER,
     ) -> None:
-        self.expires_at_us = expires_at_us
+        self.lives = lives
         for name, column in (("keys", keys), ("headers", headers), ("dedup_ids", dedup_ids)):
             if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
@@ -250,9 +252,6 @@ class Columns:
         else:
             self.headers = headers if headers is None else [as_headers(value) for value in headers]
         self.limit = max_frame_bytes
-
-    def expiries(self, count: int) -> list[int] | None:
-        return [self.expires_at_us] * count if self.expires_at_us else None
 
     def frames(self, sender: Sender, compress: bool) -> Iterator[tuple[bytes, int]]:
         for begin, end in self.cuts():
@@ -280,8 +279,8 @@ class Columns:
         headers = self.headers if whole or self.headers is None else self.headers[begin:end]
         dedup_ids = self._dedup_ids if whole or self._dedup_ids is None else self._dedup_ids[begin:end]
         times = self._times if whole or self._times is None else self._times[begin:end]
-        expiries = self.expiries(end - begin)
-        frame = sender.frame(bodies, keys, headers, compress, dedup_ids, times, expires_at_us=expiries)
+        lives = self.lives.columns(end - begin)
+        frame = sender.frame(bodies, keys, headers, compress, dedup_ids, times, **lives)
         if len(frame) <= self.limit:
             yield frame, end - begin
             return

@@ -22,7 +22,7 @@ from towline.client.handler import Handler
 from towline.client.message import Message
 from towline.client.subscription import LostLease
 from towline.client.threads import Job, Threads
-from towline.client.verdict import describe, settle
+from towline.client.verdict import Retry, describe, settle
 from towline.errors import BadRequest, Refused, TowlineError
 
 __all__ = ["Handling"]
@@ -203,9 +203,11 @@ class Handling:
         mine = asyncio.current_task()
         assert mine is not None, "a handler is called by a task"
         self._calls[mine] = call
-        ended, _ = await asyncio.wait([future], timeout=handler.timeout_s)
+        timeout_s = self._timeout_s(messages)
+        ended, _ = await asyncio.wait([future], timeout=timeout_s)
         if not ended:
-            self._time_out(messages, call)
+            assert timeout_s is not None, "without a limit there is no end of waiting"
+            self._time_out(messages, call, timeout_s)
             if isinstance(call, _TaskCall):
                 await self._let_end(call.task)
             return
@@ -220,15 +222,25 @@ class Handling:
             )  # fmt: skip
         settle(messages, error)
 
-    def _time_out(self, messages: Sequence[Message], call: _Call) -> None:
+    def _timeout_s(self, messages: Sequence[Message]) -> float | None:
+        """How long a call may take: as the handler says, as long as its messages may take together, and no longer than
+        they are ours."""
+        limits = [] if self.handler.timeout_s is None else [self.handler.timeout_s]
+        own = [message.timeout for message in messages]
+        if None not in own:
+            limits.append(sum(one for one in own if one is not None))
+        limits += [left_s for message in messages if (left_s := message.lease_left) is not None]
+        return min(limits, default=None)
+
+    def _time_out(self, messages: Sequence[Message], call: _Call, timeout_s: float) -> None:
         """Nack first: whatever the call does from now on changes nothing any more."""
         handler = self.handler
         self.timed_out += 1
-        settle(messages, TimeoutError(f"handler {handler.label} took longer than {handler.timeout_s:g} s"))
+        settle(messages, Retry(f"timeout: handler {handler.label} took longer than {timeout_s:g} s"))
         call.interrupt()
         log.warning(
             "handler %s took longer than %g s with %s: nacked, and what it does with it later is ignored",
-            handler.label, handler.timeout_s, _named(messages),
+            handler.label, timeout_s, _named(messages),
         )  # fmt: skip
 
     async def _let_end(self, task: asyncio.Task[Any]) -> None:

@@ -34,13 +34,29 @@ _MAX_PORTION: Final = 48 << 10
 class Lease:
     """One pull. It comes as raw parts, noted when they arrive; `open` decodes them when their turn comes."""
 
-    __slots__ = ("_dirty_leases", "_nacks", "_raw", "dirty", "lost", "pull", "returned", "sections", "unanswered")
+    __slots__ = (
+        "_dirty_leases",
+        "_nacks",
+        "_raw",
+        "dirty",
+        "ends_at",
+        "in_tasks",
+        "lost",
+        "pull",
+        "returned",
+        "sections",
+        "unanswered",
+    )
 
     def __init__(
         self, pull: int, raw: list[tuple[messages.Part, memoryview]], nacks: deque[Act], dirty_leases: deque[Lease]
     ) -> None:
         self.pull = pull
         self.sections: list[Section] = []
+        self.ends_at = 0.0
+        """When the broker takes it away, by the steady clock; 0 is never."""
+        self.in_tasks = False
+        """It is worked on by coroutines, so that time limits cancel tasks rather than interrupt threads."""
         self.lost = False
         self.returned = False
         """Some messages are to be passed over: they come again behind one that is tried again."""

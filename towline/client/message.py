@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import repeat
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar, overload
 
 import msgspec
 
+from towline.client.time_limit import HandlerTimeout, TimeLimit, begin_limit
 from towline.errors import BadRequest, Conflict, LeaseLost
 from towline.frame import Frame, decode_headers
-from towline.frame.layout import HEADERS, KEY, PRODUCED_AT, SHARD_KEY
+from towline.frame.layout import HEADERS, KEY, PRODUCED_AT, SHARD_KEY, TIMEOUT
 from towline.model import LANES, Priority, lane_name, message_id
 from towline.protocol import messages
 
@@ -45,6 +47,7 @@ class Section:
         "_headers",
         "_keys",
         "_shard_keys",
+        "_time_limits",
         "appended_at_us",
         "attempt",
         "bodies",
@@ -55,6 +58,7 @@ class Section:
         "shards",
         "source",
         "start",
+        "timed",
         "topic",
     )
 
@@ -77,6 +81,9 @@ class Section:
         self._keys: list[bytes] | None = None
         self._headers: list[bytes] | None = None
         self._shard_keys: list[bytes] | None = None
+        self.timed = bool(frame.flags & TIMEOUT) or (lease is not None and lease.ends_at > 0)
+        """Working on some of them has an end."""
+        self._time_limits: dict[int, TimeLimit] = {}
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -108,6 +115,36 @@ class Section:
     def expires_at_us(self, index: int) -> int:
         found = self._frame.expires_at_us(self.start + index, self.start + index + 1)
         return found[0] if found else 0
+
+    def timeout_s(self, index: int) -> float | None:
+        found = self._frame.timeouts_us(self.start + index, self.start + index + 1)
+        return found[0] / 1e6 if found and found[0] > 0 else None
+
+    def time_left_s(self, index: int) -> float | None:
+        """How long somebody who begins with a message now may take; None is for as long as it takes."""
+        own_s, left_s = self.timeout_s(index), self.lease_left_s()
+        return own_s if left_s is None else left_s if own_s is None else min(own_s, left_s)
+
+    def lease_left_s(self) -> float | None:
+        """For how long they are ours, if that has an end."""
+        lease = self.lease
+        return None if lease is None or not lease.ends_at else max(lease.ends_at - time.monotonic(), 0.0)
+
+    def begin(self, index: int) -> None:
+        left_s = self.time_left_s(index)
+        if left_s is not None:
+            in_tasks = self.lease is not None and self.lease.in_tasks
+            self._time_limits[index] = begin_limit(left_s, in_tasks=in_tasks)
+
+    def end(self, index: int, error: BaseException | None) -> HandlerTimeout | None:
+        """What ended the work on a message, if that is the time; whatever became of it, it is nacked then."""
+        limit = self._time_limits.pop(index, None)
+        if limit is None:
+            return None
+        raised = limit.end(error)
+        if limit.fired and self.flags[index] == OPEN:
+            self.nack(index, _AGAIN, f"timeout: not done within {limit.seconds:g} s", None)
+        return raised
 
     def produced_at_us(self, index: int) -> int:
         at_us: int = self._frame.produced_at_us
@@ -193,6 +230,17 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
         """When it ceases to be delivered; None is never."""
         at_us = self._section.expires_at_us(self._index)
         return _time(at_us) if at_us else None
+
+    @property
+    def timeout(self) -> float | None:
+        """For how many seconds it may be worked on, if its sender said so. `with message:` and handlers of an `App` are
+        interrupted then."""
+        return self._section.timeout_s(self._index)
+
+    @property
+    def lease_left(self) -> float | None:
+        """For how many seconds more it is ours; None is until it is settled, or we are gone."""
+        return self._section.lease_left_s()
 
     @property
     def seq(self) -> int:
@@ -287,10 +335,12 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
         self._section.nack(self._index, 2, reason, None)
 
     def __enter__(self) -> Self:
+        if self._section.timed:
+            self._section.begin(self._index)
         return self
 
     async def __aenter__(self) -> Self:
-        return self
+        return self.__enter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -300,6 +350,10 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._section.timed:
+            late = self._section.end(self._index, error)
+            if late is not None:
+                raise late from error
         if self.settled:
             return
         if error is None:

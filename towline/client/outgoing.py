@@ -6,7 +6,7 @@ import itertools
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -16,9 +16,11 @@ from towline.frame import TOKEN_MAX, encode
 from towline.model import LANES, MAX_SHARDS, Durability, Priority
 
 __all__ = [
+    "FOREVER",
     "FRAME_BYTES",
     "FRAME_MESSAGES",
     "Body",
+    "Lives",
     "Sender",
     "as_bodies",
     "as_body",
@@ -27,6 +29,7 @@ __all__ = [
     "as_headers",
     "as_key",
     "as_lane",
+    "as_lives",
     "as_time_us",
 ]
 
@@ -35,6 +38,7 @@ FRAME_BYTES: Final = 1 << 20
 """Frames are filled up to about this, unless one message alone is larger."""
 
 TTL_MAX_S: Final = 100 * 366 * 86400
+TIMEOUT_MAX_S: Final = 86400
 
 Body = bytes | bytearray | memoryview
 
@@ -136,6 +140,37 @@ def as_time_us(time: datetime | float) -> int:
     return max(0, round(time * 1_000_000))
 
 
+class Lives(NamedTuple):
+    """How long a message lives, and how long it may be worked on: in microseconds, 0 is without an end."""
+
+    expires_at_us: int = 0
+    timeout_us: int = 0
+
+    def columns(self, count: int) -> dict[str, list[int]]:
+        """The columns of so many messages that have this in common."""
+        found = {}
+        if self.expires_at_us:
+            found["expires_at_us"] = [self.expires_at_us] * count
+        if self.timeout_us:
+            found["timeouts_us"] = [self.timeout_us] * count
+        return found
+
+
+FOREVER: Final = Lives()
+
+
+def as_lives(ttl_s: float | None, timeout_s: float | None, clock: Clock = SYSTEM) -> Lives:
+    """What a message that is sent now has of a lifetime and of a timeout."""
+    if ttl_s is None and timeout_s is None:
+        return FOREVER
+    if ttl_s is not None and not 0 < ttl_s <= TTL_MAX_S:
+        raise BadRequest(f"ttl={ttl_s}: give the seconds that a message lives, more than 0 and up to 100 years")
+    if timeout_s is not None and not 0 < timeout_s <= TIMEOUT_MAX_S:
+        raise BadRequest(f"timeout={timeout_s}: give the seconds that a handler may take, more than 0 and up to a day")
+    expires_at_us = 0 if ttl_s is None else clock.now_us() + round(ttl_s * 1_000_000)
+    return Lives(expires_at_us, 0 if timeout_s is None else max(round(timeout_s * 1_000_000), 1))
+
+
 class Sender:
     """Who sends: each frame carries its producer's id and a number of its own, by which the broker knows it again."""
 
@@ -150,13 +185,9 @@ class Sender:
         self._token = packed
         self._clock = clock
 
-    def expiry_us(self, ttl_s: float | None) -> int:
-        """When a message that is sent now ceases to be of use; 0 is never."""
-        if ttl_s is None:
-            return 0
-        if not 0 < ttl_s <= TTL_MAX_S:
-            raise BadRequest(f"ttl={ttl_s}: give the seconds that a message lives, more than 0 and up to 100 years")
-        return self._clock.now_us() + round(ttl_s * 1_000_000)
+    def lives(self, ttl_s: float | None, timeout_s: float | None) -> Lives:
+        """The expiry and the timeout of messages that are sent now."""
+        return as_lives(ttl_s, timeout_s, self._clock)
 
     def frame(  # noqa: PLR0917 - called for every message: names would cost
         self,
@@ -169,6 +200,7 @@ class Sender:
         *,
         shard_keys: Any = None,
         expires_at_us: Any = None,
+        timeouts_us: Any = None,
     ) -> bytes:
         return encode(
             bodies,
@@ -178,6 +210,7 @@ class Sender:
             deliver_at_us=deliver_at_us,
             shard_keys=shard_keys,
             expires_at_us=expires_at_us,
+            timeouts_us=timeouts_us,
             producer_id=self.id,
             producer_seq=next(self._numbers),
             produced_at_us=self._clock.now_us(),
@@ -186,7 +219,13 @@ class Sender:
         )
 
     def loose_frame(
-        self, bodies: Sequence[bytes], keys: Any, headers: Any, dedup_ids: Any, deliver_at_us: Sequence[int] | None
+        self,
+        bodies: Sequence[bytes],
+        keys: Any,
+        headers: Any,
+        dedup_ids: Any,
+        deliver_at_us: Sequence[int] | None,
+        **lives: Any,
     ) -> bytes:
         """A frame without a number: something else makes sure that it is stored once."""
         return encode(
@@ -197,4 +236,5 @@ class Sender:
             deliver_at_us=deliver_at_us,
             produced_at_us=self._clock.now_us(),
             token=self._token,
+            **lives,
         )

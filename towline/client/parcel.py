@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from towline.client.outgoing import Sender
+from towline.client.outgoing import Lives, Sender
 from towline.errors import Timeout, TowlineError, from_code
 from towline.frame import Frame
 from towline.model import DELAY, Receipt, lane_name
@@ -50,6 +50,7 @@ class Parcel:
         "shard_keys",
         "shards",
         "size",
+        "timeouts_us",
         "times",
         "topic",
         "waiter",
@@ -70,6 +71,7 @@ class Parcel:
         self.delayed = False
         self.shard_keys: list[str | None] | None = None
         self.expiries_us: list[int] | None = None
+        self.timeouts_us: list[int] | None = None
         self.size = 0
         self.count = 0
         self.frame = b""
@@ -106,9 +108,10 @@ class Parcel:
             or self.times is not None
             or self.shard_keys is not None
             or self.expiries_us is not None
+            or self.timeouts_us is not None
         )
 
-    def add_more(self, dedup_id: str | None, deliver_at_us: int, shard_key: str | None, expires_at_us: int) -> None:
+    def add_more(self, dedup_id: str | None, deliver_at_us: int, shard_key: str | None, lives: Lives) -> None:
         """What few messages have, of the one that is about to be added."""
         count = len(self.bodies)
         if dedup_id is not None or self.dedup_ids is not None:
@@ -120,14 +123,19 @@ class Parcel:
         if shard_key is not None or self.shard_keys is not None:
             self.shard_keys = self.shard_keys if self.shard_keys is not None else [None] * count
             self.shard_keys.append(shard_key)
-        if expires_at_us or self.expiries_us is not None:
+        if lives.expires_at_us or self.expiries_us is not None:
             self.expiries_us = self.expiries_us if self.expiries_us is not None else [0] * count
-            self.expiries_us.append(expires_at_us)
+            self.expiries_us.append(lives.expires_at_us)
+        if lives.timeout_us or self.timeouts_us is not None:
+            self.timeouts_us = self.timeouts_us if self.timeouts_us is not None else [0] * count
+            self.timeouts_us.append(lives.timeout_us)
 
     def frame_by(self, sender: Sender, compress: bool) -> bytes:
         """Its messages as a frame of this sender's."""
         columns = self.bodies, self.keys, self.headers, compress, self.dedup_ids, self.times
-        return sender.frame(*columns, shard_keys=self.shard_keys, expires_at_us=self.expiries_us)
+        return sender.frame(
+            *columns, shard_keys=self.shard_keys, expires_at_us=self.expiries_us, timeouts_us=self.timeouts_us
+        )
 
     def packed(self, frame: bytes) -> None:
         """It is a frame now; what it was made of is not needed any more."""
@@ -147,9 +155,9 @@ class Parcel:
     def spooled(self) -> bool:
         return self.done and self.error is None and self.first < 0
 
-    def columns(self) -> Iterator[tuple[bytes, str | None, dict[str, str] | None, int, str | None, str | None, int]]:
-        """Body, key, headers, deliver-at, dedup id, shard key and expiry of each message, out of the frame if it is one
-        already."""
+    def columns(self) -> Iterator[tuple[bytes, str | None, dict[str, str] | None, int, str | None, str | None, Lives]]:
+        """Body, key, headers, deliver-at, dedup id, shard key and lifetime of each message, out of the frame if it is
+        one already."""
         count, frame = self.count or len(self.bodies), Frame(self.frame) if self.frame else None
         none: list[None] = [None] * count
         yield from zip(
@@ -159,7 +167,11 @@ class Parcel:
             (self.times if frame is None else frame.deliver_at_us()) or [0] * count,
             (self.dedup_ids if frame is None else frame.dedup_ids()) or none,
             (self.shard_keys if frame is None else frame.shard_keys()) or none,
-            (self.expiries_us if frame is None else frame.expires_at_us()) or [0] * count,
+            map(
+                Lives,
+                (self.expiries_us if frame is None else frame.expires_at_us()) or [0] * count,
+                (self.timeouts_us if frame is None else frame.timeouts_us()) or [0] * count,
+            ),
             strict=True,
         )
 
@@ -173,7 +185,8 @@ class Parcel:
             parcel.origins.append(self)
 
     def _clear(self) -> None:
-        self.keys = self.headers = self.dedup_ids = self.times = self.shard_keys = self.expiries_us = None
+        self.keys = self.headers = self.dedup_ids = self.shard_keys = None
+        self.times = self.expiries_us = self.timeouts_us = None
 
     def error_of(self, index: int) -> TowlineError | None:
         if self.moved is not None:

@@ -16,7 +16,7 @@ from towline.client.connection import Call
 from towline.client.delays import Time, as_deliver_at
 from towline.client.draft import places
 from towline.client.link import Link
-from towline.client.outgoing import Body, Sender, as_body, as_dedup_id, as_headers, as_key
+from towline.client.outgoing import FOREVER, Body, Lives, Sender, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, Pending, call_back, with_origins
 from towline.client.sharding import ShardMap, without_spool
 from towline.client.transport import wait_for
@@ -58,8 +58,8 @@ class Shipping:
         self._answered: list[tuple[Parcel, Call | TowlineError]] = []
         self._calls: dict[Parcel, Call] = {}
 
-    def expiry_us(self, ttl: float | None) -> int:
-        return self._sender.expiry_us(ttl)
+    def lives(self, ttl: float | None, timeout: float | None) -> Lives:
+        return self._sender.lives(ttl, timeout)
 
     @property
     def busy(self) -> bool:
@@ -218,6 +218,7 @@ class Producer:
         delay_level: int | None = None,
         shard_key: str | None = None,
         ttl: float | None = None,
+        timeout: float | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`. A
         delay counts from when the broker takes the message."""
@@ -230,7 +231,7 @@ class Producer:
         if dedup_id is not None:
             as_dedup_id(dedup_id)
         at_us = as_deliver_at(delay, deliver_at, delay_level)
-        expires_at_us = 0 if ttl is None else self._shipping.expiry_us(ttl)
+        lives = FOREVER if ttl is None and timeout is None else self._shipping.lives(ttl, timeout)
         shards = self._shards.get(topic) or 0
         if shard_key is not None and not shards:
             as_key(shard_key)
@@ -249,7 +250,7 @@ class Producer:
                 dedup_id=dedup_id,
                 shards=shards,
                 shard_key=shard_key,
-                expires_at_us=expires_at_us,
+                lives=lives,
             )
             if self._asleep and accumulator.stirred:
                 self._ring()

@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from towline.client import flows
 from towline.client.connection import Call
-from towline.client.outgoing import Body, Sender, as_bodies, as_body, as_key
+from towline.client.outgoing import FOREVER, Body, Lives, Sender, as_bodies, as_body, as_key
 from towline.client.receipts import Receipts, ShardReceipts
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, ProtocolError, WrongShard
@@ -111,7 +111,7 @@ class Common(NamedTuple):
     durability: int
     compress: bool
     max_request_bytes: int
-    ttl: float | None = None
+    lives: Lives = FOREVER
 
 
 class Content(NamedTuple):
@@ -184,7 +184,7 @@ def _send_shared(common: Common, topic: str, content: Content) -> Flow[Receipts]
             max_request_bytes=common.max_request_bytes,
             dedup_ids=content.dedup_ids,
             deliver_at_us=content.deliver_at_us,
-            ttl=common.ttl,
+            lives=common.lives,
         )
     )
 
@@ -205,9 +205,9 @@ class _Batch:
         if dedup or any(content.deliver_at_us or ()):
             refuse_joined(topic, dedup)
         limit = common.max_request_bytes - flows.HEAD_ROOM
-        bodies, expires_at_us = as_bodies(content.bodies), common.sender.expiry_us(common.ttl)
+        bodies = as_bodies(content.bodies)
         columns = flows.Columns(
-            bodies, content.keys, content.headers, None, None, max_frame_bytes=limit, expires_at_us=expires_at_us
+            bodies, content.keys, content.headers, None, None, max_frame_bytes=limit, lives=common.lives
         )
         shard_keys = content.shard_keys
         if shard_keys is not None and len(shard_keys) != len(columns.bodies):
@@ -251,7 +251,7 @@ class _Batch:
             _chosen(columns.headers, numbers),
             common.compress,
             shard_keys=_chosen(self._shard_keys, numbers),
-            expires_at_us=columns.expiries(len(numbers)),
+            **columns.lives.columns(len(numbers)),
         )
 
 

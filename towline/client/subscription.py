@@ -103,6 +103,8 @@ class Subscription:
         """As the broker has it, once we are attached."""
         self.limits = limits
         self.lost_messages = 0
+        self.in_tasks = False
+        """Who works on its messages are coroutines."""
         self.shards = 0
         """Of the topic, if it is an ordered one."""
         self.ack_interval_s = ack_interval_s
@@ -304,7 +306,10 @@ class Subscription:
             assert call.attachments is not None, "an answered call has its attachments, maybe empty"
             frames = split_attachments(call.attachments, [part.length for part in answer.parts])
             raw = list(zip(answer.parts, frames, strict=True))
-            self._leases[answer.pull] = Lease(answer.pull, raw, self._nacks, self._dirty)
+            lease = self._leases[answer.pull] = Lease(answer.pull, raw, self._nacks, self._dirty)
+            lease.in_tasks = self.in_tasks
+            if self.config.timeout_s:
+                lease.ends_at = self._clock() + self.config.timeout_s
 
     def _give_back(self, call: Call) -> None:
         """Nobody will look at the answer of this pull. (If it is not there yet, then leaving gives it back.)"""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any
+
+from towline.client.time_limit import raise_in
 
 __all__ = ["Interrupted", "Job", "Threads"]
 
@@ -107,8 +108,7 @@ class _Worker(threading.Thread):
             if self._job is not job:
                 return False
             self._interrupted = True
-            ident = ctypes.c_ulong(self.ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(Interrupted))
+            raise_in(self.ident or 0, Interrupted)
             return True
 
     def run(self) -> None:

@@ -12,7 +12,7 @@ from towline.client import flows
 from towline.client.backoff import Backoff
 from towline.client.delays import Time, as_deliver_at
 from towline.client.link import Link
-from towline.client.outgoing import Body, Sender, as_durability
+from towline.client.outgoing import Body, Sender, as_durability, as_lives
 from towline.client.undertaking import Immediate, Phase, Senders, Stored, Undertaking, await_checks, decide, verdict
 from towline.errors import Closed, Conflict, TowlineError
 from towline.model import Durability, Priority, Receipt, check_producer_group
@@ -63,8 +63,11 @@ class _Gathering(Generic[U]):
         delay: float | None = None,
         deliver_at: Time | None = None,
         delay_level: int | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
     ) -> int:
-        """Put a message into the transaction. The answer is its place in `receipts`. A delay counts from the commit."""
+        """Put a message into the transaction. The answer is its place in `receipts`. A delay counts from the commit,
+        `ttl` from now."""
         return self._core.add(
             topic,
             body,
@@ -73,6 +76,7 @@ class _Gathering(Generic[U]):
             headers=headers,
             dedup_id=dedup_id,
             deliver_at_us=as_deliver_at(delay, deliver_at, delay_level),
+            lives=as_lives(ttl, timeout),
         )
 
     def send_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority = "middle") -> range:

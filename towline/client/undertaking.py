@@ -20,7 +20,7 @@ from typing import Final
 
 from towline.client.connection import Call
 from towline.client.draft import Draft
-from towline.client.outgoing import Body, Sender
+from towline.client.outgoing import FOREVER, Body, Lives, Sender
 from towline.client.steps import Flow
 from towline.clock import SYSTEM, Clock
 from towline.errors import (
@@ -106,6 +106,7 @@ class Undertaking:
         headers: Mapping[str, str] | None,
         dedup_id: str | None,
         deliver_at_us: int = 0,
+        lives: Lives = FOREVER,
     ) -> int:
         self.check(Phase.OPEN)
         return self._draft.add(
@@ -116,6 +117,7 @@ class Undertaking:
             headers=headers,
             dedup_id=dedup_id,
             deliver_at_us=deliver_at_us,
+            lives=lives,
         )
 
     def add_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority) -> range:
@@ -182,7 +184,9 @@ class Immediate(Undertaking):
                 self._end(Phase.COMMITTED)
                 return
             self._sender = sender = self._sender or self._senders.take()
-            heads, frames = self._draft.frames(lambda b, k, h, d, t: sender.frame(b, k, h, self._compress, d, t))
+            heads, frames = self._draft.frames(
+                lambda b, k, h, d, t, **lives: sender.frame(b, k, h, self._compress, d, t, **lives)
+            )
             self._request = Send(heads, self._durability), frames
         answer = yield from self._send(*self._request)
         self._answer = answer.firsts, answer.appended_at_us, answer.repeats, answer.delayed

@@ -81,7 +81,10 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class Lapse(msgspec.Struct, frozen=True):
-    """Time has passed: take away the pulls whose deadline is over."""
+    """Time has passed: take away the pulls whose deadline is over, and some messages whose own time is."""
+
+    overdue: tuple[tuple[int, tuple[Span, ...], str], ...] = ()
+    """Messages of a pull, and the reason."""
 
 
 class Bury(msgspec.Struct, frozen=True):

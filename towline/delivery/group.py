@@ -188,9 +188,7 @@ class Group:
             case Leave():
                 return self._decide_leave(command, now_us)
             case Lapse():
-                late = [lease for lease in self.leases.values() if 0 < lease.deadline_us <= now_us]
-                reason = f"not settled within {self.config.timeout_s:g} s"
-                return [event for lease in late for event in self._release(lease, now_us, reason)]
+                return self._decide_lapse(command, now_us)
             case Start():
                 return [Started(now_us, command.positions)]
             case Bury():
@@ -268,6 +266,19 @@ class Group:
             return [event for lease in held for event in self._release(lease, now_us, reason)]
         return [Returned(now_us, lease.pull, tuple(lease.open), taken=True) for lease in held]
 
+    def _decide_lapse(self, command: Lapse, now_us: int) -> list[Event]:
+        late = {lease.pull for lease in self.leases.values() if 0 < lease.deadline_us <= now_us}
+        reason = f"timeout: not settled within {self.config.timeout_s:g} s"
+        events = [event for pull in sorted(late) for event in self._release(self.leases[pull], now_us, reason)]
+        for pull, spans, why in command.overdue:
+            lease = self.leases.get(pull)
+            if lease is None or pull in late:
+                continue
+            parts = [part for span in disjoint(spans) for part in lease.open.within(span)]
+            events += self._release_parts(lease, parts, now_us, why)
+            events += self._return_behind(lease, parts, now_us)
+        return events
+
     def _decide_expire(self, command: Expire, now_us: int) -> list[Event]:
         parts = self._open_within(command.pull, command.spans)
         if not parts:
@@ -298,7 +309,10 @@ class Group:
         return lease
 
     def _release(self, lease: Lease, now_us: int, reason: str) -> list[Event]:
-        again, last = self._by_attempt(lease.open)
+        return self._release_parts(lease, lease.open, now_us, reason)
+
+    def _release_parts(self, lease: Lease, parts: Iterable[Part], now_us: int, reason: str) -> list[Event]:
+        again, last = self._by_attempt(parts)
         events: list[Event] = [Released(now_us, lease.pull, tuple(again), reason)] if again else []
         return [*events, GaveUp(now_us, lease.pull, tuple(last), reason, taken=True)] if last else events
 

@@ -1,0 +1,33 @@
+"""What messages may do, through both clients, on memory and log, in-process and over TCP: one suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.client.conftest import Served, connect, pytest_pyfunc_call, serve, topic
+
+__all__ = ["connect", "pytest_pyfunc_call", "serve", "topic"]
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]]:
+    """One broker a store, as processes of their own."""
+    folder = tmp_path_factory.mktemp("shared")
+    served = {
+        "tcp": Served("--store", "memory:"),
+        "tcp-log": Served("--store", f"file:{folder / 'data'}", "--durability", "os"),
+    }
+    yield served
+    for one in served.values():
+        one.stop()
+
+
+@pytest.fixture(params=["memory", "file", "tcp", "tcp-log"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param in ("tcp", "tcp-log"):
+        shared: dict[str, Served] = request.getfixturevalue("shared")
+        return f"towline://{shared[request.param].address}"
+    return f"memory:{tmp_path.name}" if request.param == "memory" else f"file:{tmp_path / 'data'}?durability=os"

@@ -1,0 +1,144 @@
+"""A message that is worked on for too long: the handler is interrupted, and it counts as failed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import towline
+from tests.client.either import do, each, entered
+from towline.client.time_limit import HandlerTimeout
+from towline.errors import BadRequest
+from towline.model import RetryPolicy
+
+QUICK = RetryPolicy(3, (0.01,))
+
+
+async def test_with_message_is_interrupted_when_its_time_is_over(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.send(topic, b"slow", timeout=0.05))
+        await do(mq.send(topic, b"quick", timeout=5))
+        await do(mq.send(topic, b"any"))
+        done, late = [], []
+        async with entered(mq.consumer(topic, group="g", retry=QUICK, idle_timeout=1)) as consumer:
+            async for message in each(consumer):
+                try:
+                    with message:
+                        if message.body == b"slow" and message.attempt == 1:
+                            await spin(connect)
+                        done.append((message.body, message.attempt, message.timeout))
+                except HandlerTimeout as error:
+                    late.append(str(error))
+        assert late == ["the message was worked on for longer than 0.05 s"]
+        assert sorted(done) == [(b"any", 1, None), (b"quick", 1, 5.0), (b"slow", 2, 0.05)]
+
+
+async def spin(connect: Any) -> None:
+    """For ever: a coroutine that waits, or a thread that works."""
+    if connect is towline.aio.connect:
+        await asyncio.Event().wait()
+    while True:
+        time.sleep(0.001)
+
+
+async def test_timeouts_travel_by_every_way_of_sending(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.send(topic, b"one", timeout=1))
+        await do(mq.send_many(topic, [b"many", b"many"], timeout=2))
+        async with entered(mq.producer()) as producer:
+            await do(producer.send(topic, b"none"))
+            await do(producer.send(topic, b"producer", timeout=3))
+        async with entered(mq.transaction()) as tx:
+            await do(tx.send(topic, b"none"))
+            await do(tx.send(topic, b"tx", timeout=4, ttl=60))
+        await do(mq.send(topic, b"delayed", timeout=5, delay=0.01))
+        async with entered(mq.consumer(topic, group="g")) as consumer:
+            seen: list[tuple[bytes, float | None, bool]] = []
+            while len(seen) < 8:
+                batch = await do(consumer.pull(wait=5))
+                seen += [(message.body, message.timeout, message.expires_at is not None) for message in batch]
+        assert seen == [
+            (b"one", 1, False),
+            (b"many", 2, False),
+            (b"many", 2, False),
+            (b"none", None, False),
+            (b"producer", 3, False),
+            (b"none", None, False),
+            (b"tx", 4, True),
+            (b"delayed", 5, False),
+        ]
+        for wrong in (0, -1, 1e9):
+            with pytest.raises(BadRequest, match="timeout"):
+                await do(mq.send(topic, b"x", timeout=wrong))
+
+
+async def test_the_broker_takes_away_what_its_consumer_does_not_end(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.send_many(topic, [b"stuck", b"other"], timeout=0.05))
+        await do(mq.send(topic, b"patient"))
+        async with (
+            entered(mq.consumer(topic, group="g", retry=QUICK)) as one,
+            entered(mq.consumer(topic, group="g")) as two,
+        ):
+            batch = await do(one.pull(3, wait=5))
+            stuck, other, patient = batch
+            other.ack()
+            await do(one.flush())
+            again = await do(two.pull(wait=10))
+            assert [(message.body, message.attempt) for message in again] == [(b"stuck", 2)]
+            await do(again.ack())
+            patient.ack()
+            await do(one.flush())
+            stuck.ack()
+            await do(one.flush())
+            assert stuck.lost
+            assert one.lost
+        trace = await do(mq.trace(again[0].id))
+        steps = [step for group in trace.groups for step in group.steps]
+        assert any(step.reason.startswith("timeout: not settled within 0.05 s") for step in steps), steps
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("limit", ["message", "group", "handler"])
+async def test_handlers_of_an_app_are_interrupted(url: str, topic: str, kind: str, limit: str) -> None:
+    app = towline.App(url)
+    seen: list[int] = []
+    interrupted = threading.Event()
+
+    def handle(message: towline.Message) -> None:
+        seen.append(message.attempt)
+        if message.attempt == 1:
+            try:
+                while True:
+                    time.sleep(0.001)
+            finally:
+                interrupted.set()
+
+    async def handle_async(message: towline.Message) -> None:
+        seen.append(message.attempt)
+        if message.attempt == 1:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                interrupted.set()
+
+    options: dict[str, Any] = {"timeout": 0.1} if limit == "handler" else {}
+    app.on(topic, group="g", retry=QUICK, **options)(handle if kind == "sync" else handle_async)
+    async with towline.aio.connect(url) as mq:
+        if limit == "group":
+            await mq.create_topic(topic)
+            await mq.put_group(towline.GroupConfig(topic, "g", retry=QUICK, timeout_s=0.3))
+        sent = await mq.send(topic, b"a", timeout=0.1 if limit == "message" else None)
+        async with app, asyncio.timeout(20):
+            while (await mq.group(topic, "g")).lag or len(seen) < 2:
+                await asyncio.sleep(0.01)
+            assert interrupted.is_set()
+            trace = await mq.trace(sent.id)
+        assert seen == [1, 2]
+        reasons = [step.reason for group in trace.groups for step in group.steps if step.reason]
+        assert reasons, trace
+        assert reasons[0].startswith("timeout: "), reasons

@@ -1,0 +1,103 @@
+"""How long the messages of a pull may take, as far as their senders said so.
+
+A consumer interrupts its handler by itself; this is for one that does not. A message's time begins when it is pulled,
+and again whenever its consumer settles another message of the same pull: who works through a batch one by one has the
+whole time for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Final
+
+from towline.delivery import Group
+from towline.frame import Frame
+from towline.frame.layout import TIMEOUT
+from towline.model import Span
+from towline.store import Chunk
+
+__all__ = ["GRACE_US", "Limit", "Limits", "limits_of"]
+
+GRACE_US: Final = 1_000_000
+"""The consumer's own clock is asked first."""
+RANGES_MAX: Final = 1_000
+"""Ranges of one pull; what is beyond counts as one, with the longest of their timeouts."""
+
+Limit = tuple[Span, int]
+"""Messages, and the microseconds that each of them may take."""
+
+Overdue = tuple[int, tuple[Span, ...], str]
+"""Pull, messages, and the reason for which they are taken away."""
+
+
+def limits_of(lane: int, chunk: Chunk) -> list[Limit]:
+    """The timeouts of a frame that has some."""
+    frame = Frame(chunk.frame)
+    at, found = chunk.first, list[Limit]()
+    for timeout_us, run in groupby(frame.numbers(TIMEOUT, chunk.start, chunk.start + chunk.count) or ()):
+        count = sum(1 for _ in run)
+        if timeout_us > 0:
+            found.append((Span(lane, at, count), timeout_us))
+        at += count
+    if len(found) <= RANGES_MAX:
+        return found
+    first, end = found[RANGES_MAX - 1][0].first, found[-1][0].end
+    longest_us = max(timeout_us for _, timeout_us in found[RANGES_MAX - 1 :])
+    return [*found[: RANGES_MAX - 1], (Span(lane, first, end - first), longest_us)]
+
+
+class _Timed:
+    __slots__ = ("limits", "since_us")
+
+    def __init__(self, limits: list[Limit], since_us: int) -> None:
+        self.limits = limits
+        self.since_us = since_us
+
+    def due_us(self) -> int:
+        return self.since_us + min(timeout_us for _, timeout_us in self.limits) + GRACE_US
+
+
+class Limits:
+    """Of one group. Kept in memory only: after a restart of the broker it is for the consumers to keep to them."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._pulls: dict[int, _Timed] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._pulls)
+
+    def note(self, pull: int, limits: list[Limit], now_us: int) -> None:
+        self._pulls[pull] = _Timed(limits, now_us)
+
+    def progress(self, pulls: Iterable[int], now_us: int) -> None:
+        """A consumer has settled something of these pulls."""
+        for pull in pulls:
+            timed = self._pulls.get(pull)
+            if timed is not None:
+                timed.since_us = now_us
+                self._tidy(pull, timed)
+
+    def next_us(self) -> int | None:
+        """When the next of them is overdue, if nothing else happens."""
+        return min((timed.due_us() for timed in self._pulls.values()), default=None)
+
+    def overdue(self, now_us: int) -> tuple[Overdue, ...]:
+        """What is to be taken away by now."""
+        late: list[Overdue] = []
+        for pull, timed in list(self._pulls.items()):
+            if not self._tidy(pull, timed) or timed.due_us() > now_us:
+                continue
+            for timeout_us in {one for _, one in timed.limits if timed.since_us + one + GRACE_US <= now_us}:
+                spans = tuple(span for span, one in timed.limits if one == timeout_us)
+                late.append((pull, spans, f"timeout: not settled within {timeout_us / 1e6:g} s"))
+        return tuple(late)
+
+    def _tidy(self, pull: int, timed: _Timed) -> bool:
+        """Forget what is not open any more; whether anything is left."""
+        lease = self._group.leases.get(pull)
+        timed.limits = [one for one in timed.limits if lease is not None and lease.open.within(one[0])]
+        if not timed.limits:
+            del self._pulls[pull]
+        return bool(timed.limits)
