@@ -395,7 +395,7 @@ def test_a_pull_that_takes_too_long_is_taken_away() -> None:
     mq.pass_time(3.999999)
     assert mq.lapse() == []
     mq.pass_time(0.000001)
-    assert only(mq.lapse()) == Released(mq.now_us, 1, (Part(MIDDLE, 0, 2, 1),), "not settled within 5 s")
+    assert only(mq.lapse()) == Released(mq.now_us, 1, (Part(MIDDLE, 0, 2, 1),), "timeout: not settled within 5 s")
     assert mq.pull(ANN) == [Part(MIDDLE, 0, 2, 2)]
 
 
