@@ -33,9 +33,12 @@ __all__ = [
     "check_consumer",
     "check_emails",
     "check_group",
+    "check_pattern",
     "check_producer_group",
     "check_topic",
+    "check_topics",
     "dead_stream",
+    "is_pattern",
     "lane_name",
     "lane_names",
     "lane_stream",
@@ -234,6 +237,27 @@ def check_topic(name: str) -> str:
             "beginning with a letter or digit"
         )
     return name
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name stands for all topics that begin like it: `orders.*`."""
+    return name.endswith("*")
+
+
+def check_pattern(name: str) -> str:
+    stem = name[:-1]
+    if not is_pattern(name) or (stem and not _TOPIC.fullmatch(stem)):
+        raise BadName(f"prefix {name[:80]!r}: use the beginning of a topic's name and a * behind it, as in orders.*")
+    return name
+
+
+def check_topics(name: str) -> str:
+    """A topic, or all topics under a prefix."""
+    return check_pattern(name) if is_pattern(name) else check_topic(name)
+
+
+def matches(pattern: str, topic: str) -> bool:
+    return topic.startswith(pattern[:-1])
 
 
 def check_about(config: TopicConfig) -> None:

@@ -24,7 +24,8 @@ def lease_of(*counts: int, damaged: bool = False) -> tuple[Lease, deque[Act], de
         raw.append((Part(1, first, count, 0, len(frame), 1, 0, b""), memoryview(bytes(frame))))
         first += count
     lease = Lease(41, raw, nacks, dirty)
-    lease.open("orders")
+    lease.topic = "orders"
+    lease.open()
     return lease, nacks, dirty
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from towline.broker.burial import bury, dead_letters, expire, resend, revise
 from towline.broker.catalog import Catalog
 from towline.broker.delayed import cancel_delayed, list_delayed, move_delayed
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.fan import Fan
 from towline.broker.finding import find
 from towline.broker.handback import hand_back
 from towline.broker.looking import browse_dead, browse_lane, group_state
@@ -49,7 +50,10 @@ from towline.model import (
     TopicConfig,
     check_consumer,
     check_group,
+    check_pattern,
     check_topic,
+    is_pattern,
+    matches,
     parse_delay_levels,
 )
 from towline.protocol import access, ordering, scanning
@@ -91,6 +95,7 @@ class Broker:
         self._opened_s = clock.steady_s()
         self.registry = Registry(store, settings, clock, lambda: len(self._topics))
         self._attaching = asyncio.Lock()
+        self._fans: set[Fan] = set()
 
     # Opening and closing
 
@@ -268,6 +273,23 @@ class Broker:
 
     # Consuming
 
+    async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> Fan:
+        """Attach to all topics under a prefix, as far as one `may`; to those as well that are made later."""
+        check_pattern(request.topic)
+        check_group(request.group)
+        check_consumer(request.consumer)
+
+        async def join(one: wire.Attach) -> Member:
+            if one.topic not in self._topics:
+                raise NotFound(f"there is no topic {one.topic} any more")
+            return await self.attach(one, address=address)
+
+        fan = Fan(request, join, may, lambda: self.closing)
+        fan.invite(self._topics, new=False)
+        self._fans.add(fan)
+        await fan.join()
+        return fan
+
     async def attach(self, request: wire.Attach, *, address: str = "") -> Member:
         check_topic(request.topic)
         check_group(request.group)
@@ -305,32 +327,48 @@ class Broker:
             dispatcher = await self._group_for_consumer(attach)
         return await hand_back(dispatcher, request, frame, self._producers, self._durability)
 
-    async def pull(self, member: Member, request: wire.Pull) -> tuple[wire.Pulled, list[bytes | memoryview]]:
+    async def pull(self, member: Member | Fan, request: wire.Pull) -> tuple[wire.Pulled, list[bytes | memoryview]]:
         if self.closing and request.wait_ms:
             request = msgspec.structs.replace(request, wait_ms=0)
+        if isinstance(member, Fan):
+            return await member.pull(request)
         return await member.dispatcher.pull(member, request)
 
-    async def settle(self, member: Member, acts: Sequence[wire.Act]) -> wire.Settled:
+    async def settle(self, member: Member | Fan, acts: Sequence[wire.Act]) -> wire.Settled:
+        if isinstance(member, Fan):
+            return await member.settle(acts)
         return await member.dispatcher.settle(member, acts)
 
-    async def detach(self, member: Member) -> None:
-        if not member.fenced:
-            self._leave(member, vanished=False)
+    async def detach(self, member: Member | Fan) -> None:
+        for one in self._members_of(member, leaving=True):
+            if not one.fenced:
+                self._leave(one, vanished=False)
+
+    def _members_of(self, member: Member | Fan, *, leaving: bool = False) -> list[Member]:
+        if not isinstance(member, Fan):
+            return [member]
+        if not leaving:
+            return member.members
+        self._fans.discard(member)
+        return member.leave()
 
     async def kick(self, topic: str, group: str, consumer: str) -> None:
         """What a consumer holds goes back to its group; it may attach again, and then begins anew."""
         self._leave(self._dispatcher(topic, group).member(consumer), vanished=False)
 
-    def disconnected(self, member: Member) -> None:
+    def disconnected(self, member: Member | Fan) -> None:
         """Its connection broke: it may come back for a moment, then what it holds goes to others."""
-        if member.fenced or member.grace is not None:
-            return
-        loop = asyncio.get_running_loop()
-        reason = f"the connection of consumer {member.consumer} ({member.address}) broke"
-        member.grace = loop.call_later(self.settings.reconnect_grace_s, self._vanish, member, reason)
+        for one in self._members_of(member, leaving=True):
+            if one.fenced or one.grace is not None:
+                continue
+            loop = asyncio.get_running_loop()
+            reason = f"the connection of consumer {one.consumer} ({one.address}) broke"
+            one.grace = loop.call_later(self.settings.reconnect_grace_s, self._vanish, one, reason)
 
-    def beat(self, member: Member) -> None:
-        member.last_seen_s = self.clock.steady_s()
+    def beat(self, member: Member | Fan) -> None:
+        now_s = self.clock.steady_s()
+        for one in self._members_of(member):
+            one.last_seen_s = now_s
 
     def _vanish(self, member: Member, reason: str) -> None:
         try:
@@ -384,6 +422,8 @@ class Broker:
         self._check_room(config)
         topic = self._topics[config.name] = Topic(config, self.store)
         self._catalog.put_topic(config)
+        for fan in self._fans:
+            fan.invite((config.name,), new=True)
         return topic
 
     def _check_room(self, config: TopicConfig) -> None:
@@ -531,7 +571,9 @@ class Broker:
                 await self.store.trim(stream, end)
 
     def group_states(self, topic: str = "") -> list[wire.GroupState]:
-        topics = [self._topic(topic)] if topic else [self._topics[name] for name in sorted(self._topics)]
+        pattern = topic if is_pattern(topic) else "*"
+        names = [topic] if topic and not is_pattern(topic) else sorted(self._topics)
+        topics = [self._topic(name) for name in names if name == topic or matches(pattern, name)]
         now_s = self.clock.steady_s()
         return [group_state(one.groups[name], now_s) for one in topics for name in sorted(one.groups)]
 

@@ -79,6 +79,7 @@ class Dispatcher:
         self._waiters: deque[Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._limits = Limits(group)
+        self._watching: list[Callable[[Dispatcher], None]] = []
 
     @property
     def label(self) -> str:
@@ -234,6 +235,16 @@ class Dispatcher:
     def wake(self) -> None:
         if self._waiters:
             self.serve()
+        for stir in self._watching:
+            stir(self)
+
+    def watch(self, stir: Callable[[Dispatcher], None]) -> None:
+        """Call this whenever something may have become deliverable."""
+        self._watching.append(stir)
+
+    def unwatch(self, stir: Callable[[Dispatcher], None]) -> None:
+        if stir in self._watching:
+            self._watching.remove(stir)
 
     def _settle_parcel(self, member: Member, pull: int, parcel: Parcel) -> None:
         """Put right what was granted but cannot be handed over."""
@@ -360,6 +371,8 @@ class Dispatcher:
             self._count_failed(self.run(Lapse(overdue))[0])
             self.group.retries.ripen(self.clock.now_us())
             self.serve()
+            for stir in self._watching:
+                stir(self)
         except TowlineError as error:
             log.error("%s: %s", self.label, error)
 

@@ -40,6 +40,19 @@ class Member:
         shards = self.dispatcher.group.shards
         return shards.count if shards is not None else 0
 
+    @property
+    def resource(self) -> str:
+        """What one must be allowed to consume."""
+        return self.config.topic
+
+    @property
+    def in_flight(self) -> int:
+        return self.dispatcher.group.in_flight.get(self.consumer, 0)
+
+    @property
+    def members(self) -> list[Member]:
+        return [self]
+
     def describe(self, about: ClientState) -> ClientState:
         """What the registry says of this consumer; `about` is its connection."""
         group, names = self.dispatcher.group, sorted(self.dispatcher.members)

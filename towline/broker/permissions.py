@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from towline.broker.rights import Need
 from towline.broker.scanning import resources_of_prefix, resources_of_stream
+from towline.model import is_pattern
 from towline.protocol.access import (
     AddRule,
     CreateToken,
@@ -118,7 +119,7 @@ def _send(request: Any, context: Context) -> Sequence[Need]:
 
 def _attach(request: Attach | HandBack, context: Context) -> Sequence[Need]:
     needs: list[Need] = [("consume", "topic", request.topic), ("consume", "group", request.group)]
-    if not context.has_topic(request.topic):
+    if not context.has_topic(request.topic) and not is_pattern(request.topic):
         needs.append(("create", "topic", request.topic))
     return needs
 

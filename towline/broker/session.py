@@ -27,6 +27,7 @@ from towline.broker.connection import (
     Line,
     State,
 )
+from towline.broker.fan import Fan
 from towline.broker.guard import Guard
 from towline.broker.member import Member
 from towline.broker.permissions import AUDITED, target_of
@@ -44,7 +45,7 @@ from towline.errors import (
     TowlineError,
     Unavailable,
 )
-from towline.model import Durability
+from towline.model import Durability, is_pattern
 from towline.protocol.cluster import ClientState, HandBack
 from towline.protocol.envelope import Envelope, decode_request, split_attachments
 from towline.protocol.messages import (
@@ -87,7 +88,7 @@ _DURABILITY = (Durability.RECEIVED, Durability.OS, Durability.FSYNC, None)  # -1
 class _View:
     """What the table of permissions sees of a connection."""
 
-    def __init__(self, broker: Broker, members: Mapping[int, Member]) -> None:
+    def __init__(self, broker: Broker, members: Mapping[int, Member | Fan]) -> None:
         self._members = members
         self.has_topic = broker.has_topic
         self.has_group = broker.has_group
@@ -95,7 +96,7 @@ class _View:
 
     def subscribed(self, subscription: int) -> tuple[str, str] | None:
         member = self._members.get(subscription)
-        return None if member is None else (member.config.topic, member.config.name)
+        return None if member is None else (member.resource, member.config.name)
 
     def topics_of(self, transaction: str) -> Sequence[str]:
         return self._transactions.topics_of(transaction)
@@ -117,7 +118,7 @@ class Session(Connection):
         self._sending = 0
         self._pending_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, Member | Fan] = {}
         self._subscription = 0
         self._pulls: dict[int, asyncio.Task[None]] = {}
         self._reserved_bytes = 0
@@ -243,7 +244,9 @@ class Session(Connection):
             self._release_pulls()
             return
         for number, member in list(self._members.items()):
-            topic, group = member.config.topic, member.config.name
+            topic, group = member.resource, member.config.name
+            for one in member.retain() if isinstance(member, Fan) else ():
+                self._start_leaving(one)
             if not (guard.may("consume", "topic", topic) and guard.may("consume", "group", group)):
                 if number in self._pulls:
                     self._pulls[number].cancel()
@@ -259,19 +262,19 @@ class Session(Connection):
             self._start_leaving(member)
         self.finish()
 
-    def _start_leaving(self, member: Member) -> None:
+    def _start_leaving(self, member: Member | Fan) -> None:
         task = self._loop.create_task(self._leave(member))
         self._tasks.add(task)
         task.add_done_callback(self._ran)
 
-    async def _leave(self, member: Member) -> None:
+    async def _leave(self, member: Member | Fan) -> None:
         try:
             await self._broker.detach(member)
         except TowlineError as error:
             log.warning("%s: %s", self.peer.address, error)
 
     def _holds(self) -> int:
-        return sum(member.dispatcher.group.in_flight.get(member.consumer, 0) for member in self._members.values())
+        return sum(member.in_flight for member in self._members.values())
 
     # Requests
 
@@ -422,7 +425,7 @@ class Session(Connection):
 
     # Consumers
 
-    def _member(self, subscription: int) -> Member:
+    def _member(self, subscription: int) -> Member | Fan:
         member = self._members.get(subscription)
         if member is None:
             raise NotFound(f"there is no subscription {subscription} on this connection: attach first")
@@ -431,13 +434,20 @@ class Session(Connection):
     async def _attach(self, request: Attach) -> Attached:
         if len(self._members) >= SUBSCRIPTIONS_MAX:
             raise TooLarge(f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions: open another one")
-        member = await self._broker.attach(request, address=self.peer.address)
+        member: Member | Fan
+        if is_pattern(request.topic):
+            member = await self._broker.fan(request, address=self.peer.address, may=self._may_consume)
+        else:
+            member = await self._broker.attach(request, address=self.peer.address)
         if self.state is State.CLOSED:
             self._broker.disconnected(member)
             raise Unavailable("the connection is gone")
         self._subscription += 1
         self._members[self._subscription] = member
         return Attached(self._subscription, member.held, member.config, member.shards)
+
+    def _may_consume(self, topic: str) -> bool:
+        return self._guard is None or self._guard.may("consume", "topic", topic)
 
     def _start_pull(self, number: int, request: Pull) -> None:
         member = self._member(request.subscription)
@@ -450,7 +460,7 @@ class Session(Connection):
         self._reserved_bytes += request.max_bytes
         self._pulls[request.subscription] = self._loop.create_task(self._pull(number, member, request))
 
-    async def _pull(self, number: int, member: Member, request: Pull) -> None:
+    async def _pull(self, number: int, member: Member | Fan, request: Pull) -> None:
         guard = self._guard
         try:
             if guard is not None and guard.meter.quota.in_flight:
@@ -471,7 +481,7 @@ class Session(Connection):
                 self._pay(guard, sum(map(len, buffers)))
         self.finish()
 
-    async def _within_quota(self, guard: Guard, member: Member, request: Pull) -> Pull:
+    async def _within_quota(self, guard: Guard, member: Member | Fan, request: Pull) -> Pull:
         """The same pull, for as many messages as the principal may still hold; it waits until that is one at least."""
         if request.acts:
             settled = await self._broker.settle(member, request.acts)

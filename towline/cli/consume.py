@@ -17,7 +17,7 @@ from towline.cli.signals import Stop
 from towline.cli.times import Duration, Start, parse_start
 from towline.clock import SYSTEM
 from towline.errors import NotFound
-from towline.model import LANES, Priority
+from towline.model import LANES, Priority, is_pattern
 
 if TYPE_CHECKING:
     from towline.client.blocking import Client
@@ -35,7 +35,7 @@ LOOK_S = 0.2
 
 
 def consume(
-    topic: Annotated[str, Parameter(help="The topic to consume.")],
+    topic: Annotated[str, Parameter(help="The topic to consume, or all topics under a prefix: `'orders.*'`.")],
     /,
     *,
     group: Annotated[
@@ -96,6 +96,8 @@ def consume(
     if group is not None and (peek or not start.is_an_end):
         raise Usage("a group goes on where it stands: --peek and --from TIME or NUMBER are for reading without a group")
     looking = peek or not start.is_an_end
+    if looking and is_pattern(topic):
+        raise Usage(f"{topic}: --peek and --from TIME or NUMBER are for a single topic")
     if priority is not None and not looking:
         raise Usage("--priority is for --peek: a consumer takes all lanes, the high one first")
     if count is not None and count < 1:
@@ -189,6 +191,8 @@ def _pull(client: Client, topic: str, group: str | None, start: Start, end: End)
 
 
 def _is_new(client: Client, topic: str) -> bool:
+    if is_pattern(topic):
+        return False
     try:
         client.topic(topic)
     except NotFound:

@@ -26,7 +26,9 @@ register(group)
 
 Topic = Annotated[str, Parameter(help="The topic.")]
 Name = Annotated[str, Parameter(help="The group's name; `~NAME` is the consumer NAME that has no group.")]
-OfTopic = Annotated[str, Parameter(help="Only the groups of this topic.")]
+OfTopic = Annotated[
+    str, Parameter(help="Only the groups of this topic, or of all topics under a prefix: `'orders.*'`.")
+]
 
 
 @group.command

@@ -53,7 +53,7 @@ class ActSpool:
     """The spool of one consumer. `left` are the acts of an earlier process, until they are told."""
 
     def __init__(self, folder: str | Path, topic: str, group: str, consumer: str) -> None:
-        self._file = SpoolFile(spool_folder(folder) / f"{topic}~{group}~{consumer}.acts", _MAX_BYTES)
+        self._file = SpoolFile(spool_folder(folder) / f"{topic.replace('*', '+')}~{group}~{consumer}.acts", _MAX_BYTES)
         self._label = f"{topic}, group {group}"
         self._calls: dict[Call, None] = {}
         self._warned = False

@@ -37,6 +37,7 @@ from towline.model import (
     TopicConfig,
     check_group,
     check_topic,
+    check_topics,
 )
 from towline.protocol import split_attachments
 from towline.protocol.cluster import Brokers, Clients, ClientState, ForgetBroker, ListBrokers, ListClients
@@ -359,7 +360,7 @@ def topic(name: str) -> Flow[TopicState]:
 
 
 def groups(name: str) -> Flow[list[GroupState]]:
-    return (yield from _ask(ListGroups(check_topic(name) if name else ""), Groups)).groups
+    return (yield from _ask(ListGroups(check_topics(name) if name else ""), Groups)).groups
 
 
 def group(topic_name: str, name: str) -> Flow[GroupState]:

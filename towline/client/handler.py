@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
 from towline.errors import BadRequest
-from towline.model import RetryPolicy, check_consumer, check_group, check_topic
+from towline.model import RetryPolicy, check_consumer, check_group, check_topics
 
 __all__ = ["Handler", "batch_size"]
 
@@ -38,7 +38,7 @@ class Handler(NamedTuple):
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
     def checked(self) -> Handler:
-        check_topic(self.topic)
+        check_topics(self.topic)
         if self.group is not None:
             check_group(self.group)
         if self.name is not None:

@@ -24,6 +24,7 @@ from towline.client.subscription import LostLease
 from towline.client.threads import Job, Threads
 from towline.client.verdict import Retry, describe, settle
 from towline.errors import BadRequest, Refused, TowlineError
+from towline.model import is_pattern
 
 __all__ = ["Handling"]
 
@@ -118,7 +119,8 @@ class Handling:
             **options,
         )
         async with opening as consumer:
-            if handler.retry is not None and consumer.config.retry != handler.retry:
+            one = not is_pattern(handler.topic)
+            if one and handler.retry is not None and consumer.config.retry != handler.retry:
                 await self._client.put_group(msgspec.structs.replace(consumer.config, retry=handler.retry))
             backoff.reset()
             try:

@@ -45,6 +45,8 @@ class Lease:
         "pull",
         "returned",
         "sections",
+        "shards",
+        "topic",
         "unanswered",
     )
 
@@ -52,6 +54,8 @@ class Lease:
         self, pull: int, raw: list[tuple[messages.Part, memoryview]], nacks: deque[Act], dirty_leases: deque[Lease]
     ) -> None:
         self.pull = pull
+        self.topic = ""
+        self.shards = 0
         self.sections: list[Section] = []
         self.ends_at = 0.0
         """When the broker takes it away, by the steady clock; 0 is never."""
@@ -78,12 +82,12 @@ class Lease:
     def __len__(self) -> int:
         return sum(map(len, self.sections)) if self.sections else sum(part.count for part, _ in self._raw)
 
-    def open(self, topic: str, shards: int = 0) -> None:
+    def open(self) -> None:
         """Decode. What cannot be decoded is nacked: it is tried again, and ends among the dead letters."""
         raw, self._raw = self._raw, []
         for part, data in raw:
             try:
-                self.sections.append(Section(topic, part, data, self, shards))
+                self.sections.append(Section(self.topic, part, data, self, self.shards))
             except (BadFrame, TooLarge) as error:
                 span = (part.lane, part.first, part.count)
                 self._nacks.append(Act(NACK, self.pull, [span], False, None, f"the client cannot decode it: {error}"))

@@ -21,7 +21,15 @@ from towline.client.spooled import SpooledShipping
 from towline.client.subscription import Limits, LostLease, Subscription
 from towline.client.url import Target, parse_url
 from towline.errors import BadRequest
-from towline.model import PRIVATE, Durability, GroupConfig, RetryPolicy, check_consumer, check_group, check_topic
+from towline.model import (
+    PRIVATE,
+    Durability,
+    GroupConfig,
+    RetryPolicy,
+    check_consumer,
+    check_group,
+    check_topics,
+)
 
 __all__ = ["HEAD_BYTES", "Certificates", "ConsumerOptions", "Options", "ProducerOptions"]
 
@@ -100,7 +108,7 @@ class ConsumerOptions(NamedTuple):
         if self.group is not None and group.startswith(PRIVATE):
             raise BadRequest(f"group {group!r}: names that begin with {PRIVATE} are for consumers without a group")
         config = GroupConfig(
-            check_topic(self.topic),
+            check_topics(self.topic).rstrip("*") or "any",
             group,
             start=self.start,
             retry=self.retry if self.retry is not None else RetryPolicy(),

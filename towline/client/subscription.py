@@ -22,7 +22,7 @@ from towline.client.connection import Call
 from towline.client.lease import ACK, GIVE_BACK, Lease, in_portions, merged
 from towline.client.steps import Flow, Start, Wait
 from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, Unavailable, from_code
-from towline.model import AT_MOST_ONCE, GroupConfig
+from towline.model import AT_MOST_ONCE, GroupConfig, is_pattern
 from towline.protocol import split_attachments
 from towline.protocol.messages import Act, Attach, Attached, Detach, Pull, Pulled, Settle
 
@@ -103,6 +103,7 @@ class Subscription:
         """As the broker has it, once we are attached."""
         self.limits = limits
         self.lost_messages = 0
+        self.by_prefix = is_pattern(topic)
         self.in_tasks = False
         """Who works on its messages are coroutines."""
         self.shards = 0
@@ -230,7 +231,7 @@ class Subscription:
             if not self._pulling:
                 yield from self._start_prefetch(idle_from)
             call = self._pulling[0]
-            if self.shards and not call.done:
+            if (self.shards or self.by_prefix) and not call.done:
                 # What is told now frees the shards that this pull may be waiting for.
                 yield from self.start_settles()
             while not call.done:
@@ -308,6 +309,7 @@ class Subscription:
             raw = list(zip(answer.parts, frames, strict=True))
             lease = self._leases[answer.pull] = Lease(answer.pull, raw, self._nacks, self._dirty)
             lease.in_tasks = self.in_tasks
+            lease.topic, lease.shards = answer.topic or self.topic, answer.shards or self.shards
             if self.config.timeout_s:
                 lease.ends_at = self._clock() + self.config.timeout_s
 
@@ -325,7 +327,7 @@ class Subscription:
         lease = self._leases.get(call.answer.pull)
         if lease is None or lease.lost:
             return None
-        lease.open(self.topic, self.shards)
+        lease.open()
         if self.config.mode == AT_MOST_ONCE:
             lease.settle_all(ACK)
             del self._leases[lease.pull]

@@ -253,6 +253,10 @@ class Pulled(Answer, frozen=True, array_like=True):
     pull: int
     parts: list[Part]
     refused: list[tuple[int, str, str]] = []
+    topic: str = ""
+    """Of a subscription by prefix: where the messages are from, …"""
+    shards: int = 0
+    """… and how many shards that has."""
 
 
 class Settle(Request, frozen=True, array_like=True):

@@ -1,0 +1,115 @@
+"""Subscribing by prefix: all topics under it, and those that are made later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import towline
+from tests.client.either import do, each, entered
+from towline.errors import BadName
+from towline.model import RetryPolicy
+
+QUICK = RetryPolicy(3, (0.01,))
+
+
+async def test_a_prefix_takes_in_what_is_there_and_what_comes(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq, entered(connect(url)) as other:
+        await do(mq.create_topic(f"{topic}.ordered", shards=2))
+        await do(mq.send(f"{topic}.a", b"a0"))
+        await do(mq.send(f"{topic}.ordered", b"o0", key="k"))
+        await do(mq.send(f"{topic}-else", b"not for us"))
+        async with entered(mq.consumer(f"{topic}.*", group="g", retry=QUICK)) as consumer:
+            assert consumer.topic == f"{topic}.*"
+            seen = []
+            for _ in range(2):
+                batch = await do(consumer.pull(wait=5))
+                seen += [(message.topic, message.body) for message in batch]
+                assert {message.topic for message in batch} == {batch[0].topic}
+                await do(batch.ack())
+            assert sorted(seen) == [(f"{topic}.a", b"a0"), (f"{topic}.ordered", b"o0")]
+
+            async def send_later() -> None:
+                await asyncio.sleep(0.05)
+                await do(other.send(f"{topic}.new", b"n0", key="k"))
+
+            sending = asyncio.create_task(send_later())
+            if connect is towline.connect:
+                await sending
+            [message] = await do(consumer.pull(wait=20))
+            await sending
+            assert (message.topic, message.body, message.id) == (f"{topic}.new", b"n0", f"{topic}.new/middle/0")
+            message.nack("not yet", delay=0.0)
+            [again] = await do(consumer.pull(wait=5))
+            assert (again.topic, again.attempt) == (f"{topic}.new", 2)
+            again.ack()
+            await do(consumer.flush())
+            groups = await do(mq.groups(f"{topic}.*"))
+            assert {group.config.topic: group.lag for group in groups} == {
+                f"{topic}.a": 0,
+                f"{topic}.new": 0,
+                f"{topic}.ordered": 0,
+            }
+        for wrong in ("Orders.*", "orders.*.x", ".*"):
+            with pytest.raises(BadName):
+                async with entered(mq.consumer(wrong, group="g")):
+                    pass
+
+
+async def test_topics_take_turns_and_iteration_settles_each_at_its_own(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        names = [f"{topic}.{name}" for name in "abc"]
+        for name in names:
+            await do(mq.send_many(name, [b"%d" % number for number in range(300)]))
+        order: list[str] = []
+        async with entered(mq.consumer(f"{topic}.*", group="g", max_messages=100, idle_timeout=0.5)) as consumer:
+            async for message in each(consumer):
+                with message:
+                    if not order or order[-1] != message.topic:
+                        order.append(message.topic)
+        assert sorted(order[:3]) == names, "one after the other"
+        assert Counter(order) == Counter(dict.fromkeys(names, 3))
+        assert [group.lag for group in await do(mq.groups(f"{topic}.*"))] == [0, 0, 0]
+
+
+async def test_acking_up_to_a_pull_reaches_over_topics(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        for name in "abc":
+            await do(mq.send(f"{topic}.{name}", name.encode()))
+        async with entered(mq.consumer(f"{topic}.*", group="g")) as consumer:
+            batches = [await do(consumer.pull(1, wait=5)) for _ in range(3)]
+            await do(batches[1].ack(up_to=True))
+            lags = [group.lag for group in await do(mq.groups(f"{topic}.*"))]
+            assert sum(lags) == 1
+            await do(batches[2].ack())
+            await do(mq.delete_topic(f"{topic}.a"))
+            await do(mq.send(f"{topic}.a", b"anew"))
+            [message] = await do(consumer.pull(wait=5))
+            assert message.body == b"anew"
+            message.ack()
+
+
+async def test_an_app_handles_topics_that_come_later(url: str, topic: str) -> None:
+    app = towline.App(url)
+    seen: list[tuple[str, int]] = []
+    done = asyncio.Event()
+
+    @app.on(f"{topic}.*", group="g", concurrency=4, retry=QUICK)
+    async def handle(message: towline.Message) -> None:
+        seen.append((message.topic, message.attempt))
+        if message.topic.endswith(".late") and message.attempt == 1:
+            raise ValueError("once more")
+        if len(seen) == 3:
+            done.set()
+
+    async with towline.aio.connect(url) as mq:
+        await mq.send(f"{topic}.early", b"x")
+        async with app, asyncio.timeout(20):
+            while not seen:
+                await asyncio.sleep(0.01)
+            await mq.send(f"{topic}.late", b"x")
+            await done.wait()
+    assert seen == [(f"{topic}.early", 1), (f"{topic}.late", 1), (f"{topic}.late", 2)]

@@ -1,0 +1,232 @@
+"""A consumer of all topics under a prefix: one subscription, a member of the group of each topic.
+
+A pull is answered from one topic; those that have something take turns. Pull numbers are the broker's, so an act finds
+its topic by its pull. Topics that are made later join when they are made: whoever waits is woken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from towline.broker.delivering import Buffers
+from towline.broker.dispatcher import Dispatcher
+from towline.broker.member import Member
+from towline.errors import LeaseLost, NotFound, TooLarge, TowlineError
+from towline.model import GroupConfig, matches
+from towline.protocol import messages as wire
+from towline.protocol.cluster import ClientState
+
+__all__ = ["Fan"]
+
+log = logging.getLogger("towline.broker")
+
+PULLS_MAX: Final = 100_000
+"""Pulls of which it is remembered whose they are; a consumer does not hold so many."""
+ACK: Final = 0
+
+Join = Callable[[wire.Attach], Awaitable[Member]]
+
+
+class Fan:
+    """What a session has instead of a `Member` when a consumer subscribes by prefix."""
+
+    def __init__(
+        self, request: wire.Attach, join: Join, may: Callable[[str], bool], closing: Callable[[], bool]
+    ) -> None:
+        self.pattern = request.topic
+        self.consumer = request.consumer
+        self.config = request.config or GroupConfig("any", request.group)
+        self.shards = 0
+        self._request = request
+        self._join = join
+        self._may = may
+        self._closing = closing
+        self._members: dict[str, Member] = {}
+        self._joining: dict[str, bool] = {}
+        """Topics to join, and whether they are new."""
+        self._ready: OrderedDict[str, None] = OrderedDict()
+        """Topics that may have something to deliver, in the order of their turns."""
+        self._pulls: OrderedDict[int, Member] = OrderedDict()
+        self._stirred = asyncio.Event()
+        self._left = False
+
+    @property
+    def resource(self) -> str:
+        return self.pattern
+
+    @property
+    def held(self) -> list[int]:
+        return sorted(self._pulls)
+
+    @property
+    def members(self) -> list[Member]:
+        return list(self._members.values())
+
+    @property
+    def in_flight(self) -> int:
+        return sum(member.in_flight for member in self._members.values())
+
+    def describe(self, about: ClientState) -> ClientState:
+        return msgspec.structs.replace(
+            about,
+            role="consumer",
+            topic=self.pattern,
+            group=self.config.name,
+            consumer=self.consumer,
+            in_flight=self.in_flight,
+            waiting=any(member.waiting for member in self._members.values()),
+        )
+
+    # Topics come and go
+
+    def invite(self, topics: Iterable[str], *, new: bool) -> None:
+        """These topics exist; they are joined by the next pull, or by the one that waits."""
+        found = [name for name in topics if matches(self.pattern, name) and not self._is_member(name)]
+        self._joining.update(dict.fromkeys(filter(self._may, found), new))
+        if self._joining:
+            self._stirred.set()
+
+    async def join(self) -> None:
+        """Join the topics that are to be joined. One that is gone by now, or may not be joined, is left out."""
+        while self._joining and not self._left:
+            name, new = self._joining.popitem()
+            # All messages of a topic that is made while we are here are new.
+            config = msgspec.structs.replace(self.config, topic=name, **({"start": "earliest"} if new else {}))
+            request = wire.Attach(name, self.config.name, self.consumer, config, self._request.holding)
+            try:
+                member = await self._join(request)
+            except (NotFound, TooLarge) as error:
+                log.info("consumer %s of %s: %s", self.consumer, self.pattern, error)
+                continue
+            self._members[name] = member
+            for pull in member.held:
+                self._note(pull, member)
+            member.dispatcher.watch(self._stir)
+            self._stir(member.dispatcher)
+
+    def _is_member(self, name: str) -> bool:
+        member = self._members.get(name)
+        if member is not None and member.dispatcher.closed:
+            self._drop(name)
+            return False
+        return member is not None
+
+    def _notice_closed(self) -> None:
+        """Groups that were deleted are made anew, as for any other consumer; topics that were deleted are not."""
+        gone = [name for name in list(self._members) if not self._is_member(name)]
+        self._joining.update(dict.fromkeys(gone, False))
+
+    def retain(self) -> list[Member]:
+        """The rules have changed: the members that may not be any more."""
+        going = [name for name in self._members if not self._may(name)]
+        return [self._drop(name) for name in going]
+
+    def _drop(self, name: str) -> Member:
+        member = self._members.pop(name)
+        member.dispatcher.unwatch(self._stir)
+        self._ready.pop(name, None)
+        return member
+
+    def leave(self) -> list[Member]:
+        """Let go of all topics; the members that are to leave."""
+        self._left = True
+        self._stirred.set()
+        return [self._drop(name) for name in list(self._members)]
+
+    # Pulling
+
+    def _stir(self, dispatcher: Dispatcher) -> None:
+        """A topic may have something to deliver."""
+        self._ready.setdefault(dispatcher.group.config.topic, None)
+        self._stirred.set()
+
+    async def pull(self, request: wire.Pull) -> tuple[wire.Pulled, Buffers]:
+        refused = (await self.settle(request.acts)).refused if request.acts else []
+        once = msgspec.structs.replace(request, wait_ms=0, acts=[])
+        deadline_s = asyncio.get_running_loop().time() + request.wait_ms / 1000
+        while True:
+            self._stirred.clear()
+            await self.join()
+            pulled, buffers = await self._pull_from_any(once)
+            if pulled.pull or self._left or self._closing():
+                return msgspec.structs.replace(pulled, refused=refused), buffers
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await self._wait()
+            except TimeoutError:
+                self._notice_closed()
+                return wire.Pulled(0, [], refused), []
+
+    async def _wait(self) -> None:
+        members = self.members
+        for member in members:
+            member.waiting = True
+            member.dispatcher.arm()
+        try:
+            await self._stirred.wait()
+        finally:
+            for member in members:
+                member.waiting = False
+
+    async def _pull_from_any(self, request: wire.Pull) -> tuple[wire.Pulled, Buffers]:
+        """From the first topic in turn that has something; it goes to the end of the line then."""
+        for _ in range(len(self._ready)):
+            if not self._ready:
+                break
+            name, _ = self._ready.popitem(last=False)
+            member = self._members[name]
+            if member.dispatcher.closed:
+                continue
+            pulled, buffers = await member.dispatcher.pull(member, request)
+            if pulled.pull:
+                self._ready[name] = None
+                self._note(pulled.pull, member)
+                return msgspec.structs.replace(pulled, topic=name, shards=member.shards), buffers
+        return wire.Pulled(0, []), []
+
+    def _note(self, pull: int, member: Member) -> None:
+        self._pulls[pull] = member
+        while len(self._pulls) > PULLS_MAX:
+            self._pulls.popitem(last=False)
+
+    # Settling
+
+    async def settle(self, acts: Sequence[wire.Act]) -> wire.Settled:
+        refused: list[tuple[int, str, str]] = []
+        for number, act in enumerate(acts):
+            member = self._pulls.get(act.pull)
+            try:
+                if member is None:
+                    raise LeaseLost(f"pull {act.pull} is not leased to consumer {self.consumer} of {self.pattern}")
+                for other, one in self._parts_of(act, member):
+                    settled = await other.dispatcher.settle(other, [one])
+                    refused += [(number, code, text) for _, code, text in settled.refused]
+            except TowlineError as error:
+                refused.append((number, error.code, str(error)))
+        self._forget_settled()
+        return wire.Settled(refused)
+
+    def _parts_of(self, act: wire.Act, member: Member) -> list[tuple[Member, wire.Act]]:
+        """The act, and for one of everything up to a pull also those of the pulls from other topics."""
+        if not act.up_to:
+            return [(member, act)]
+        others = [(one, wire.Act(ACK, pull)) for pull, one in self._pulls.items() if pull < act.pull]
+        return [(member, act), *((one, each) for one, each in others if one is not member and _is_open(one, each))]
+
+    def _forget_settled(self) -> None:
+        """Old pulls that are settled; not the last ones, of which an act may be told twice."""
+        while len(self._pulls) > 1_000:
+            pull, member = next(iter(self._pulls.items()))
+            if pull in member.dispatcher.group.leases:
+                return
+            del self._pulls[pull]
+
+
+def _is_open(member: Member, act: wire.Act) -> bool:
+    return act.pull in member.dispatcher.group.leases
