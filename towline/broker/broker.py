@@ -25,12 +25,13 @@ from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
 from towline.broker.metering import measure
-from towline.broker.moving import purge, seek
+from towline.broker.moving import purge, report, seek
 from towline.broker.ordering import wrong_shard
 from towline.broker.outlook import Outlook
+from towline.broker.publishing import Staging
 from towline.broker.recovery import Snapshots, find_uncatalogued, recover_group, recover_producers
 from towline.broker.registry import Registry
-from towline.broker.scanning import locate_in, scan, survey
+from towline.broker.scanning import Scanning
 from towline.broker.scheduling import Scheduler
 from towline.broker.sending import Outgoing, Sender
 from towline.broker.topic import Topic
@@ -52,9 +53,10 @@ from towline.model import (
     check_topic,
     parse_delay_levels,
 )
-from towline.protocol import access, ordering, scanning
+from towline.protocol import access, ordering
 from towline.protocol import messages as wire
 from towline.protocol.cluster import HandBack, HandedBack
+from towline.protocol.publishing import Report
 from towline.settings import BrokerSettings
 from towline.store import Histogram, Store
 
@@ -80,6 +82,7 @@ class Broker:
         self._catalog = Catalog(store, clock)
         self._snapshots = Snapshots(store, clock)
         self._topics: dict[str, Topic] = {}
+        self.scanning = Scanning(store, lambda: self._topics)
         borrow_bytes = settings.capacity_bytes // 32 if settings.store.startswith("memory:") else 0
         self._agenda = Agenda(store, clock, self._durability, borrow_bytes=borrow_bytes)
         levels_us = parse_delay_levels(settings.delay_levels)
@@ -100,6 +103,7 @@ class Broker:
         await broker._recover()
         for loop in (*broker.scheduler.loops(), *broker.outlook.loops()):
             broker._start(loop)
+        broker._start(broker.staging.go_on())
         broker._start(every(settings.maintenance_s, "maintenance", broker.maintain))
         broker._start(every(min(max(settings.heartbeat_s / 10, 0.02), 1.0), "heartbeat watch", broker._watch))
         return broker
@@ -145,6 +149,7 @@ class Broker:
         )
         self.transactions = Escrow(self.store, self.clock, self._sender, self.settings, self._reclaim)
         await self.transactions.recover()
+        self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
         await self._catalog.save()
         delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
         self.outlook = Outlook(self._topics, delayed, store=self.store, clock=self.clock, settings=self.settings)
@@ -179,7 +184,7 @@ class Broker:
 
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""
-        self.closing = True
+        self.closing = self.staging.closing = True
         self.transactions.release_waiters()
         for dispatcher in self._dispatchers():
             dispatcher.release_waiters()
@@ -187,7 +192,7 @@ class Broker:
     async def close(self) -> None:
         """Stop, and leave everything durable. Consumers keep their leases: they come back to the next broker on this
         store, or lose them there when they do not."""
-        self.closing = True
+        self.closing = self.staging.closing = True
         self.transactions.release_waiters()
         for task in list(self._tasks):
             task.cancel()
@@ -585,16 +590,11 @@ class Broker:
             raise BadRequest(f"topic {request.topic} is ordered, and finding messages in one is not supported")
         return await find(self.store, topic.lane(request.lane), request)
 
-    # Whole streams
-
-    def survey(self, request: scanning.Survey) -> scanning.Streams:
-        return survey(self.store, self._topics, request)
-
-    async def scan(self, request: scanning.Scan) -> tuple[scanning.Scanned, list[bytes | memoryview]]:
-        return await scan(self.store, self._topics, request)
-
-    async def locate_in(self, request: scanning.LocateIn) -> scanning.LocatedIn:
-        return await locate_in(self.store, self._topics, request)
+    async def report(self, request: Report) -> None:
+        asked = wire.Attach(self._topic(request.topic).config.name, check_group(request.group), "outside")
+        async with self._attaching:
+            dispatcher = await self._group_for_consumer(asked)
+        await report(dispatcher, request.positions, self._durability)
 
     async def trace(self, request: wire.Trace) -> wire.Traced:
         return await trace(self._dispatcher(request.topic, request.group), request)
@@ -643,7 +643,8 @@ class Broker:
         await self._agenda.trim()
         await self._reclaim()
         await self.transactions.tidy()
-        pins = self._snapshots.pins() | self.transactions.pins() | self._agenda.pins()
+        await self.staging.tidy()
+        pins = self._snapshots.pins() | self.transactions.pins() | self.staging.pins() | self._agenda.pins()
         for dispatcher in list(self._dispatchers()):
             pins |= await expire(dispatcher)
         await retain(
@@ -662,6 +663,7 @@ class Broker:
         ends |= self._agenda.ends()
         await self._snapshots.save(list(self._dispatchers()), self._producers, self._dedup, ends)
         await self.transactions.save()
+        await self.staging.save()
 
     async def _save_catalog(self) -> None:
         try:

@@ -60,6 +60,7 @@ from towline.protocol.messages import (
     Trace,
 )
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount
+from towline.protocol.publishing import AskSink, Publish, Report, Stage, Unstage
 from towline.protocol.scanning import LocateIn, Scan, Survey
 from towline.protocol.survey import DropAlarm, Kick, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
@@ -229,6 +230,11 @@ PERMISSIONS: dict[int, Needs] = {
     EditTopic.kind: topic("alter"),
     Scan.kind: _stream("consume"),
     Survey.kind: _survey,
+    Report.kind: lambda request, context: (("consume", "topic", request.topic), ("consume", "group", request.group)),
+    Stage.kind: _send,
+    Publish.kind: anyone,  # what its own token has staged, for which it was allowed to send
+    Unstage.kind: anyone,  # what its own token has staged
+    AskSink.kind: anyone,  # a number, by a name that only its owner knows
     LocateIn.kind: _stream("describe"),
     WhoAmI.kind: anyone,
     ListUsers.kind: cluster("admin"),

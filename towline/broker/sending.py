@@ -29,6 +29,9 @@ Outgoing = tuple[str, int, bytes | memoryview]
 class Mark(Protocol):
     """What is appended in one unit with frames, to say that they are there."""
 
+    ordered: bool
+    """Whether the frames may be for ordered topics."""
+
     def append(self, firsts: Sequence[int], repeats: Sequence[Repeat], delayed: Sequence[int]) -> Append:
         """The record, given where each frame goes, which messages are repeats and which frames wait for their time."""
 
@@ -240,7 +243,7 @@ class Sender:
 
 def _lane(topic: Topic, number: int, frame: Frame, mark: Mark | None) -> Lane:
     if topic.config.shards:
-        refuse_joined(topic.config.name, frame, prepared=mark is not None)
+        refuse_joined(topic.config.name, frame, prepared=mark is not None and not mark.ordered)
     return topic.lane(number)
 
 
