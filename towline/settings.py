@@ -79,6 +79,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     allow_remote: Annotated[
         bool, _help("Listen on other addresses than loopback although no tokens are set: anyone there may do anything.")
     ] = False
+    metrics: Annotated[
+        str, _help("HOST:PORT where /metrics (Prometheus) and /health are served over HTTP. Empty: nowhere.")
+    ] = ""
     auto_create_topics: Annotated[
         bool, _help("Make a topic upon the first send to it, with the settings of the template topic.")
     ] = True

@@ -604,6 +604,11 @@ class Broker:
         broker = {} if request.topic else self.figures()
         return await measure(self.store, self.clock, topics, self.scheduler.schedule.counts, broker)
 
+    def trouble(self) -> str:
+        """Why the broker cannot do its work; empty if it can."""
+        failure = getattr(self.store, "failure", None)
+        return "the broker is shutting down" if self.closing else str(failure or "")
+
     @property
     def commit_times(self) -> Histogram:
         return self._sender.commit_times

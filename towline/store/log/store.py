@@ -156,6 +156,15 @@ class LogStore:
             stream.size_bytes = stream.bytes_until(stream.end, self._shelf.entries)
             stream.raise_first(first, self._shelf.entries)
 
+    @property
+    def failure(self) -> StoreFailed | None:
+        """Why it takes no more writes."""
+        return self._writer.failure
+
+    def free_bytes(self) -> int:
+        """Room on the disk."""
+        return self._io.free_bytes(self._folder)
+
     # --- append -------------------------------------------------------------------------------------------------------
 
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
