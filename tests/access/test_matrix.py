@@ -15,7 +15,7 @@ from tests.server.raw_client import RawClient
 from towline.broker.permissions import PERMISSIONS
 from towline.broker.rights import ROLES
 from towline.errors import Refused
-from towline.protocol import access, ordering, scanning
+from towline.protocol import access, cluster, ordering, scanning, survey
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.access import Grant
@@ -77,6 +77,19 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     access.DropRule: [("admin", CLUSTER)],
     access.ListAudit: [("admin", CLUSTER)],
     access.Measure: [("describe", ORDERS)],
+    cluster.Meet: [("admin", CLUSTER)],
+    cluster.ListBrokers: [],
+    cluster.ListClients: [("describe", ORDERS)],
+    cluster.ForgetBroker: [("admin", CLUSTER)],
+    cluster.HandBack: [("consume", ORDERS), ("consume", BILLING)],
+    survey.ListPage: [("describe", ORDERS)],
+    survey.Pulse: [("describe", ORDERS)],
+    survey.Storage: [("describe", CLUSTER)],
+    survey.ListAlarms: [("describe", CLUSTER)],
+    survey.PutAlarm: [("alter", CLUSTER)],
+    survey.DropAlarm: [("alter", CLUSTER)],
+    survey.TestAlarm: [("alter", CLUSTER)],
+    survey.Kick: [("alter", BILLING), ("describe", ORDERS)],
 }
 """Of the samples, which are sent as they stand. (Those of pulls and settlements depend on a subscription, and have a
 test of their own.)"""
@@ -89,6 +102,10 @@ VARIANTS: list[tuple[Request, list[tuple[str, tuple[str, str]]]]] = [
     (ordering.Purge("orders"), [("delete", ORDERS)]),
     (m.ListDelayed(), [("describe", CLUSTER)]),
     (access.Measure(), [("describe", CLUSTER)]),
+    (survey.ListPage("topics", topic="orders"), [("describe", CLUSTER)]),
+    (survey.ListPage("groups"), [("describe", CLUSTER)]),
+    (survey.Pulse(), [("describe", CLUSTER)]),
+    (cluster.ListClients(), [("describe", CLUSTER)]),
     (m.Attach("nowhere", "billing", "c1"), [("consume", NOWHERE), ("consume", BILLING), ("create", NOWHERE)]),
     (m.Send([m.FrameHead("elsewhere", 1, 0)]), [("send", ELSEWHERE), ("create", ELSEWHERE)]),
     (scanning.Scan("dead/orders/billing", 0, 10), [("consume", ORDERS), ("consume", BILLING)]),
@@ -165,7 +182,7 @@ def test_a_role_may_do_what_its_grants_say_and_nothing_else(broker: Secured, rol
     secret = broker.admin.access.create_token(f"of-{role}", roles=[role]).secret
     with RawClient.hello(broker.process.port, f"of-{role}", secret) as client:
         for request, needs in cases():
-            if isinstance(request, m.DeleteTopic | m.DeleteGroup | access.AddRule | m.Attach):
+            if isinstance(request, m.DeleteTopic | m.DeleteGroup | access.AddRule | m.Attach | cluster.Meet):
                 continue  # they change what the others meet
             expected = all(_granted(ROLES.get(role, []), action, kind) for action, (kind, _) in needs)
             assert is_refused(client, request) != expected, (role, request)

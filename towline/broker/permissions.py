@@ -189,6 +189,12 @@ def _survey(request: Survey, context: Context) -> Sequence[Need]:
     return (("describe", "cluster", CLUSTER),) if name == "*" else (("describe", "topic", name),)
 
 
+def _page(request: ListPage, context: Context) -> Sequence[Need]:
+    """The groups of one topic; or all that there is."""
+    one = request.topic and request.of == "groups"
+    return (("describe", "topic", request.topic),) if one else (("describe", "cluster", CLUSTER),)
+
+
 PERMISSIONS: dict[int, Needs] = {
     Hello.kind: anyone,
     Beat.kind: anyone,
@@ -253,7 +259,7 @@ PERMISSIONS: dict[int, Needs] = {
     ListClients.kind: _all_or_topic("describe"),
     ForgetBroker.kind: cluster("admin"),
     HandBack.kind: _attach,
-    ListPage.kind: _all_or_topic("describe"),
+    ListPage.kind: _page,
     Pulse.kind: _all_or_topic("describe"),
     Storage.kind: cluster("describe"),
     ListAlarms.kind: cluster("describe"),
