@@ -58,7 +58,7 @@ from towline.protocol import messages as wire
 from towline.protocol.cluster import HandBack, HandedBack
 from towline.protocol.publishing import Report
 from towline.settings import BrokerSettings
-from towline.store import Histogram, Store
+from towline.store import Store
 
 __all__ = ["Broker"]
 
@@ -147,6 +147,7 @@ class Broker:
             clock=self.clock,
             scheduler=self.scheduler,
         )
+        self.commit_times = self._sender.commit_times
         self.transactions = Escrow(self.store, self.clock, self._sender, self.settings, self._reclaim)
         await self.transactions.recover()
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
@@ -608,10 +609,6 @@ class Broker:
         """Why the broker cannot do its work; empty if it can."""
         failure = getattr(self.store, "failure", None)
         return "the broker is shutting down" if self.closing else str(failure or "")
-
-    @property
-    def commit_times(self) -> Histogram:
-        return self._sender.commit_times
 
     def figures(self) -> dict[str, Any]:
         dispatchers = list(self._dispatchers())
