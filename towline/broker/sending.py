@@ -40,6 +40,7 @@ class Mark(Protocol):
 
 
 NOT_YET: Final = TIMEOUT
+NOT_PLAIN: Final = DEDUP | DELIVER_AT
 NOTHING: Final[Mapping[int, int]] = {}
 
 
@@ -77,7 +78,33 @@ class Sender:
     ) -> asyncio.Future[Sent]:
         frames = [self.check(data, token) for _, _, data in outgoing]
         known = self._known(outgoing, frames) if frames[0].producer_id else None
-        return self.append(outgoing, frames, durability, source) if known is None else known
+        if known is not None:
+            return known
+        if len(frames) == 1 and not frames[0].flags & NOT_PLAIN:
+            return self._append_plain(outgoing[0], frames[0], durability, source)
+        return self.append(outgoing, frames, durability, source)
+
+    def _append_plain(
+        self, outgoing: Outgoing, frame: Frame, durability: Durability | None, source: bytes
+    ) -> asyncio.Future[Sent]:
+        """What `append` comes to for one frame that asks for nothing special: nearly all there are."""
+        wanted = self._durability if durability is None else durability
+        topic = self.find_topic(outgoing[0])
+        lane = _lane(topic, outgoing[1], frame, None)
+        append = Append(lane.stream, frame.data, frame.count, source)
+        (first,), at_us, done = self._store.append((append,), wanted or Durability.OS)
+        lane.submitted(first, append, at_us, done)
+        self.messages += frame.count
+        self.bytes += frame.length
+        sending = _Sending(self, (frame,), None, (lane,), (topic,), sent=Sent([first], at_us), loop=done.get_loop())
+        if frame.producer_id:
+            self._producers.remember(frame.producer_id, frame.producer_seq, first, at_us)
+            if wanted is not Durability.RECEIVED:
+                self._under_way[frame.producer_id, frame.producer_seq] = sending.answer
+        if wanted is Durability.RECEIVED:
+            sending.answer.set_result(sending.sent)
+        _when(done, sending.finish)
+        return sending.answer
 
     def append(
         self,
