@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from bench import consuming, delaying, flatness, machine, sending
+from bench import consuming, delaying, flatness, machine, sending, spark
 from bench.figures import Figure, print_figures
 from bench.stage import Stage
 from towline.errors import TowlineError
@@ -36,6 +36,7 @@ SCENARIOS: dict[str, Scenario] = {
     "delay-out": delaying.delay_out,
     "delay-minute": delaying.delay_minute,
     "delay-memory": delaying.delay_memory,
+    "spark": spark.spark,
 }
 QUICK = {"seconds": 1.0, "repeats": 1, "backlog": 1_000_000}
 BUSY = 0.5

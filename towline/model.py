@@ -177,6 +177,8 @@ class TopicConfig(msgspec.Struct, frozen=True):
     """Whom to ask about it."""
     alarm_emails: Annotated[tuple[str, ...], msgspec.Meta(max_length=20)] = ()
     """Who is told when a rule raises an alarm about it."""
+    start: Literal["", "earliest", "latest"] = ""
+    """Where its new groups begin, unless their first consumer says; empty is as the broker says."""
 
     def __post_init__(self) -> None:
         check_topic(self.name)
@@ -194,8 +196,9 @@ class GroupConfig(msgspec.Struct, frozen=True):
 
     topic: str
     name: str
-    start: Annotated[str, msgspec.Meta(pattern=r"^(earliest|latest|@[0-9]{1,18})$")] = "earliest"
-    """Where a new group begins: at the oldest message, behind the newest, or at a time (`@` and microseconds)."""
+    start: Annotated[str, msgspec.Meta(pattern=r"^(earliest|latest|@[0-9]{1,18}|)$")] = ""
+    """Where a new group begins: at the oldest message, behind the newest, or at a time (`@` and microseconds). Empty is
+    as its topic says, or else the broker."""
     retry: RetryPolicy = RetryPolicy()
     timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0
     """A pull not settled after this long is taken away from its consumer; 0 is never, while the consumer beats."""

@@ -79,6 +79,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     allow_remote: Annotated[
         bool, _help("Listen on other addresses than loopback although no tokens are set: anyone there may do anything.")
     ] = False
+    metrics: Annotated[
+        str, _help("HOST:PORT where /metrics (Prometheus) and /health are served over HTTP. Empty: nowhere.")
+    ] = ""
     auto_create_topics: Annotated[
         bool, _help("Make a topic upon the first send to it, with the settings of the template topic.")
     ] = True
@@ -110,11 +113,21 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     delay_levels: Annotated[
         str, _help("The delays that a producer asks for by number: level 1, level 2, and so on.", max_length=1000)
     ] = DELAY_LEVELS
+    group_start: Annotated[
+        Literal["earliest", "latest"],
+        _help("Where a new group begins, unless its first consumer or its topic says: with all there is, or anew."),
+    ] = "earliest"
     max_connections: Annotated[int, _help("Connections at a time.", ge=1, le=100_000)] = 2_000
     max_frame_bytes: Annotated[int, _help("The largest batch a producer may send.", ge=1 << 10, le=64 << 20)] = 16 << 20
     max_pending_bytes: Annotated[
         int, _help("Bytes a connection may have on the way in either direction before it is paused.", ge=64 << 10)
     ] = 32 << 20
+    max_pending_total_bytes: Annotated[
+        int,
+        _help(
+            "Bytes that all connections together may have on their way to the store before they are paused.", ge=1 << 20
+        ),
+    ] = 256 << 20
     handshake_s: Annotated[float, _help("How long a new connection may take to introduce itself.", gt=0, le=300)] = 5.0
     idle_s: Annotated[
         float, _help("A half-sent request, or an answer nobody reads, closes the connection after this long.", gt=0)

@@ -57,6 +57,8 @@ class Bench:
 
     async def flush(self) -> None:
         """A pull is answered before its event is written; wait until it is."""
+        for dispatcher in self.broker._dispatchers():
+            dispatcher.log.catch_up()
         await self.store.append([], Durability.OS).done
 
     async def act(self, member: Member, what: int, got: Got, *spans: tuple[int, int, int], **fields: Any) -> Settled:

@@ -283,8 +283,11 @@ def test_damage_in_a_pull_log_loses_no_message(disk: World, tmp_path: Path) -> N
             await bench.send("orders", *(b"%d" % n for n in range(40)))
             member = await bench.attach()
             for _ in range(3):
-                await bench.act(member, ACK, await bench.pull(member, 5))
+                got = await bench.pull(member, 5)
+                await bench.flush()
+                await bench.act(member, ACK, got)
             open_pull = await bench.pull(member, 5)
+            await bench.flush()
             await bench.act(member, NACK, open_pull, (1, 15, 2))
             await bench.flush()
             crash(disk, tmp_path / "sample")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol import access, cluster, ordering, scanning, survey
+from towline.protocol import access, cluster, ordering, publishing, scanning, survey
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 
@@ -103,6 +103,11 @@ REQUESTS: list[m.Request] = [
     ordering.EditTopic("orders", 3600.0),
     scanning.Scan("lane/orders/middle", 17, 1 << 40, 65536),
     scanning.Survey("lane/orders", "lane/orders/high", 50),
+    publishing.Report("orders", "spark", [(1, 17)]),
+    publishing.Stage([m.FrameHead("orders", 0, 100), m.FrameHead("stock", 12, 70, 64)], 1),
+    publishing.Publish("spark:7f", 4, [17, 1 << 40], 1),
+    publishing.Unstage([17, 18]),
+    publishing.AskSink("spark:7f"),
     scanning.LocateIn("pull/orders/billing", 1_700_000_000_000_000),
     access.WhoAmI([GRANT]),
     access.ListUsers(),
@@ -207,6 +212,9 @@ ANSWERS: list[m.Answer] = [
         [survey.Told(1_700_000_000_000_006, "alarm", ["ops@example.com"], "no answer")],
         True,
     ),
+    publishing.Staged(17),
+    publishing.Published(100_000, True),
+    publishing.SinkState(4, 1_700_000_000_000_006),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

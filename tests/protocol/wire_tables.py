@@ -17,7 +17,7 @@ from tests.protocol import samples
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol import access, cluster, ordering, scanning, survey
+from towline.protocol import access, cluster, ordering, publishing, scanning, survey
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
@@ -37,6 +37,8 @@ DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGrou
     survey.DropAlarm,
     survey.TestAlarm,
     survey.Kick,
+    publishing.Report,
+    publishing.Unstage,
 }
 PARTS: list[type[msgspec.Struct]] = [
     m.FrameHead,

@@ -141,7 +141,7 @@ async def _create_token(access: Access, book: AccessBook, guard: Guard, request:
     secret = new_secret()
     kept = Secret(secrets.token_hex(4), hash_secret(secret), now_us, expires_at_us)
     if request.rotate:
-        _check_token_is_own(guard, request, book.token(request.name))
+        _check_token_is_own(guard, request, book.tokens.get(request.name))
         await book.rotate(request.name, kept)
         return wire.TokenMade(request.name, secret, kept.id, expires_at_us)
     owner = _owner_of(book, guard, request)
@@ -171,14 +171,14 @@ def _owner_of(book: AccessBook, guard: Guard, request: wire.CreateToken) -> str:
     return principal.user
 
 
-def _check_token_is_own(guard: Guard, request: Request, token: Token) -> None:
+def _check_token_is_own(guard: Guard, request: Request, token: Token | None) -> None:
     principal = guard.principal
-    if token.name != principal.name and (not token.owner or token.owner != principal.user):
+    if token is None or (token.name != principal.name and (not token.owner or token.owner != principal.user)):
         _check_admin(guard, request)
 
 
 async def _revoke_token(access: Access, book: AccessBook, guard: Guard, request: wire.RevokeToken) -> Answer:
-    _check_token_is_own(guard, request, book.token(request.name))
+    _check_token_is_own(guard, request, book.tokens.get(request.name))
     await book.revoke(request.name, request.id)
     return Done()
 

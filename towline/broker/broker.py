@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,21 +20,23 @@ from towline.broker.burial import bury, dead_letters, expire, resend, revise
 from towline.broker.catalog import Catalog
 from towline.broker.delayed import cancel_delayed, list_delayed, move_delayed
 from towline.broker.dispatcher import Dispatcher
-from towline.broker.fan import Fan
+from towline.broker.fan import Fan, Fans, chosen
 from towline.broker.finding import find
 from towline.broker.handback import hand_back
-from towline.broker.looking import browse_dead, browse_lane, group_state
+from towline.broker.looking import browse_dead, browse_lane, figures_of, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
 from towline.broker.metering import measure
-from towline.broker.moving import purge, seek
+from towline.broker.moving import purge, report, seek
 from towline.broker.ordering import wrong_shard
 from towline.broker.outlook import Outlook
+from towline.broker.publishing import Staging
 from towline.broker.recovery import Snapshots, find_uncatalogued, recover_group, recover_producers
 from towline.broker.registry import Registry
-from towline.broker.scanning import locate_in, scan, survey
+from towline.broker.scanning import Scanning
 from towline.broker.scheduling import Scheduler
 from towline.broker.sending import Outgoing, Sender
+from towline.broker.starting import start_of
 from towline.broker.topic import Topic
 from towline.broker.tracing import trace
 from towline.broker.transactions import Escrow
@@ -50,17 +53,15 @@ from towline.model import (
     TopicConfig,
     check_consumer,
     check_group,
-    check_pattern,
     check_topic,
-    is_pattern,
-    matches,
     parse_delay_levels,
 )
-from towline.protocol import access, ordering, scanning
+from towline.protocol import access, ordering
 from towline.protocol import messages as wire
 from towline.protocol.cluster import HandBack, HandedBack
+from towline.protocol.publishing import Report
 from towline.settings import BrokerSettings
-from towline.store import Histogram, Store
+from towline.store import Store
 
 __all__ = ["Broker"]
 
@@ -84,6 +85,7 @@ class Broker:
         self._catalog = Catalog(store, clock)
         self._snapshots = Snapshots(store, clock)
         self._topics: dict[str, Topic] = {}
+        self.scanning = Scanning(store, lambda: self._topics)
         borrow_bytes = settings.capacity_bytes // 32 if settings.store.startswith("memory:") else 0
         self._agenda = Agenda(store, clock, self._durability, borrow_bytes=borrow_bytes)
         levels_us = parse_delay_levels(settings.delay_levels)
@@ -95,7 +97,7 @@ class Broker:
         self._opened_s = clock.steady_s()
         self.registry = Registry(store, settings, clock, lambda: len(self._topics))
         self._attaching = asyncio.Lock()
-        self._fans: set[Fan] = set()
+        self._fans = Fans(self._topics, lambda: self.closing)
 
     # Opening and closing
 
@@ -105,6 +107,7 @@ class Broker:
         await broker._recover()
         for loop in (*broker.scheduler.loops(), *broker.outlook.loops()):
             broker._start(loop)
+        broker._start(broker.staging.go_on())
         broker._start(every(settings.maintenance_s, "maintenance", broker.maintain))
         broker._start(every(min(max(settings.heartbeat_s / 10, 0.02), 1.0), "heartbeat watch", broker._watch))
         return broker
@@ -118,7 +121,7 @@ class Broker:
         await self._catalog.load()
         find_uncatalogued(self.store, self._catalog, self.clock)
         await self._snapshots.load()
-        self._topics = {name: Topic(config, self.store) for name, config in self._catalog.topics.items()}
+        self._topics.update({name: Topic(config, self.store) for name, config in self._catalog.topics.items()})
         for (topic, name), config in list(self._catalog.groups.items()):
             if topic not in self._topics:
                 self._catalog.drop_group(topic, name)
@@ -148,8 +151,10 @@ class Broker:
             clock=self.clock,
             scheduler=self.scheduler,
         )
+        self.commit_times = self._sender.commit_times
         self.transactions = Escrow(self.store, self.clock, self._sender, self.settings, self._reclaim)
         await self.transactions.recover()
+        self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
         await self._catalog.save()
         delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
         self.outlook = Outlook(self._topics, delayed, store=self.store, clock=self.clock, settings=self.settings)
@@ -184,7 +189,7 @@ class Broker:
 
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""
-        self.closing = True
+        self.closing = self.staging.closing = True
         self.transactions.release_waiters()
         for dispatcher in self._dispatchers():
             dispatcher.release_waiters()
@@ -192,7 +197,7 @@ class Broker:
     async def close(self) -> None:
         """Stop, and leave everything durable. Consumers keep their leases: they come back to the next broker on this
         store, or lose them there when they do not."""
-        self.closing = True
+        self.closing = self.staging.closing = True
         self.transactions.release_waiters()
         for task in list(self._tasks):
             task.cancel()
@@ -246,13 +251,7 @@ class Broker:
             return
         await self._agenda.save()
         await self._agenda.trim()
-        before = self._lane_bytes()
-        await reclaim(self.store, list(self._topics.values()))
-        self._agenda.repay(before - self._lane_bytes())
-
-    def _lane_bytes(self) -> int:
-        lanes = (lane for topic in self._topics.values() for lane in topic.lanes)
-        return sum(self.store.bounds(lane.stream).size_bytes for lane in lanes)
+        self._agenda.repay(await reclaim(self.store, list(self._topics.values())))
 
     def _topic_of_delayed(self, name: str) -> Topic:
         """A topic that has delayed messages was there when they were sent; a crash may have forgotten it."""
@@ -275,20 +274,7 @@ class Broker:
 
     async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> Fan:
         """Attach to all topics under a prefix, as far as one `may`; to those as well that are made later."""
-        check_pattern(request.topic)
-        check_group(request.group)
-        check_consumer(request.consumer)
-
-        async def join(one: wire.Attach) -> Member:
-            if one.topic not in self._topics:
-                raise NotFound(f"there is no topic {one.topic} any more")
-            return await self.attach(one, address=address)
-
-        fan = Fan(request, join, may, lambda: self.closing)
-        fan.invite(self._topics, new=False)
-        self._fans.add(fan)
-        await fan.join()
-        return fan
+        return await self._fans.open(request, partial(self.attach, address=address), may)
 
     async def attach(self, request: wire.Attach, *, address: str = "") -> Member:
         check_topic(request.topic)
@@ -340,17 +326,9 @@ class Broker:
         return await member.dispatcher.settle(member, acts)
 
     async def detach(self, member: Member | Fan) -> None:
-        for one in self._members_of(member, leaving=True):
+        for one in self._fans.leave(member):
             if not one.fenced:
                 self._leave(one, vanished=False)
-
-    def _members_of(self, member: Member | Fan, *, leaving: bool = False) -> list[Member]:
-        if not isinstance(member, Fan):
-            return [member]
-        if not leaving:
-            return member.members
-        self._fans.discard(member)
-        return member.leave()
 
     async def kick(self, topic: str, group: str, consumer: str) -> None:
         """What a consumer holds goes back to its group; it may attach again, and then begins anew."""
@@ -358,7 +336,7 @@ class Broker:
 
     def disconnected(self, member: Member | Fan) -> None:
         """Its connection broke: it may come back for a moment, then what it holds goes to others."""
-        for one in self._members_of(member, leaving=True):
+        for one in self._fans.leave(member):
             if one.fenced or one.grace is not None:
                 continue
             loop = asyncio.get_running_loop()
@@ -367,7 +345,7 @@ class Broker:
 
     def beat(self, member: Member | Fan) -> None:
         now_s = self.clock.steady_s()
-        for one in self._members_of(member):
+        for one in member.members:
             one.last_seen_s = now_s
 
     def _vanish(self, member: Member, reason: str) -> None:
@@ -422,8 +400,7 @@ class Broker:
         self._check_room(config)
         topic = self._topics[config.name] = Topic(config, self.store)
         self._catalog.put_topic(config)
-        for fan in self._fans:
-            fan.invite((config.name,), new=True)
+        self._fans.made(config.name)
         return topic
 
     def _check_room(self, config: TopicConfig) -> None:
@@ -441,8 +418,7 @@ class Broker:
 
     def expect_shards(self, name: str, shards: int) -> None:
         """Refuse a sender that reckons with another number of shards: it put the messages into the wrong ones."""
-        topic = self._topics.get(name)
-        actual = topic.config.shards if topic is not None else 0
+        actual = 0 if (topic := self._topics.get(name)) is None else topic.config.shards
         if actual != shards:
             raise wrong_shard(name, actual, shards)
 
@@ -531,10 +507,11 @@ class Broker:
             raise Unavailable("the broker is shutting down")
         if len(topic.groups) >= MAX_GROUPS_PER_TOPIC:
             raise TooLarge(f"topic {config.topic} has {MAX_GROUPS_PER_TOPIC} groups already")
-        config = msgspec.structs.replace(config, created_at_us=self.clock.now_us())
+        start = config.start or topic.config.start or self.settings.group_start
+        config = msgspec.structs.replace(config, created_at_us=self.clock.now_us(), start=start)
         dispatcher = self._install(topic, Group(config, topic.config.shards))
         try:
-            positions = tuple([await self._start_of(topic, lane, config.start) for lane in range(len(topic.lanes))])
+            positions = await start_of(self.store, topic, config.start)
             owns = tuple(lane.end for lane in dispatcher.lanes[len(topic.lanes) :])
             _, appended = dispatcher.run(Start(positions + owns), Durability.FSYNC)
             assert appended is not None
@@ -547,13 +524,6 @@ class Broker:
         if not config.ephemeral:
             await self._catalog.save()
         return dispatcher
-
-    async def _start_of(self, topic: Topic, lane: int, start: str) -> int:
-        stream = topic.lanes[lane].stream
-        if start == "earliest":
-            return self.store.bounds(stream).first
-        end = topic.lanes[lane].end
-        return end if start == "latest" else min(await self.store.locate(stream, int(start[1:])), end)
 
     async def delete_group(self, topic: str, name: str) -> None:
         dispatcher = self._dispatcher(topic, name)
@@ -571,9 +541,7 @@ class Broker:
                 await self.store.trim(stream, end)
 
     def group_states(self, topic: str = "") -> list[wire.GroupState]:
-        pattern = topic if is_pattern(topic) else "*"
-        names = [topic] if topic and not is_pattern(topic) else sorted(self._topics)
-        topics = [self._topic(name) for name in names if name == topic or matches(pattern, name)]
+        topics = [self._topic(name) for name in chosen(topic, self._topics)]
         now_s = self.clock.steady_s()
         return [group_state(one.groups[name], now_s) for one in topics for name in sorted(one.groups)]
 
@@ -627,16 +595,11 @@ class Broker:
             raise BadRequest(f"topic {request.topic} is ordered, and finding messages in one is not supported")
         return await find(self.store, topic.lane(request.lane), request)
 
-    # Whole streams
-
-    def survey(self, request: scanning.Survey) -> scanning.Streams:
-        return survey(self.store, self._topics, request)
-
-    async def scan(self, request: scanning.Scan) -> tuple[scanning.Scanned, list[bytes | memoryview]]:
-        return await scan(self.store, self._topics, request)
-
-    async def locate_in(self, request: scanning.LocateIn) -> scanning.LocatedIn:
-        return await locate_in(self.store, self._topics, request)
+    async def report(self, request: Report) -> None:
+        asked = wire.Attach(self._topic(request.topic).config.name, check_group(request.group), "outside")
+        async with self._attaching:
+            dispatcher = await self._group_for_consumer(asked)
+        await report(dispatcher, request.positions, self._durability)
 
     async def trace(self, request: wire.Trace) -> wire.Traced:
         return await trace(self._dispatcher(request.topic, request.group), request)
@@ -646,12 +609,12 @@ class Broker:
         broker = {} if request.topic else self.figures()
         return await measure(self.store, self.clock, topics, self.scheduler.schedule.counts, broker)
 
-    @property
-    def commit_times(self) -> Histogram:
-        return self._sender.commit_times
+    def trouble(self) -> str:
+        """Why the broker cannot do its work; empty if it can."""
+        failure = getattr(self.store, "failure", None)
+        return "the broker is shutting down" if self.closing else str(failure or "")
 
     def figures(self) -> dict[str, Any]:
-        dispatchers = list(self._dispatchers())
         return {
             "name": self.settings.name,
             "epoch": self.epoch,
@@ -659,17 +622,13 @@ class Broker:
             "store": self.settings.store.partition(":")[0],
             "durability": self.settings.durability,
             "topics": len(self._topics),
-            "groups": len(dispatchers),
-            "members": sum(len(one.members) for one in dispatchers),
+            **figures_of(list(self._dispatchers())),
             "connections": len(self.registry.visitors),
             "brokers": len(self.registry.alive()),
             "messages_in": self._sender.messages,
             "bytes_in": self._sender.bytes,
-            "messages_out": sum(one.counts["pulled"] for one in dispatchers),
-            "in_flight": sum(one.group.leased() for one in dispatchers),
             "dedup_ids": len(self._dedup),
             "prepared": len(self.transactions),
-            "retrying": sum(one.group.retries.messages for one in dispatchers),
             **self.scheduler.figures(),
         }
 
@@ -685,7 +644,8 @@ class Broker:
         await self._agenda.trim()
         await self._reclaim()
         await self.transactions.tidy()
-        pins = self._snapshots.pins() | self.transactions.pins() | self._agenda.pins()
+        await self.staging.tidy()
+        pins = self._snapshots.pins() | self.transactions.pins() | self.staging.pins() | self._agenda.pins()
         for dispatcher in list(self._dispatchers()):
             pins |= await expire(dispatcher)
         await retain(
@@ -704,6 +664,7 @@ class Broker:
         ends |= self._agenda.ends()
         await self._snapshots.save(list(self._dispatchers()), self._producers, self._dedup, ends)
         await self.transactions.save()
+        await self.staging.save()
 
     async def _save_catalog(self) -> None:
         try:

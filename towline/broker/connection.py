@@ -30,6 +30,7 @@ from towline.settings import BrokerSettings
 
 __all__ = [
     "HELLO_MAX_BYTES",
+    "HOLD_BROKER",
     "HOLD_LOGIN",
     "HOLD_PENDING",
     "HOLD_QUOTA",
@@ -66,6 +67,7 @@ HOLD_WRITING = 4  # the client does not read its answers
 HOLD_TURN = 8  # it is the others' turn
 HOLD_LOGIN = 16  # its password is looked at
 HOLD_QUOTA = 32  # its quota is used up
+HOLD_BROKER = 64  # all connections together have too many bytes that are not durable yet
 
 
 class State(enum.Enum):
@@ -86,6 +88,24 @@ class Line:
         self.connections: set[Connection] = set()
         self.loop = asyncio.get_running_loop()
         self.attention = Attention(self.loop)
+        self.pending_bytes = 0
+        """Bytes of all connections that are not durable yet."""
+        self._pressed: list[Connection] = []
+
+    def press(self, connection: Connection, size: int) -> None:
+        """A connection has so many more bytes on their way to the store. Where all together have too many, those that
+        bring more are not read any further, and their producers wait."""
+        self.pending_bytes += size
+        if self.pending_bytes > self.settings.max_pending_total_bytes:
+            connection.hold(HOLD_BROKER)
+            self._pressed.append(connection)
+
+    def relieve(self, size: int) -> None:
+        self.pending_bytes -= size
+        if self._pressed and self.pending_bytes * 2 <= self.settings.max_pending_total_bytes:
+            pressed, self._pressed = self._pressed, []
+            for connection in pressed:
+                connection.release(HOLD_BROKER)
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -13,11 +13,11 @@ from towline.broker.delivering import Parcel, collect
 from towline.broker.lane import Lane
 from towline.broker.limits import Limits
 from towline.broker.member import Member
+from towline.broker.pull_log import PullLog
 from towline.clock import SECOND_US, Clock
-from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip, encode_event
+from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip
 from towline.delivery.events import Failed, GaveUp, Overrun, Pulled, Released
 from towline.errors import BadRequest, LeaseLost, NotFound, TowlineError, Unavailable
-from towline.frame import encode_events
 from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
 from towline.protocol import messages as wire
 from towline.store import Append, Appended, Store
@@ -58,7 +58,7 @@ class Dispatcher:
         self.group = group
         self.clock = clock
         self.store = store
-        self.stream = pull_stream(group.config.topic, group.config.name)
+        self.log = PullLog(store, pull_stream(group.config.topic, group.config.name))
         owns = [Lane(store, own_stream(group.config.topic, group.config.name, lane)) for lane in LANES]
         self.lanes = [*lanes, *owns]
         self.streams = [lane.stream for lane in self.lanes]
@@ -66,8 +66,6 @@ class Dispatcher:
         """Lanes that have grown since they were looked at."""
         for number, lane in enumerate(self.lanes):
             lane.watch(self._changed, number)
-        self.position = store.bounds(self.stream).end
-        """The number of the next event of the pull log."""
         self.members: dict[str, Member] = {}
         self.on_dying: Callable[[Dispatcher], None] = lambda _: None
         self.closed = False
@@ -82,6 +80,15 @@ class Dispatcher:
         self._watching: list[Callable[[Dispatcher], None]] = []
 
     @property
+    def stream(self) -> str:
+        return self.log.stream
+
+    @property
+    def position(self) -> int:
+        """The number of the next event of the pull log."""
+        return self.log.position
+
+    @property
     def label(self) -> str:
         return f"group {self.group.config.name} on topic {self.group.config.topic}"
 
@@ -91,16 +98,14 @@ class Dispatcher:
         self, command: Command, durability: Durability = Durability.OS, also: Sequence[Append] = ()
     ) -> tuple[list[Event], Appended | None]:
         """Decide a command, append its events (and `also`, in one unit), apply them. If the append is refused, nothing
-        has happened."""
+        has happened. (A pull is granted by `_try`, and logged a moment later.)"""
         events = self.group.decide(command, self.clock.now_us())
         return events, self.record(events, durability, also)
 
     def record(self, events: Sequence[Event], durability: Durability, also: Sequence[Append] = ()) -> Appended | None:
         if not events:
             return None
-        frame = encode_events([encode_event(event) for event in events], produced_at_us=events[0].at_us)
-        appended = self.store.append([*also, Append(self.stream, frame, len(events), control=True)], durability)
-        self.position = appended.firsts[-1] + len(events)
+        appended = self.log.append(events, durability, also)
         for event in events:
             self.group.apply(event)
             if isinstance(event, Overrun):
@@ -177,7 +182,12 @@ class Dispatcher:
             request.max_bytes,
             1 if final or not request.wait_ms else request.min_messages,
         )
-        events, _ = self.run(command)
+        events = self.group.decide(command, self.clock.now_us())
+        if len(events) == 1 and isinstance(events[0], Pulled):
+            self.log.append_soon(events[0])
+            self.group.apply(events[0])
+            return events[0]
+        self.record(events, Durability.OS)
         return next((event for event in events if isinstance(event, Pulled)), None)
 
     async def _wait(self, member: Member, request: wire.Pull) -> Pulled | None:
@@ -217,8 +227,9 @@ class Dispatcher:
     def serve(self) -> None:
         """Something may have become deliverable: serve those who wait, first come, first served."""
         self.notice()
-        for waiter in list(self._waiters):
-            if not self.group.deliverable(self.clock.now_us()):
+        for number, waiter in enumerate(list(self._waiters)):
+            # The first one finds out by trying, which is quicker where mostly one waits.
+            if number and not self.group.deliverable(self.clock.now_us()):
                 break
             if waiter.future.done():
                 continue
@@ -384,6 +395,7 @@ class Dispatcher:
 
     def close(self) -> None:
         self.closed = True
+        self.log.close()
         for lane in self.lanes:
             lane.unwatch(self._changed)
         if self._timer is not None:

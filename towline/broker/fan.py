@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -18,11 +18,11 @@ from towline.broker.delivering import Buffers
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.member import Member
 from towline.errors import LeaseLost, NotFound, TooLarge, TowlineError
-from towline.model import GroupConfig, matches
+from towline.model import GroupConfig, check_consumer, check_group, check_pattern, is_pattern, matches
 from towline.protocol import messages as wire
 from towline.protocol.cluster import ClientState
 
-__all__ = ["Fan"]
+__all__ = ["Fan", "Fans", "chosen"]
 
 log = logging.getLogger("towline.broker")
 
@@ -226,6 +226,49 @@ class Fan:
             if pull in member.dispatcher.group.leases:
                 return
             del self._pulls[pull]
+
+
+class Fans:
+    """All consumers by prefix of a broker."""
+
+    def __init__(self, topics: Collection[str], closing: Callable[[], bool]) -> None:
+        self._topics = topics
+        self._closing = closing
+        self._fans: set[Fan] = set()
+
+    async def open(self, request: wire.Attach, attach: Join, may: Callable[[str], bool]) -> Fan:
+        check_pattern(request.topic)
+        check_group(request.group)
+        check_consumer(request.consumer)
+
+        async def join(one: wire.Attach) -> Member:
+            if one.topic not in self._topics:
+                raise NotFound(f"there is no topic {one.topic} any more")
+            return await attach(one)
+
+        fan = Fan(request, join, may, self._closing)
+        fan.invite(self._topics, new=False)
+        self._fans.add(fan)
+        await fan.join()
+        return fan
+
+    def made(self, topic: str) -> None:
+        for fan in self._fans:
+            fan.invite((topic,), new=True)
+
+    def leave(self, member: Member | Fan) -> list[Member]:
+        """A consumer goes, of one topic or of many: those that are to leave."""
+        if not isinstance(member, Fan):
+            return [member]
+        self._fans.discard(member)
+        return member.leave()
+
+
+def chosen(topic: str, topics: Iterable[str]) -> list[str]:
+    """The topic of this name, those under a prefix, or all of them."""
+    if topic and not is_pattern(topic):
+        return [topic]
+    return sorted(name for name in topics if matches(topic or "*", name))
 
 
 def _is_open(member: Member, act: wire.Act) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from towline.broker.burial import dead_letters
 from towline.broker.delivering import Buffers, wire_part
 from towline.broker.dispatcher import Dispatcher
@@ -10,7 +12,18 @@ from towline.model import lane_name
 from towline.protocol.messages import Browse, Browsed, GroupState, MemberState
 from towline.store import Store
 
-__all__ = ["browse_dead", "browse_lane", "group_state"]
+__all__ = ["browse_dead", "browse_lane", "figures_of", "group_state"]
+
+
+def figures_of(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
+    """What all groups of a broker come to."""
+    return {
+        "groups": len(dispatchers),
+        "members": sum(len(one.members) for one in dispatchers),
+        "messages_out": sum(one.counts["pulled"] for one in dispatchers),
+        "in_flight": sum(one.group.leased() for one in dispatchers),
+        "retrying": sum(one.group.retries.messages for one in dispatchers),
+    }
 
 
 def group_state(dispatcher: Dispatcher, now_s: float) -> GroupState:

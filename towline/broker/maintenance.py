@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.topic import Topic
@@ -94,8 +94,10 @@ def _age_s(topic: Topic, retention_s: float) -> float:
     return retention_s if topic.config.retention_s is None else topic.config.retention_s
 
 
-async def reclaim(store: Store, topics: Iterable[Topic]) -> None:
-    """A memory store has little room: drop what every group of a topic has consumed, and the events that say so."""
+async def reclaim(store: Store, topics: Sequence[Topic]) -> int:
+    """A memory store has little room: drop what every group of a topic has consumed, and the events that say so. How
+    many bytes of messages that made."""
+    before = _lane_bytes(store, topics)
     for topic in topics:
         if not topic.groups:
             continue
@@ -108,3 +110,8 @@ async def reclaim(store: Store, topics: Iterable[Topic]) -> None:
         for dispatcher in topic.groups.values():
             await store.trim(dispatcher.stream, dispatcher.position)
         _tell_groups([topic])
+    return before - _lane_bytes(store, topics)
+
+
+def _lane_bytes(store: Store, topics: Sequence[Topic]) -> int:
+    return sum(store.bounds(lane.stream).size_bytes for topic in topics for lane in topic.lanes)

@@ -9,12 +9,12 @@ from towline.broker.dispatcher import Dispatcher
 from towline.broker.topic import Topic
 from towline.delivery import Move
 from towline.delivery.seek import weigh, within_bounds
-from towline.errors import BadRequest
+from towline.errors import BadRequest, Conflict
 from towline.model import Durability, lane_name
 from towline.protocol import ordering
 from towline.store import Store
 
-__all__ = ["purge", "seek"]
+__all__ = ["purge", "report", "seek"]
 
 log = logging.getLogger("towline.broker")
 
@@ -34,6 +34,18 @@ async def seek(dispatcher: Dispatcher, request: ordering.Seek, durability: Durab
         await _move(dispatcher, moves, f"moved to {request.to or 'given positions'}", durability)
         log.warning("%s was moved: %d messages again, %d passed over", dispatcher.label, *weight)
     return ordering.Sought(shown, weight.again, weight.passed)
+
+
+async def report(dispatcher: Dispatcher, positions: Sequence[tuple[int, int]], durability: Durability) -> None:
+    """Somebody who keeps their own progress has come this far."""
+    if dispatcher.members:
+        raise Conflict(f"{dispatcher.label} has consumers: report progress to a group that nothing else consumes with")
+    dispatcher.observe()
+    group = dispatcher.group
+    known = [(lane, to) for lane, to in positions if lane < group.topic_lanes]
+    moves = tuple((lane, to) for lane, to in within_bounds(group, known) if to > group.next[lane])
+    if moves:
+        await _move(dispatcher, moves, "read outside", durability)
 
 
 async def _wanted(dispatcher: Dispatcher, request: ordering.Seek) -> Moves:

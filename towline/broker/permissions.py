@@ -61,6 +61,7 @@ from towline.protocol.messages import (
     Trace,
 )
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount
+from towline.protocol.publishing import AskSink, Publish, Report, Stage, Unstage
 from towline.protocol.scanning import LocateIn, Scan, Survey
 from towline.protocol.survey import DropAlarm, Kick, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
@@ -189,6 +190,12 @@ def _survey(request: Survey, context: Context) -> Sequence[Need]:
     return (("describe", "cluster", CLUSTER),) if name == "*" else (("describe", "topic", name),)
 
 
+def _page(request: ListPage, context: Context) -> Sequence[Need]:
+    """The groups of one topic; or all that there is."""
+    one = request.topic and request.of == "groups"
+    return (("describe", "topic", request.topic),) if one else (("describe", "cluster", CLUSTER),)
+
+
 PERMISSIONS: dict[int, Needs] = {
     Hello.kind: anyone,
     Beat.kind: anyone,
@@ -230,6 +237,11 @@ PERMISSIONS: dict[int, Needs] = {
     EditTopic.kind: topic("alter"),
     Scan.kind: _stream("consume"),
     Survey.kind: _survey,
+    Report.kind: lambda request, context: (("consume", "topic", request.topic), ("consume", "group", request.group)),
+    Stage.kind: _send,
+    Publish.kind: anyone,  # what its own token has staged, for which it was allowed to send
+    Unstage.kind: anyone,  # what its own token has staged
+    AskSink.kind: anyone,  # a number, by a name that only its owner knows
     LocateIn.kind: _stream("describe"),
     WhoAmI.kind: anyone,
     ListUsers.kind: cluster("admin"),
@@ -248,7 +260,7 @@ PERMISSIONS: dict[int, Needs] = {
     ListClients.kind: _all_or_topic("describe"),
     ForgetBroker.kind: cluster("admin"),
     HandBack.kind: _attach,
-    ListPage.kind: _all_or_topic("describe"),
+    ListPage.kind: _page,
     Pulse.kind: _all_or_topic("describe"),
     Storage.kind: cluster("describe"),
     ListAlarms.kind: cluster("describe"),

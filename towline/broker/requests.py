@@ -42,6 +42,7 @@ from towline.protocol.messages import (
     Trace,
 )
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount, Sharded
+from towline.protocol.publishing import AskSink, Report
 from towline.protocol.scanning import LocateIn, Scan, Survey
 from towline.protocol.survey import DropAlarm, Kick, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
 from towline.protocol.transactions import ListTransactions, Resolve
@@ -73,12 +74,13 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     ListTransactions.kind: lambda broker, request: broker.transactions.states(request),
     Template.kind: lambda broker, request: broker.template(),
     ShardCount.kind: lambda broker, request: Sharded(broker.shard_count(request.topic)),
-    Survey.kind: lambda broker, request: broker.survey(request),
+    Survey.kind: lambda broker, request: broker.scanning.survey(request),
     Meet.kind: _meet,
     ListBrokers.kind: lambda broker, request: broker.registry.brokers(),
     ListClients.kind: lambda broker, request: Clients(broker.registry.clients(request)),
     ForgetBroker.kind: _forget_broker,
     ListAlarms.kind: lambda broker, request: broker.outlook.alarms.listed(),
+    AskSink.kind: lambda broker, request: broker.staging.sink(request),
 }
 """Answered at once, without waiting for anything."""
 
@@ -117,8 +119,9 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Pause.kind: lambda broker, request: _done(broker.pause(request)),
     Purge.kind: lambda broker, request: _plain(broker.purge(request)),
     EditTopic.kind: lambda broker, request: _done(broker.edit_topic(request)),
-    Scan.kind: lambda broker, request: _with_frames(broker.scan(request)),
-    LocateIn.kind: lambda broker, request: _plain(broker.locate_in(request)),
+    Report.kind: lambda broker, request: _done(broker.report(request)),
+    Scan.kind: lambda broker, request: _with_frames(broker.scanning.scan(request)),
+    LocateIn.kind: lambda broker, request: _plain(broker.scanning.locate_in(request)),
     Measure.kind: lambda broker, request: _plain(broker.measure(request)),
     ListPage.kind: lambda broker, request: _plain(broker.outlook.surveyor.survey(request)),
     Pulse.kind: lambda broker, request: _plain(broker.outlook.surveyor.pulse(request, broker.figures)),

@@ -29,6 +29,9 @@ Outgoing = tuple[str, int, bytes | memoryview]
 class Mark(Protocol):
     """What is appended in one unit with frames, to say that they are there."""
 
+    ordered: bool
+    """Whether the frames may be for ordered topics."""
+
     def append(self, firsts: Sequence[int], repeats: Sequence[Repeat], delayed: Sequence[int]) -> Append:
         """The record, given where each frame goes, which messages are repeats and which frames wait for their time."""
 
@@ -36,6 +39,7 @@ class Mark(Protocol):
         """It has its place now; called before anything else can happen."""
 
 
+NOT_PLAIN: Final = DEDUP | DELIVER_AT
 NOTHING: Final[Mapping[int, int]] = {}
 
 
@@ -73,7 +77,33 @@ class Sender:
     ) -> asyncio.Future[Sent]:
         frames = [self.check(data, token) for _, _, data in outgoing]
         known = self._known(outgoing, frames) if frames[0].producer_id else None
-        return self.append(outgoing, frames, durability, source) if known is None else known
+        if known is not None:
+            return known
+        if len(frames) == 1 and not frames[0].flags & NOT_PLAIN:
+            return self._append_plain(outgoing[0], frames[0], durability, source)
+        return self.append(outgoing, frames, durability, source)
+
+    def _append_plain(
+        self, outgoing: Outgoing, frame: Frame, durability: Durability | None, source: bytes
+    ) -> asyncio.Future[Sent]:
+        """What `append` comes to for one frame that asks for nothing special: nearly all there are."""
+        wanted = self._durability if durability is None else durability
+        topic = self.find_topic(outgoing[0])
+        lane = _lane(topic, outgoing[1], frame, None)
+        append = Append(lane.stream, frame.data, frame.count, source)
+        (first,), at_us, done = self._store.append((append,), wanted or Durability.OS)
+        lane.submitted(first, append, at_us, done)
+        self.messages += frame.count
+        self.bytes += frame.length
+        sending = _Sending(self, (frame,), None, (lane,), (topic,), sent=Sent([first], at_us), loop=done.get_loop())
+        if frame.producer_id:
+            self._producers.remember(frame.producer_id, frame.producer_seq, first, at_us)
+            if wanted is not Durability.RECEIVED:
+                self._under_way[frame.producer_id, frame.producer_seq] = sending.answer
+        if wanted is Durability.RECEIVED:
+            sending.answer.set_result(sending.sent)
+        _when(done, sending.finish)
+        return sending.answer
 
     def append(
         self,
@@ -237,7 +267,7 @@ class Sender:
 
 def _lane(topic: Topic, number: int, frame: Frame, mark: Mark | None) -> Lane:
     if topic.config.shards:
-        refuse_joined(topic.config.name, frame, prepared=mark is not None)
+        refuse_joined(topic.config.name, frame, prepared=mark is not None and not mark.ordered)
     return topic.lane(number)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from towline.broker.broker import Broker
 from towline.broker.cluster import Cluster, advertised, join_addresses, split_address
+from towline.broker.metrics_server import MetricsServer
 from towline.broker.opening import open_store
 from towline.broker.server import Server
 from towline.broker.tls import tls_of
@@ -58,17 +59,29 @@ async def _serve(settings: BrokerSettings) -> None:
         cluster.start()
         _settle_garbage_collector()
         _keep_memory()
+        metrics = await _serve_metrics(server, settings)
         shown = f"[{host}]" if ":" in host else host
         sys.stdout.write(f"listening on {shown}:{server.port}\n")
         sys.stdout.flush()
         log.info("%s serves %s%s", settings.name, settings.store, " with TLS" if context else "")
         await stop.wait()
         await cluster.stop()
+        if metrics is not None:
+            await metrics.close()
         log.info("stopping: %d connections are drained", server.connections)
         await server.drain_and_close()
     finally:
         await broker.close()
     log.info("stopped")
+
+
+async def _serve_metrics(server: Server, settings: BrokerSettings) -> MetricsServer | None:
+    if not settings.metrics:
+        return None
+    host, port = split_address(settings.metrics, "metrics")
+    metrics = await server.serve_metrics(host, port)
+    log.info("metrics on http://%s:%d/metrics", f"[{host}]" if ":" in host else host, metrics.port)
+    return metrics
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -14,6 +14,7 @@ from towline.broker.access import Access, check_listen_address
 from towline.broker.broker import Broker
 from towline.broker.connection import Line
 from towline.broker.maintenance import every
+from towline.broker.metrics_server import MetricsServer
 from towline.broker.session import Session
 from towline.errors import Unavailable
 
@@ -84,6 +85,9 @@ class Server:
         """Serve a socket that is connected already. Returns at once; the session goes on by itself."""
         sock.setblocking(False)
         await self._line.loop.connect_accepted_socket(self._session, sock)
+
+    async def serve_metrics(self, host: str, port: int) -> MetricsServer:
+        return await MetricsServer.start(self._broker, self._access, host, port)
 
     async def drain_and_close(self) -> None:
         """Stop listening, let running requests be answered and waiting pulls return empty, then close: all of it

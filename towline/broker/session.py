@@ -65,6 +65,7 @@ from towline.protocol.messages import (
     Settle,
     Welcome,
 )
+from towline.protocol.publishing import Publish, Stage, Unstage
 from towline.protocol.scanning import Scan
 from towline.protocol.transactions import AwaitChecks, Decide, Prepare
 
@@ -300,6 +301,9 @@ class Session(Connection):
                 work = self._broker.hand_back(request, attachments, token=self._token)
                 self._expect(number, len(attachments), self._loop.create_task(work))
                 return
+            if isinstance(request, Stage):
+                self._stage(number, request, attachments)
+                return
             if attachments:
                 raise BadRequest(f"nothing goes behind a request of kind {kind}, but {len(attachments)} bytes follow")
             if kind in NOW:
@@ -342,18 +346,27 @@ class Session(Connection):
         work = self._broker.transactions.prepare(request, frames, source=self.peer.source, token=self._token)
         self._expect(number, len(attachments), self._loop.create_task(work))
 
+    def _stage(self, number: int, request: Stage, attachments: memoryview) -> None:
+        for head in request.frames:
+            self._broker.expect_shards(head.topic, head.shards)
+        frames = split_attachments(attachments, [head.length for head in request.frames])
+        work = self._broker.staging.stage(request, frames, source=self.peer.source, token=self._token)
+        self._expect(number, len(attachments), self._loop.create_task(work))
+
     def _expect(self, number: int, size: int, future: asyncio.Future[Any]) -> None:
         """Answer when it is done; until then its frames count as pending."""
         self._sending += 1
         self._pending_bytes += size
         if self._pending_bytes > self._settings.max_pending_bytes:
             self.hold(HOLD_PENDING)
+        self._line.press(self, size)
         future.add_done_callback(partial(self._sent, number, size))
 
     def _sent(self, number: int, size: int, future: asyncio.Future[Any]) -> None:
         self._sending -= 1
         self._answer_send(number, future)
         self._pending_bytes -= size
+        self._line.relieve(size)
         if self._pending_bytes * 2 <= self._settings.max_pending_bytes:
             self.release(HOLD_PENDING)
         self.finish()
@@ -407,6 +420,11 @@ class Session(Connection):
                 return Done(), ()
             case Decide():
                 return await self._broker.transactions.decide(request, token=self._token), ()
+            case Publish():
+                return await self._broker.staging.publish(request, token=self._token), ()
+            case Unstage():
+                await self._broker.staging.unstage(request, token=self._token)
+                return Done(), ()
             case Hello():
                 raise BadRequest("Hello was said already")
             case Browse() | Find() | Scan() if request.max_bytes > self._settings.max_pending_bytes:

@@ -355,6 +355,8 @@ class _Turns:
 class _CommitMark:
     """The mark that makes a commit."""
 
+    ordered = False
+
     def __init__(self, escrow: Escrow, mark: Committed) -> None:
         self._escrow = escrow
         self._mark = mark

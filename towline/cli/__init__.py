@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, Group
 from towline.cli.alarm import alarm
 from towline.cli.audit import audit
 from towline.cli.bench import bench
+from towline.cli.check import check
 from towline.cli.cluster import clients, cluster
 from towline.cli.consume import consume
 from towline.cli.dead import dead
@@ -31,6 +32,7 @@ from towline.cli.send import send
 from towline.cli.serve import serve
 from towline.cli.spark import spark
 from towline.cli.tokens import token
+from towline.cli.top import top
 from towline.cli.topics import topic
 from towline.cli.trace import trace
 from towline.cli.transactions import tx
@@ -71,6 +73,8 @@ cluster.group, cluster.sort_key = (_ADMIN,), 91
 app.command(cluster)
 app.command(serve, group=_BROKER, sort_key=1)
 app.command(rest, group=_BROKER, sort_key=1)
+app.command(top, group=_BROKER, sort_key=2)
+app.command(check, group=_BROKER, sort_key=2)
 for place, commands in enumerate((log, bench), start=2):
     commands.group, commands.sort_key = (_BROKER,), place
     app.command(commands)

@@ -314,7 +314,7 @@ class Client(Transacting, Surveying):
         max_bytes: int = 4 << 20,
         prefetch: int = 1,
         idle_timeout: float | None = None,
-        start: Literal["earliest", "latest"] = "earliest",
+        start: Literal["earliest", "latest"] | None = None,
         retry: RetryPolicy | None = None,
         lease_timeout: float = 0.0,
         max_in_flight: int | None = None,

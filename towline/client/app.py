@@ -100,7 +100,7 @@ class App:
         name: str | None = None,
         max_messages: int = 1000,
         max_stuck: int | None = None,
-        start: Literal["earliest", "latest"] = "earliest",
+        start: Literal["earliest", "latest"] | None = None,
     ) -> Callable[[F], F]:
         """Handle the messages of a topic with this function: `async def` runs on the loop, any other in threads.
 

@@ -26,7 +26,7 @@ class Handler(NamedTuple):
     """The most messages of one call; 0 for a handler of single messages."""
     max_messages: int
     max_stuck: int
-    start: Literal["earliest", "latest"]
+    start: Literal["earliest", "latest"] | None
 
     @property
     def label(self) -> str:

@@ -81,7 +81,7 @@ class ConsumerOptions(NamedTuple):
     limits: Limits
     prefetch: int
     idle_timeout: float | None
-    start: Literal["earliest", "latest"]
+    start: Literal["earliest", "latest"] | None
     retry: RetryPolicy | None
     lease_timeout: float
     max_in_flight: int | None
@@ -110,7 +110,7 @@ class ConsumerOptions(NamedTuple):
         config = GroupConfig(
             check_topics(self.topic).rstrip("*") or "any",
             group,
-            start=self.start,
+            start=self.start or "",
             retry=self.retry if self.retry is not None else RetryPolicy(),
             timeout_s=self.lease_timeout,
             max_in_flight=self.max_in_flight if self.max_in_flight is not None else 100_000,

@@ -151,6 +151,8 @@ class Group:
 
     def next_wake_us(self) -> int | None:
         """When time alone makes a difference again: a retry becomes due, or a pull's deadline passes."""
+        if not self._deadlines and not self.retries.size and self.shards is None:
+            return None
         while self._deadlines and self._deadlines[0][1] not in self.leases:
             heapq.heappop(self._deadlines)
         times = [self.next_retry_us(), self._deadlines[0][0] if self._deadlines else None]

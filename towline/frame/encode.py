@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ __all__ = [
 
 _LARGE: Final = 64 << 10
 """From here on it is cheaper to add up the checksum part by part than to copy all parts once more."""
+_ONE = struct.Struct("<II")
 _PACK = msgspec.msgpack.Encoder().encode
 _UNPACK = msgspec.msgpack.Decoder(dict[str, str]).decode
 
@@ -156,6 +158,10 @@ def earliest_and_latest(expires_at_us: Sequence[int]) -> tuple[int, int]:
 
 
 def text_column(values: Sequence[bytes]) -> list[bytes]:
+    if len(values) == 1 and type(values[0]) is bytes and len(values[0]) <= FRAME_MAX:
+        # Single messages and single events are most of what is encoded where time matters most.
+        length = len(values[0])
+        return [_ONE.pack(0, length), values[0], pad8(length)]
     try:
         offsets = array("I", accumulate(map(len, values), initial=0))
     except OverflowError:

@@ -24,6 +24,7 @@ import msgspec
 import towline.protocol.access
 import towline.protocol.cluster
 import towline.protocol.ordering
+import towline.protocol.publishing
 import towline.protocol.scanning
 import towline.protocol.survey
 import towline.protocol.transactions  # noqa: F401 - it adds to the messages that there are

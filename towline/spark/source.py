@@ -5,16 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from towline.errors import BadRequest
 from towline.spark.batch_reader import BatchReader, FilteringReader
-from towline.spark.options import ReadOptions
+from towline.spark.encoding import check_columns
+from towline.spark.options import ReadOptions, WriteOptions
 from towline.spark.plainly import plainly
 from towline.spark.ranges import Kind
 from towline.spark.reading import SCHEMAS
+from towline.spark.stream_reader import StreamReader
+from towline.spark.writer import BatchWriter, StreamWriter
 
 __all__ = ["TowlineSource", "columns_of"]
 
@@ -35,6 +44,27 @@ class TowlineSource(DataSource):
             options = ReadOptions.parse(self.options)
             columns = columns_of(schema, options.selection.kind)
         return (FilteringReader if options.push_filters else BatchReader)(options, columns)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        with plainly():
+            options = ReadOptions.parse(self.options, streaming=True)
+            return StreamReader(options, columns_of(schema, options.selection.kind))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        with plainly():
+            if overwrite:
+                raise BadRequest("messages are added to a topic, they never replace others: use mode('append')")
+            options = WriteOptions.parse(self.options)
+            check_columns(to_arrow_schema(schema, timezone="UTC"), options.topic)
+        return BatchWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        with plainly():
+            if overwrite:
+                raise BadRequest("messages are added to a topic, they never replace others: use outputMode('append')")
+            options = WriteOptions.parse(self.options, streaming=True)
+            check_columns(to_arrow_schema(schema, timezone="UTC"), options.topic)
+        return StreamWriter(options)
 
 
 def columns_of(schema: StructType, kind: Kind) -> pa.Schema:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cyclopts import App
 
-from towline.cli.spark.analysis import reconcile, trace
+from towline.cli.spark.analysis import reconcile, report, trace
 from towline.cli.spark.archive import archive
 
 __all__ = ["spark"]
@@ -17,4 +17,5 @@ spark = App(
 )
 spark.command(archive)
 spark.command(trace)
+spark.command(report)
 spark.command(reconcile)

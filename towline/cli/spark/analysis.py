@@ -13,7 +13,7 @@ from towline.cli.spark.options import Engine, History, Topics, chosen_topics, pa
 from towline.cli.times import Duration
 from towline.errors import TowlineError
 
-__all__ = ["reconcile", "trace"]
+__all__ = ["reconcile", "report", "trace"]
 
 Groups = Annotated[list[str] | None, Parameter(name=("--group", "-g"), help="Only this group; may be repeated.")]
 Since = Annotated[
@@ -57,6 +57,70 @@ def trace(
             empty="no messages",
         )
     return 0
+
+
+def report(
+    out: Annotated[str, Parameter(help="A folder for the report: `report.html` and the tables behind it.")],
+    /,
+    *,
+    topic: Topics = None,
+    group: Groups = None,
+    since: Since = None,
+    until: Until = None,
+    tables: Annotated[Literal["parquet", "csv", "none"], Parameter(help="How to write the tables.")] = "csv",
+    title: Annotated[str, Parameter(help="The title of the page.")] = "Towline report",
+    history: History = History(),  # noqa: B008
+    engine: Engine = Engine(),  # noqa: B008
+    output: Output = "text",
+) -> int:
+    """Sum up how topics and groups did: one HTML page with charts, and tables.
+
+    By topic, group and hour: volume, percentiles of waiting and processing, backlog, retries; why messages failed; the
+    slowest keys and consumers. The page loads nothing: send it to whom you like.
+
+        towline spark report ./report --archive /backup/orders --from 2026-05-01T00:00Z
+    """
+    window = parse_window(since, until)
+    with engine.session("report") as spark, history.opened(spark, engine, topic) as (archive, work):
+        from towline.spark.jobs.page import render
+        from towline.spark.jobs.place import Place
+        from towline.spark.jobs.report import report as job
+        from towline.spark.jobs.report import write_tables
+        from towline.spark.jobs.trace import trace as trace_job
+
+        topics = chosen_topics(archive, topic)
+        frame = trace_job(spark, archive, f"{work}/trace", topics=topics, groups=group, window=window)
+        now_us = archive.last.made_at_us if archive.last else 0
+        found = job(spark, archive, frame, topics=topics, window=window, now_us=now_us)
+        place = Place(out)
+        place.replace("report.html", render(found, title).encode())
+        names = ["report.html", *(write_tables(found, out, tables) if tables != "none" else ())]
+    if output == "json":
+        print_json({"files": [place.path(name) for name in names], "groups": found.groups, "topics": found.topics})
+        return 0
+    print_table(
+        ("TOPIC", "GROUP", "#MESSAGES", "#HANDLED", "#RETRIED", "#DEAD", "#HALF WITHIN", "#99% WITHIN"),
+        [
+            (
+                row["topic"],
+                row["group"],
+                f"{row['messages']:,}",
+                f"{row['success']:,}",
+                f"{row['retried']:,}",
+                f"{row['dead']:,}",
+                _span(row["total_p50_us"]),
+                _span(row["total_p99_us"]),
+            )
+            for row in found.groups
+        ],
+        empty="no groups",
+    )
+    note(f"the report is in {place.path('report.html')}")
+    return 0
+
+
+def _span(us: int | None) -> str:
+    return "" if us is None else f"{us / 1e6:,.3f}s"
 
 
 def reconcile(

@@ -24,7 +24,7 @@ from towline.spark.jobs.manifest import Archive
 from towline.spark.jobs.trace import Window
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 __all__ = ["FINDINGS", "Finding", "Reconciled", "reconcile"]
 
@@ -84,29 +84,43 @@ def reconcile(
     if order not in ("auto", "all", "none"):
         raise BadRequest(f"order {order!r}: give auto, all or none")
     messages = _messages(spark, archive, topics, window)
-    trace = trace.persist()
-    try:
-        counts = trace.agg(f.count("*"), f.sum(f.when(trace.status == "SUCCESS", 1))).first()
-        late_us = round(late_s * 1_000_000)
-        ready = f.unix_micros("sent_at")
-        found = [
-            *_missing(archive, topics, window),
-            *([] if expected is None else _unsent(messages, expected)),
-            *_by_group("lost", trace.filter(trace.status.isin("GONE", "UNKNOWN"))),
-            *_by_group("dead", trace.filter(trace.status == "DEAD")),
-            *_by_group(
-                "pending", trace.filter(trace.status.isin("NEW", "RUNNING", "FAIL") & (ready + late_us < now_us))
-            ),
-            *_by_group("late", trace.filter((trace.status == "SUCCESS") & (trace.total_us > late_us))),
-            *(_duplicated(messages, identity) if identity else []),
-            *_by_group("repeated", trace.filter(trace.acks > 1)),
-            *(_by_group("disordered", _disordered(trace, order)) if order != "none" else []),
-        ]
-        sent = messages.count()
-    finally:
-        trace.unpersist()
-    assert counts is not None, "an aggregate has a row"
-    return Reconciled(sent, counts[0], counts[1] or 0, found, strict)
+    late_us = round(late_s * 1_000_000)
+    open_ = f"status in ('NEW', 'RUNNING', 'FAIL') and unix_micros(sent_at) + {late_us} < {now_us}"
+    tests = {
+        "lost": "status in ('GONE', 'UNKNOWN')",
+        "dead": "status = 'DEAD'",
+        "pending": open_,
+        "late": f"status = 'SUCCESS' and total_us > {late_us}",
+        "repeated": "acks > 1",
+    }
+    counted = trace.groupBy("topic", "group").agg(
+        f.count("*").alias("messages"),
+        f.count_if(f.expr("status = 'SUCCESS'")).alias("settled"),
+        *(f.count_if(f.expr(test)).alias(what) for what, test in tests.items()),
+    )
+    groups = counted.orderBy("topic", "group").collect()
+    found = [
+        *_missing(archive, topics, window),
+        *([] if expected is None else _unsent(messages, expected)),
+        *(
+            Finding(what, row["topic"], row["group"], row[what], _samples(trace.filter(test), row))
+            for what, test in tests.items()
+            for row in groups
+            if row[what]
+        ),
+        *(_duplicated(messages, identity) if identity else []),
+        *(_disordered(trace, order) if order != "none" else []),
+    ]
+    found.sort(key=lambda finding: FINDINGS.index(finding.what))
+    totals = sum(row["messages"] for row in groups), sum(row["settled"] for row in groups)
+    return Reconciled(messages.count(), *totals, found, strict)
+
+
+def _samples(found: DataFrame, row: Row) -> list[str]:
+    from pyspark.sql import functions as f
+
+    some = found.filter((f.col("topic") == row["topic"]) & (f.col("group") == row["group"]))
+    return [one["id"] for one in some.orderBy("sent_at", "lane", "seq").select("id").limit(SAMPLES).collect()]
 
 
 def _messages(spark: SparkSession, archive: Archive, topics: list[str] | None, window: Window) -> DataFrame:
@@ -148,21 +162,6 @@ def _unsent(messages: DataFrame, expected: DataFrame) -> list[Finding]:
     count = gone.count()
     samples = [row["key"] for row in gone.orderBy(*on).limit(SAMPLES).collect()] if count else []
     return [Finding("unsent", "", "", count, samples)] if count else []
-
-
-def _by_group(what: str, found: DataFrame) -> list[Finding]:
-    from pyspark.sql import functions as f
-
-    least = f.slice(f.sort_array(f.collect_list(f.struct("sent_at", "lane", "seq", "id"))), 1, SAMPLES)
-    ranked = found.select("topic", "group", "sent_at", "lane", "seq", "id")
-    counts = ranked.groupBy("topic", "group").count().orderBy("topic", "group").collect()
-    findings = []
-    for row in counts:
-        some = ranked.filter((f.col("topic") == row["topic"]) & (f.col("group") == row["group"]))
-        samples = some.orderBy("sent_at", "lane", "seq").limit(SAMPLES).agg(least.alias("some")).first()
-        assert samples is not None, "an aggregate has a row"
-        findings.append(Finding(what, row["topic"], row["group"], row["count"], [one["id"] for one in samples["some"]]))
-    return findings
 
 
 def _identity(identity: str) -> list[Column]:
@@ -208,7 +207,7 @@ def _duplicated(messages: DataFrame, identity: str) -> list[Finding]:
     return found
 
 
-def _disordered(trace: DataFrame, order: str) -> DataFrame:
+def _disordered(trace: DataFrame, order: str) -> list[Finding]:
     """Settled before one of the same key that came before it in its lane."""
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as f
@@ -217,4 +216,6 @@ def _disordered(trace: DataFrame, order: str) -> DataFrame:
     if order == "auto":
         chosen = chosen.filter(f.col("lane").rlike("^[0-9]+$"))
     before = Over.partitionBy("topic", "group", "lane", "key").orderBy("seq").rowsBetween(Over.unboundedPreceding, -1)
-    return chosen.withColumn("latest", f.max("settled_at").over(before)).filter("settled_at < latest")
+    found = chosen.withColumn("latest", f.max("settled_at").over(before)).filter("settled_at < latest")
+    groups = found.groupBy("topic", "group").count().orderBy("topic", "group").collect()
+    return [Finding("disordered", row["topic"], row["group"], row["count"], _samples(found, row)) for row in groups]

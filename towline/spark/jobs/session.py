@@ -46,7 +46,9 @@ def session(
         builder = builder.master(master or "local[*]")
         if (master or "local").startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-            builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+            for key in ("spark.driver.host", "spark.driver.bindAddress"):
+                builder = builder.config(key, "127.0.0.1")
+            builder = builder.config("spark.sql.shuffle.partitions", 2 * (os.cpu_count() or 1))
     for key, value in {**SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     with tempfile.TemporaryFile() as log:

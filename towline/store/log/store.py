@@ -156,6 +156,15 @@ class LogStore:
             stream.size_bytes = stream.bytes_until(stream.end, self._shelf.entries)
             stream.raise_first(first, self._shelf.entries)
 
+    @property
+    def failure(self) -> StoreFailed | None:
+        """Why it takes no more writes."""
+        return self._writer.failure
+
+    def free_bytes(self) -> int:
+        """Room on the disk."""
+        return self._io.free_bytes(self._folder)
+
     # --- append -------------------------------------------------------------------------------------------------------
 
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
@@ -190,6 +199,9 @@ class LogStore:
 
     def _weigh(self, unit: Sequence[Append]) -> tuple[int, bool, list[tuple[Stream, Append]]]:
         """The bytes that a unit takes, whether all of it is control records, and the streams it goes to."""
+        if len(unit) == 1:
+            known = self._streams.get(unit[0].stream) or Stream(unit[0].stream)
+            return known.record_length(len(unit[0].frame)), unit[0].control, [(known, unit[0])]
         length, control = 0, True
         items: list[tuple[Stream, Append]] = []
         new: dict[str, Stream] = {}

@@ -223,6 +223,10 @@ class Writer:
         self._stats.groups += 1
 
     def _write_run(self, units: Sequence[Unit]) -> None:
+        if len(units) == 1 and units[0].length <= _WRITE_MAX and len(units[0].buffers) <= _IOV_MAX:
+            if units[0].length:
+                self._write_buffers(units[0].buffers, units[0].position)
+            return
         buffers = [buffer for unit in units for buffer in unit.buffers]
         position = next((unit.position for unit in units if unit.length), 0)
         begin = length = 0

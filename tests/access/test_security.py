@@ -1,0 +1,408 @@
+"""Users, tokens, certificates, quotas and the audit log, through the public client."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import towline
+from tests.access.secured import PASSWORD, Secured, secured
+from tests.server.process import BrokerProcess, failing_start
+from towline.broker.audit import verify
+from towline.client.access import Quota
+from towline.client.blocking import Client
+from towline.errors import BadRequest, Conflict, NotLetIn, ProtocolError, QueueFull, Refused, TowlineError
+
+
+def is_out(client: Client) -> bool:
+    try:
+        client.access.who_am_i()
+    except NotLetIn:
+        return True
+    return False
+
+
+# The first administrator
+
+
+def test_the_first_start_writes_a_setup_secret_that_is_good_once(tmp_path: Path) -> None:
+    store, setup = f"file:{tmp_path}/data", tmp_path / "data" / "setup-secret"
+    with BrokerProcess(store=store, security=True) as broker:
+        url = f"towline://127.0.0.1:{broker.port}"
+        secret = setup.read_text().strip()
+        assert stat.S_IMODE(setup.stat().st_mode) == 0o600
+        assert str(setup) in broker.errors
+        assert secret not in broker.errors
+        with towline.connect(url, token="setup", secret=secret, timeout=5) as first:
+            with pytest.raises(Refused):
+                first.send("orders", b"it is not for messages")
+            first.access.create_user("viewer", PASSWORD, roles=["viewer"])
+            assert setup.exists(), "nobody may administer yet"
+            first.access.create_user("root", PASSWORD, roles=["admin"])
+            assert not setup.exists()
+            assert is_out(first)
+        with pytest.raises(NotLetIn):
+            towline.connect(url, token="setup", secret=secret, timeout=5)
+        broker.stop()
+        broker.wait()
+        assert secret not in broker.errors
+    kept = (tmp_path / "data" / "config" / "access.json").read_text()
+    assert PASSWORD not in kept
+    assert secret not in kept
+    assert stat.S_IMODE((tmp_path / "data" / "config" / "access.json").stat().st_mode) == 0o600
+    with BrokerProcess(store=store, security=True) as broker:
+        assert not setup.exists()
+        with towline.connect(f"towline://127.0.0.1:{broker.port}", token="root", secret=PASSWORD, timeout=5) as admin:
+            assert [one.name for one in admin.access.users()] == ["root", "viewer"]
+
+
+def test_a_damaged_book_is_not_replaced_by_an_older_one(tmp_path: Path) -> None:
+    with secured(tmp_path, store=f"file:{tmp_path}/data") as broker:
+        broker.admin.access.create_token("shop")
+    (tmp_path / "data" / "config" / "access.json").write_text("{")
+    assert "access.json" in failing_start(store=f"file:{tmp_path}/data", security=True)
+
+
+def test_the_last_administrator_stays(broker: Secured) -> None:
+    changes: list[dict[str, Any]] = [{"roles": ["viewer"]}, {"disabled": True}]
+    for change in changes:
+        with pytest.raises(Conflict, match="nobody would be left"):
+            broker.admin.access.change_user("root", **change)
+    with pytest.raises(Conflict, match="nobody would be left"):
+        broker.admin.access.delete_user("root")
+
+
+def test_without_security_there_are_no_users() -> None:
+    with BrokerProcess() as process, towline.connect(f"towline://127.0.0.1:{process.port}") as client:
+        me = client.access.who_am_i([("admin", "cluster", "")])
+        assert (me.security, me.allowed) == (False, [True])
+        with pytest.raises(BadRequest, match="--security"):
+            client.access.users()
+
+
+# Users
+
+
+def test_a_user_logs_in_by_password_and_changes_it(broker: Secured) -> None:
+    broker.admin.access.create_user("alice", "first password", roles=["viewer"])
+    with pytest.raises(NotLetIn):
+        broker.connect("alice", "wrong password")
+    with broker.connect("alice", "first password") as alice:
+        assert alice.access.who_am_i().roles == ["viewer"]
+        with pytest.raises(Refused, match="old password"):
+            alice.access.change_user("alice", password="second password", old_password="no idea")
+        with pytest.raises(Refused):
+            alice.access.change_user("alice", roles=["admin"])
+        with pytest.raises(Refused):
+            alice.access.change_user("root", password="owned by alice", old_password="first password")
+        with pytest.raises(Refused):
+            alice.access.users()
+        alice.access.change_user("alice", password="second password", old_password="first password")
+        assert is_out(alice), "whoever came with the old password is out"
+    with broker.connect("alice", "second password") as alice:
+        broker.admin.access.change_user("alice", disabled=True)
+        assert is_out(alice)
+    with pytest.raises(NotLetIn):
+        broker.connect("alice", "second password")
+
+
+def test_wrong_passwords_are_counted(broker: Secured) -> None:
+    broker.admin.access.create_user("guessed", PASSWORD)
+    said = set()
+    for number in range(12):
+        try:
+            broker.connect("guessed", f"guess number {number}", timeout=10)
+        except NotLetIn as error:
+            said.add(str(error).partition(":")[0])
+    assert "too many wrong passwords for guessed" in said
+    with pytest.raises(NotLetIn, match="too many"):
+        broker.connect("guessed", PASSWORD)
+
+
+@pytest.mark.parametrize("name", ["", "setup", "role:x", "a b", "-a", "x" * 65, "ü"])
+def test_a_name_that_cannot_be_is_refused(broker: Secured, name: str) -> None:
+    with pytest.raises((BadRequest, ProtocolError)):
+        broker.admin.access.create_user(name, PASSWORD)
+
+
+# Tokens
+
+
+def test_a_token_is_rotated_without_a_gap(broker: Secured) -> None:
+    admin = broker.admin.access
+    first = admin.create_token("rotated", roles=["producer"])
+    admin.allow("rotated", "create", "topic", "t*")
+    with broker.connect("rotated", first.secret) as old:
+        old.send("t", b"1")
+        second = admin.rotate_token("rotated")
+        with pytest.raises(Conflict, match="2 live secrets"):
+            admin.rotate_token("rotated")
+        with broker.connect("rotated", second.secret) as new:
+            new.send("t", b"2")
+            old.send("t", b"3")
+            admin.revoke_token("rotated", first.id)
+            assert is_out(old)
+            new.send("t", b"4")
+    [state] = [one for one in admin.tokens() if one.name == "rotated"]
+    assert [one.id for one in state.secrets] == [second.id]
+    assert state.secrets[0].last_used_us > 0
+    with pytest.raises(NotLetIn):
+        broker.connect("rotated", first.secret)
+
+
+def test_a_token_expires_also_for_those_who_are_in(broker: Secured) -> None:
+    made = broker.admin.access.create_token("brief", expires=1.5)
+    with broker.connect("brief", made.secret) as client:
+        began = time.monotonic()
+        while not is_out(client):
+            assert time.monotonic() - began < 6.5, "it must be out within 5 s"
+            time.sleep(0.05)
+    with pytest.raises(NotLetIn):
+        broker.connect("brief", made.secret)
+
+
+def test_a_users_token_has_the_users_rights_within_its_scopes(broker: Secured) -> None:
+    admin = broker.admin.access
+    admin.create_user("bob", roles=["producer", "consumer"])
+    admin.allow("bob", "create", "topic", "*")
+    made = admin.create_token("bob.scoped", owner="bob", scopes=[("send", "topic", "b-*"), ("create", "topic", "b-*")])
+    with broker.connect("bob.scoped", made.secret) as client:
+        client.send("b-orders", b"x")
+        with pytest.raises(Refused):
+            client.send("c-orders", b"x")
+        with pytest.raises(Refused), client.consumer("b-orders", group="g"):
+            pass
+        with pytest.raises(Refused):
+            client.access.create_token("bob.wider")
+    with pytest.raises(BadRequest, match="has the rights of its user"):
+        admin.create_token("bob.x", owner="bob", roles=["admin"])
+    whole = admin.create_token("bob.whole", owner="bob")
+    with broker.connect("bob.whole", whole.secret) as client:
+        client.send("c-orders", b"x")
+        own = client.access.create_token("", expires=60)
+        assert own.name.startswith("bob.")
+        assert {one.name for one in client.access.tokens()} == {"bob.scoped", "bob.whole", own.name}
+        with pytest.raises(BadRequest, match="begins with"):
+            client.access.create_token("root2")
+        with pytest.raises(Refused):
+            client.access.create_token("bob.other", owner="root")
+        with pytest.raises(Refused):
+            client.access.create_token("bob.other", quota=Quota(1, 1, 1))
+        with pytest.raises(Refused):
+            client.access.revoke_token("rotated")
+        admin.change_user("bob", disabled=True)
+        assert is_out(client), "with its user, its tokens are out"
+    admin.change_user("bob", disabled=False)
+    with broker.connect(own.name, own.secret) as client:
+        admin.delete_user("bob")
+        assert is_out(client)
+
+
+def test_a_deleted_name_leaves_no_rights_behind(broker: Secured) -> None:
+    admin = broker.admin.access
+    admin.create_token("ghost")
+    admin.allow("ghost", "admin", "cluster")
+    admin.revoke_token("ghost")
+    with broker.token("ghost") as client:
+        assert client.access.who_am_i([("admin", "cluster", "")]).allowed == [False]
+    admin.revoke_token("ghost")
+
+
+def test_a_right_that_is_given_or_taken_counts_at_once(broker: Secured) -> None:
+    with broker.token("quick") as client:
+        for _ in range(3):
+            with pytest.raises(Refused):
+                client.send("quick-topic", b"x")
+            rule = broker.admin.access.allow("quick", "*", "topic", "quick-*")
+            client.send("quick-topic", b"x")
+            broker.admin.access.drop_rule(rule)
+
+
+def test_a_role_of_ones_own_is_a_subject(broker: Secured) -> None:
+    broker.admin.access.allow("role:shippers", "*", "topic", "ship-*")
+    broker.admin.access.deny("role:shippers", "delete", "*")
+    with broker.token("truck", roles=["shippers"]) as client:
+        client.send("ship-1", b"x")
+        with pytest.raises(Refused, match="delete topic ship-1"):
+            client.delete_topic("ship-1")
+
+
+# Quotas
+
+
+def test_connections_are_bounded_by_the_quota(broker: Secured) -> None:
+    with broker.token("few", roles=["producer"], quota=Quota(connections=1)) as client:
+        assert client.access.who_am_i().name == "few"
+        [state] = [one for one in broker.admin.access.tokens() if one.name == "few"]
+        assert state.quota.connections == 1
+        secret = broker.admin.access.rotate_token("few").secret
+        with pytest.raises(NotLetIn, match="quota"):
+            broker.connect("few", secret)
+    with broker.connect("few", secret):
+        pass
+
+
+def test_bytes_beyond_the_quota_are_slowed_down(broker: Secured) -> None:
+    rate = 200_000
+    with broker.token("slow", roles=["admin"], quota=Quota(bytes_per_s=rate)) as client:
+        began, size = time.monotonic(), 100_000
+        for _ in range(5):
+            client.send("slow-topic", bytes(size))
+        client.stat()
+        took = time.monotonic() - began
+    # A second's worth comes at once; the rest at the rate.
+    assert took >= (5 * size - rate) / rate - 0.6, took
+    with broker.token("fast", roles=["admin"]) as client:
+        began = time.monotonic()
+        for _ in range(5):
+            client.send("slow-topic", bytes(size))
+        assert time.monotonic() - began < 1.0
+
+
+def test_messages_in_flight_are_bounded_by_the_quota(broker: Secured) -> None:
+    broker.admin.send_many("held", [b"x"] * 50)
+    with (
+        broker.token("holder", roles=["consumer"], quota=Quota(in_flight=10)) as client,
+        client.consumer("held", group="one", prefetch=0) as one,
+        client.consumer("held", group="two", prefetch=0) as two,
+    ):
+        first = one.pull(7)
+        assert len(first) == 7
+        second = two.pull(7)
+        assert len(second) == 3
+        with pytest.raises(QueueFull, match="quota"):
+            two.pull(7, wait=0.2)
+        first.ack()
+        assert len(two.pull(20)) == 7
+
+
+# Certificates
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificates, is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+
+    def run(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    run("req", "-x509", *kind, "-days", "2", "-subj", "/CN=Test CA", "-keyout", "ca.key", "-out", "ca.pem")
+    for name, alternative in (("localhost", "DNS:localhost"), ("alice", "URI:spiffe://shop/alice"), ("alice2", "")):
+        request = ("req", *kind, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        run(*request, *(("-addext", f"subjectAltName={alternative}") if alternative else ()))
+        sign = ("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "2")
+        run(*sign, "-copy_extensions", "copy", "-out", f"{name}.pem")
+    return folder
+
+
+def test_a_client_certificate_stands_for_exactly_one_user(certificates: Path, tmp_path: Path) -> None:
+    setup = tmp_path / "setup"
+    settings = {
+        "tls_cert": str(certificates / "localhost.pem"),
+        "tls_key": str(certificates / "localhost.key"),
+        "tls_client_ca": str(certificates / "ca.pem"),
+        "setup_file": str(setup),
+    }
+    with BrokerProcess(security=True, **settings) as process:
+        url, ca_file = f"towlines://localhost:{process.port}", str(certificates / "ca.pem")
+
+        def connect(certificate: str | None, token: str = "", secret: str = "") -> Client:
+            given = certificate and str(certificates / f"{certificate}.pem")
+            key = certificate and str(certificates / f"{certificate}.key")
+            return towline.connect(
+                url, token=token, secret=secret, ca_file=ca_file, cert_file=given, key_file=key, timeout=2
+            )
+
+        with connect("alice", "setup", setup.read_text().strip()) as first:
+            first.access.create_user("alice", roles=["admin"], identities=["uri:spiffe://shop/alice"])
+        with connect("alice") as alice:
+            assert alice.access.who_am_i().user == "alice"
+            alice.access.create_user("second", identities=["cn:alice2"])
+            with pytest.raises(Conflict, match="stands for user"):
+                alice.access.create_user("third", identities=["cn:alice2"])
+            with pytest.raises(BadRequest):
+                alice.access.create_user("third", identities=["alice2"])
+        with connect("alice2") as second:
+            assert second.access.who_am_i().user == "second"
+        with pytest.raises(NotLetIn):
+            connect("alice2", token="alice")
+        with pytest.raises(TowlineError):
+            connect(None, "setup", "x")
+
+
+# The audit log
+
+
+def test_the_audit_log_tells_who_did_what_and_holds_no_secret(tmp_path: Path) -> None:
+    with secured(tmp_path, store=f"file:{tmp_path}/data") as broker:
+        made = broker.admin.access.create_token("audited")
+        with broker.connect("audited", made.secret) as client, pytest.raises(Refused):
+            client.delete_topic("orders")
+        with pytest.raises(NotLetIn):
+            broker.connect("audited", "a wrong secret")
+        broker.admin.create_topic("orders")
+        broker.admin.purge("orders", dry_run=True)
+        broker.admin.delete_topic("orders")
+        with pytest.raises(Conflict):
+            broker.admin.access.create_token("audited")
+        entries = broker.admin.access.audit().entries
+        told = [(one.actor, one.what, one.target, one.outcome) for one in reversed(entries)]
+        assert told == [
+            ("setup", "login", "by setup", "done"),
+            ("setup", "PutUser", "user root", "done"),
+            ("root", "login", "by user", "done"),
+            ("root", "CreateToken", "token audited", "done"),
+            ("audited", "DeleteTopic", "topic orders", "refused"),
+            ("audited", "login", "", "refused"),
+            ("root", "CreateTopic", "topic orders", "done"),
+            ("root", "DeleteTopic", "topic orders", "done"),
+            ("root", "CreateToken", "token audited", "conflict"),
+        ]
+        page = broker.admin.access.audit(limit=4, actor="root")
+        assert [one.what for one in page.entries] == ["CreateToken", "DeleteTopic", "CreateTopic", "CreateToken"]
+        rest = broker.admin.access.audit(before=page.next, actor="root")
+        assert [one.what for one in rest.entries] == ["login"]
+        broker.process.stop()
+        broker.process.wait()
+        log = broker.process.errors
+    path = tmp_path / "data" / "audit.jsonl"
+    text = path.read_text()
+    for secret in (made.secret, PASSWORD, "a wrong secret"):
+        assert secret not in text
+        assert secret not in log
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert verify(path) == (9, None)
+    lines = text.splitlines(keepends=True)
+    changed = tmp_path / "changed.jsonl"
+    for broken in (
+        [*lines[:4], lines[4].replace("refused", "done"), *lines[5:]],
+        [*lines[:4], *lines[5:]],
+        [lines[1], lines[0], *lines[2:]],
+    ):
+        changed.write_text("".join(broken))
+        assert verify(changed)[1] is not None
+
+
+def test_a_torn_line_of_the_audit_log_is_cut_and_the_log_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "audit.jsonl"
+    with secured(tmp_path, store=f"file:{tmp_path}/data"):
+        pass
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"number":3,"at')
+    with BrokerProcess(store=f"file:{tmp_path}/data", security=True) as process:
+        url = f"towline://127.0.0.1:{process.port}"
+        with towline.connect(url, token="root", secret=PASSWORD, timeout=5) as admin:
+            numbers = [one.number for one in admin.access.audit().entries]
+    assert numbers == [3, 2, 1, 0]
+    assert verify(path) == (4, None)
+    assert msgspec.json.decode(path.read_bytes().splitlines()[3])["what"] == "login"

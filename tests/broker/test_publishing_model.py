@@ -1,0 +1,66 @@
+"""The broker stopped at any record of a publication: after the restart each message is there once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from towline.broker import publishing
+from towline.broker.broker import Broker
+from towline.broker.opening import open_store
+from towline.errors import Unavailable
+from towline.frame import encode
+from towline.protocol.messages import Browse, FrameHead
+from towline.protocol.publishing import AskSink, Publish, Stage
+from towline.settings import BrokerSettings
+
+RECORDS = 6
+
+
+@pytest.mark.parametrize("stopped_after", range(RECORDS + 1))
+def test_a_publication_goes_on_after_a_restart(
+    tmp_path: Path, stopped_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = BrokerSettings(store=f"file:{tmp_path}", durability="os")
+
+    async def first() -> None:
+        broker = await Broker.open(await open_store(settings), settings)
+        staging, records = broker.staging, []
+        for number in range(RECORDS):
+            frame = encode([b"%d" % number])
+            records.append((await staging.stage(Stage([FrameHead("orders", 1, len(frame))]), [frame])).record)
+        read = publishing.Staging._read
+        seen = 0
+
+        async def stopping(self: publishing.Staging, record: int) -> object:
+            nonlocal seen
+            seen += 1
+            if seen > stopped_after:
+                raise Unavailable("stopped here")
+            return await read(self, record)
+
+        monkeypatch.setattr(publishing.Staging, "_read", stopping)
+        if stopped_after < RECORDS:
+            with pytest.raises(Unavailable):
+                await staging.publish(Publish("sink", 1, records))
+        else:
+            await staging.publish(Publish("sink", 1, records))
+        monkeypatch.undo()
+        await broker.store.close()  # without a word to the broker: as if it had been killed
+
+    async def second() -> None:
+        broker = await Broker.open(await open_store(settings), settings)
+        for _ in range(1000):
+            if not broker.staging._state.running:
+                break
+            await asyncio.sleep(0.01)
+        assert broker.staging.sink(AskSink("sink")).epoch == 1
+        assert (await broker.staging.publish(Publish("sink", 1, []))).duplicate
+        browsed, _ = await broker.browse(Browse("orders", 1))
+        assert (browsed.first, browsed.end) == (0, RECORDS)
+        await broker.close()
+
+    asyncio.run(first())
+    asyncio.run(second())

@@ -1,0 +1,71 @@
+"""A pull is in its log a moment after its answer, in order, or nothing more is granted."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.broker.conftest import ACK, World
+from towline.broker.pull_log import PullLog
+from towline.delivery.events import Acked, Part, Pulled
+from towline.errors import DiskFull
+from towline.model import Durability
+from towline.store.memory import MemoryStore
+
+
+def _pulled(number: int) -> Pulled:
+    return Pulled(1, number, "c", 0, (Part(0, number, 1, 1),))
+
+
+def test_a_late_pull_is_written_by_itself_and_before_what_follows() -> None:
+    async def main() -> None:
+        log = PullLog(MemoryStore(), "pull/t/g")
+        log.append_soon(_pulled(1))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert log._store.bounds("pull/t/g").end == 1
+        log.append_soon(_pulled(2))
+        appended = log.append([Acked(2, 2, (Part(0, 2, 1, 1),))], Durability.OS)
+        assert appended.firsts == (1,)
+        assert log.position == 3
+
+    asyncio.run(main())
+
+
+def test_nothing_more_is_granted_while_pulls_cannot_be_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        log = PullLog(store, "pull/t/g")
+
+        def refuse(*_: object) -> None:
+            raise DiskFull("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "append", refuse)
+            log.append_soon(_pulled(1))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            with pytest.raises(DiskFull):
+                log.append_soon(_pulled(2))
+        log.append_soon(_pulled(3))
+        assert log.position == 2, "the first and the third, and the second was not granted"
+
+    asyncio.run(main())
+
+
+def test_a_deleted_group_leaves_no_late_events_behind(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World("log", tmp_path).open() as bench:
+            await bench.send("orders", b"a", b"b")
+            member = await bench.attach()
+            await bench.act(member, ACK, await bench.pull(member, 1))
+            await bench.pull(member, 1)
+            await bench.broker.delete_group("orders", "billing")
+            for _ in range(5):
+                await asyncio.sleep(0)
+            first, end, _ = bench.store.bounds("pull/orders/billing")
+            assert first == end
+
+    asyncio.run(main())

@@ -1,0 +1,218 @@
+"""Trace, report and reconcile on a generated history whose truth is known."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+import towline
+from tests.spark.jobs.history import MIDDLE, NOON, SECOND, Group, Life, Writer, play
+from towline.clock import ManualClock
+from towline.delivery.events import Acked, Part, Pulled, Started
+from towline.errors import BadRequest, Conflict, NotFound
+from towline.spark.jobs.archive import archive
+from towline.spark.jobs.manifest import Archive
+from towline.spark.jobs.page import render
+from towline.spark.jobs.reconcile import Reconciled, reconcile
+from towline.spark.jobs.report import report, write_tables
+from towline.spark.jobs.source import Source
+from towline.spark.jobs.trace import Window, trace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Known(NamedTuple):
+    archive: Archive
+    frame: DataFrame
+    groups: dict[str, Group]
+    end_us: int
+
+
+@pytest.fixture(scope="module")
+def known(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Known:
+    """Two groups on topics of their own, each with everything that can happen to a message."""
+    folder = tmp_path_factory.mktemp("history")
+    writer = Writer(folder / "data")
+    groups = {name: Group(writer, name, f"{name}-group", random.Random(name)) for name in ("orders", "stock")}
+    for group in groups.values():
+        play(writer, group, 150)
+    writer.write()
+    archive(
+        spark, Source.of(path=str(folder / "data")), str(folder / "archive"), clock=ManualClock(writer.clock.value_us)
+    )
+    shelf = Archive.open(str(folder / "archive"))
+    return Known(shelf, trace(spark, shelf, str(folder / "trace")), groups, writer.clock.value_us)
+
+
+def micros(time: datetime | None) -> int:
+    from datetime import UTC
+
+    return 0 if time is None else round(time.replace(tzinfo=UTC).timestamp() * 1_000_000)
+
+
+def test_the_trace_is_the_life_of_every_message(known: Known) -> None:
+    rows = known.frame.collect()
+    assert len(rows) == sum(len(group.lives) for group in known.groups.values())
+    for row in rows:
+        life = known.groups[row.topic].lives[row.seq]
+        seen = Life(
+            micros(row.sent_at),
+            row.status,
+            row.attempts,
+            row.failures,
+            row.acks,
+            micros(row.first_pulled_at),
+            micros(row.last_pulled_at),
+            micros(row.settled_at),
+            row.consumer,
+            row.reason,
+        )
+        assert seen == life, row.id
+        assert (row.id, row.key) == (f"{row.topic}/middle/{row.seq}", f"key-{row.seq}")
+        if life.settled_us and life.last_pulled_us:
+            assert row.processing_us == life.settled_us - life.last_pulled_us
+        assert row.waiting_us == (life.first_pulled_us - life.sent_us if life.first_pulled_us else None)
+
+
+def test_the_report_adds_up(spark: SparkSession, known: Known, tmp_path: Path) -> None:
+    found = report(spark, known.archive, known.frame, now_us=known.end_us)
+    for group in found.groups:
+        lives = known.groups[group["topic"]].lives.values()
+        by_status = Counter(life.status for life in lives)
+        assert {status: group[status.lower()] for status in by_status} == by_status
+        assert group["failures"] == sum(life.failures for life in lives)
+        assert group["attempts"] == sum(life.pulls for life in lives)
+        totals = sorted(life.settled_us - life.sent_us for life in lives if life.settled_us)
+        assert group["total_p50_us"] == pytest.approx(totals[len(totals) // 2], rel=0.05)
+        rows = [row for row in found.series if row["topic"] == group["topic"]]
+        assert sum(row["messages"] for row in rows) == len(lives)
+        open_ = sum(not life.settled_us for life in lives)
+        assert rows[-1]["backlog"] == open_
+        reasons = Counter(life.reason for life in lives if life.reason)
+        assert {row["reason"]: row["messages"] for row in found.failures if row["topic"] == group["topic"]} == reasons
+        consumers = Counter(life.consumer for life in lives if life.consumer)
+        told = {row["consumer"]: row["messages"] for row in found.consumers if row["topic"] == group["topic"]}
+        assert told == consumers
+        worst = max((row for row in found.keys if row["topic"] == group["topic"]), key=lambda row: row["worst_us"])
+        assert worst["worst_us"] == totals[-1]
+    names = write_tables(found, str(tmp_path), "csv") + write_tables(found, str(tmp_path), "parquet")
+    assert {"hours.csv", "hours.parquet", "keys.csv"} <= set(names)
+    assert (tmp_path / "groups.csv").read_text().count("\n") == 3
+    page = render(found, "A <title>")
+    assert "A &lt;title&gt;" in page
+    assert page.count("<svg") == 1 + 4 * 2
+    assert not re.search(r'(src|href)="|url\(|<script|@import', page), "the page loads nothing"
+
+
+def test_what_went_wrong_is_found(spark: SparkSession, known: Known) -> None:
+    found = reconcile(spark, known.archive, known.frame, late_s=0.001, now_us=known.end_us)
+    assert not found.sound
+    counts = {(finding.what, finding.topic): finding.count for finding in found.findings}
+    for topic, group in known.groups.items():
+        lives = list(group.lives.values())
+        assert counts["lost", topic] == sum(life.status == "GONE" for life in lives)
+        assert counts["dead", topic] == sum(life.status == "DEAD" for life in lives)
+        late = sum(life.status == "SUCCESS" and life.settled_us - life.sent_us > 1_000 for life in lives)
+        assert counts["late", topic] == late
+        pending = sum(
+            life.status in ("NEW", "RUNNING", "FAIL") and life.sent_us + 1_000 < known.end_us for life in lives
+        )
+        assert counts.get(("pending", topic), 0) == pending
+        assert counts.get(("repeated", topic), 0) == sum(life.acks > 1 for life in lives)
+    lost = next(finding for finding in found.findings if (finding.what, finding.topic) == ("lost", "orders"))
+    gone = sorted(seq for seq, life in known.groups["orders"].lives.items() if life.status == "GONE")
+    assert lost.samples == [f"orders/middle/{seq}" for seq in gone[:10]]
+
+
+def told(found: Reconciled) -> dict[str, list[str]]:
+    return {finding.what: finding.samples for finding in found.findings}
+
+
+def small(spark: SparkSession, folder: Path, *settled: tuple[int, int], keys: str, lane: str = "middle") -> Any:
+    """A message for each letter of `keys`, one a second; `settled` are numbers and the second in which it was acked."""
+    writer = Writer(folder / "data")
+    number = MIDDLE if lane == "middle" else int(lane)
+    writer.tell("orders", "billing", Started(NOON, (0,) * 6))
+    for seq, key in enumerate(keys):
+        writer.send("orders", lane, [key.encode()], [key])
+        writer.tell("orders", "billing", Pulled(writer.clock.value_us, seq + 1, "ann", 0, (Part(number, seq, 1, 1),)))
+        writer.clock.value_us += SECOND
+    for seq, at in sorted(settled, key=lambda pair: pair[1]):
+        writer.clock.value_us = NOON + at * SECOND
+        writer.tell("orders", "billing", Acked(writer.clock.value_us, seq + 1, (Part(number, seq, 1, 1),)))
+    writer.write()
+    if lane != "middle":
+        (folder / "data/config/topics.json").write_text('{"topics": [{"name": "orders", "shards": 1}]}')
+    archive(spark, Source.of(path=str(folder / "data")), str(folder / "archive"))
+    shelf = Archive.open(str(folder / "archive"))
+    return shelf, trace(spark, shelf, str(folder / "trace"))
+
+
+def test_what_was_sent_twice_and_what_never_came_is_found(spark: SparkSession, tmp_path: Path) -> None:
+    shelf, frame = small(spark, tmp_path, *((seq, 10) for seq in range(5)), keys="abcab")
+    assert reconcile(spark, shelf, frame).sound
+    found = reconcile(spark, shelf, frame, identity="key+body")
+    assert told(found) == {
+        "duplicated": ["orders/middle/0 = orders/middle/3", "orders/middle/1 = orders/middle/4"],
+    }
+    expected = spark.createDataFrame([("a",), ("b",), ("c",), ("lost",)], "key string")
+    assert told(reconcile(spark, shelf, frame, expected=expected)) == {"unsent": ["lost"]}
+    with pytest.raises(BadRequest, match="give key, body"):
+        reconcile(spark, shelf, frame, identity="colour")
+
+
+def test_order_is_that_of_the_messages_of_a_key(spark: SparkSession, tmp_path: Path) -> None:
+    shelf, frame = small(spark, tmp_path, (0, 12), (1, 11), (2, 10), (3, 13), keys="aaba", lane="0")
+    assert told(reconcile(spark, shelf, frame)) == {"disordered": ["orders/0/1"]}
+    assert reconcile(spark, shelf, frame, order="none").sound
+    assert reconcile(spark, shelf, frame, late_s=5, order="none", strict=True).findings[0].what == "late"
+
+
+def test_a_window_bounds_all_of_it(spark: SparkSession, tmp_path: Path) -> None:
+    shelf, frame = small(spark, tmp_path, (0, 10), (1, 10), (2, 10), keys="abcd")
+    window = Window(NOON + SECOND, NOON + 3 * SECOND)
+    assert [row.key for row in trace(spark, shelf, str(tmp_path / "some"), window=window).orderBy("seq").collect()] == [
+        "b",
+        "c",
+    ]
+    frame = trace(spark, shelf, str(tmp_path / "again"), window=window)
+    assert reconcile(spark, shelf, frame, window=window).sent == 2
+    with pytest.raises(Conflict, match="is not empty"):
+        trace(spark, shelf, str(tmp_path / "again"))
+    with pytest.raises(NotFound, match="no messages"):
+        trace(spark, shelf, str(tmp_path / "none"), window=Window(NOON * 2))
+
+
+def test_a_real_brokers_history_is_traced_like_the_broker_does(
+    spark: SparkSession, mq: towline.Client, tmp_path: Path
+) -> None:
+    from towline.model import GroupConfig, RetryPolicy
+
+    mq.create_topic("orders")
+    mq.put_group(GroupConfig("orders", "billing", retry=RetryPolicy(2, (0.01,))))
+    mq.send_many("orders", [b"%d" % n for n in range(60)], keys=[f"key-{n}" for n in range(60)])
+    with mq.consumer("orders", group="billing", name="ann") as consumer:
+        while mq.group("orders", "billing").dead < 6:
+            for message in consumer.pull(max_messages=10, wait=0.05):
+                if message.seq % 10 == 3:
+                    message.nack("no threes")
+                elif message.seq < 50 or message.seq % 2:
+                    message.ack()
+        mq.resend("orders", "billing", [0, 1])
+        for message in consumer.pull(max_messages=10, wait=5):
+            message.ack()
+    archive(spark, Source.of(path=str(tmp_path / "data")), str(tmp_path / "archive"))
+    frame = trace(spark, Archive.open(str(tmp_path / "archive")), str(tmp_path / "trace"))
+    rows = {row.id: row for row in frame.collect()}
+    assert len(rows) == 60
+    for number in (3, 13, 23, 7, 40, 52):
+        one = mq.trace(f"orders/middle/{number}", group="billing")
+        row = rows[f"orders/middle/{number}"]
+        assert row.status == one.groups[0].status, number

@@ -1,0 +1,344 @@
+"""Staged frames and the sinks that publish them: how many messages are written exactly once.
+
+The frames of a request are stored together in the stream `stage/frames`: a head, then the frames as they came. What
+becomes of them is a mark in the stream `stage/marks`. An epoch is decided by one mark; from then on it is published,
+record by record, each in one unit with the mark that says so, by whoever comes: the sink that asks again, or the broker
+after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from towline.broker.ordering import refuse_joined
+from towline.broker.sending import Outgoing, Sender
+from towline.clock import SECOND_US, Clock
+from towline.delivery.dedup import Repeat, dedup_ids_of
+from towline.delivery.publishing import (
+    Advanced,
+    Publications,
+    PublicationsSnapshot,
+    PublishMark,
+    StagedHead,
+    decode_publish_mark,
+    decode_staged,
+    encode_publish_mark,
+    encode_staged,
+)
+from towline.errors import BadRequest, NotFound, QueueFull, StoreDamaged, TowlineError, Unavailable
+from towline.frame import FRAME_MAX, Frame, encode_events
+from towline.frame.layout import DEDUP, DELIVER_AT
+from towline.model import Durability
+from towline.protocol import publishing as wire
+from towline.protocol.messages import Sent
+from towline.store import Append, Chunk, Store
+
+T = TypeVar("T")
+
+__all__ = ["MARKS", "STAGED", "Staging"]
+
+log = logging.getLogger("towline.broker")
+
+STAGED: Final = "stage/frames"
+MARKS: Final = "stage/marks"
+DOCUMENT: Final = "staging.bin"
+READ_COUNT: Final = 100_000
+READ_BYTES: Final = 8 << 20
+KEPT_US: Final = 86_400 * SECOND_US
+"""Staged records that nobody publishes are dropped after this long."""
+AHEAD: Final = 4
+"""Records that are on their way into their lanes at a time."""
+
+
+class Staging:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        sender: Sender,
+        durability: Durability,
+        make_room: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._sender = sender
+        self._durability = durability
+        self._make_room = make_room
+        self._state = Publications()
+        self._next_record = store.bounds(STAGED).end
+        self._next_mark = store.bounds(MARKS).end
+        self._saved: tuple[int, int] | None = None
+        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self.closing = False
+
+    @classmethod
+    async def open(
+        cls,
+        store: Store,
+        clock: Clock,
+        sender: Sender,
+        durability: Durability,
+        make_room: Callable[[], Awaitable[None]],
+    ) -> Staging:
+        staging = cls(store, clock, sender, durability, make_room)
+        await staging._recover()
+        return staging
+
+    # Staging
+
+    async def stage(
+        self, request: wire.Stage, data: Sequence[bytes | memoryview], *, source: bytes = b"", token: bytes = b""
+    ) -> wire.Staged:
+        frames = [self._sender.check(one, token) for one in data]
+        for head, frame in zip(request.frames, frames, strict=True):
+            topic = self._sender.find_topic(head.topic)
+            topic.lane(head.lane)
+            if topic.config.shards:
+                refuse_joined(head.topic, frame, prepared=False)
+            if frame.flags & DEDUP:
+                dedup_ids_of(head.topic, frame)
+            if frame.flags & DELIVER_AT:
+                self._sender.scheduler.check(frame)
+        self._check_open()
+        self._state.admit()
+        counts = [(head.topic, head.lane, frame.count) for head, frame in zip(request.frames, frames, strict=True)]
+        head_ = StagedHead(self._clock.now_us(), token, source, counts)
+        record = encode_events([encode_staged(head_), *(bytes(frame.data) for frame in frames)])
+        unit = [Append(STAGED, record, 1 + len(frames), source)]
+        return await self._with_room(lambda: self._append_staged(unit, head_, self._wanted(request.durability)))
+
+    async def _append_staged(self, unit: list[Append], head: StagedHead, durability: Durability) -> wire.Staged:
+        appended = self._store.append(unit, durability)
+        first = appended.firsts[0]
+        self._next_record = first + 1 + len(head.frames)
+        self._state.staged_at(first, head)
+        await appended.done
+        return wire.Staged(first)
+
+    async def _with_room(self, act: Callable[[], Awaitable[T]]) -> T:
+        """A memory store that is full may have room once it has let go of what was consumed."""
+        try:
+            return await act()
+        except QueueFull:
+            await self._make_room()
+        return await act()
+
+    async def unstage(self, request: wire.Unstage, *, token: bytes = b"") -> None:
+        mark = self._state.drop(request.records, token, self._clock.now_us())
+        if mark is not None:
+            await self._record(mark, Durability.OS)
+
+    def sink(self, request: wire.AskSink) -> wire.SinkState:
+        found = self._state.last_epoch(request.sink)
+        return wire.SinkState(found.epoch, found.at_us)
+
+    # Publishing
+
+    async def publish(self, request: wire.Publish, *, token: bytes = b"") -> wire.Published:
+        wanted = self._wanted(request.durability)
+        async with self._alone(request.sink):
+            if request.sink in self._state.running:
+                await self._with_room(lambda: self._roll_forward(request.sink, wanted))
+            now_us = self._clock.now_us()
+            mark = self._state.decide(request.sink, request.epoch, request.records, token, now_us)
+            if mark is None:
+                dropped = self._state.drop(request.records, token, now_us)
+                await self._record(dropped, wanted) if dropped is not None else await self._barrier(wanted)
+                return wire.Published(0, duplicate=True)
+            self._check_open()
+            messages = sum(self._state.staged[record].messages for record in request.records)
+            await self._record(mark, wanted)
+            await self._with_room(lambda: self._roll_forward(request.sink, wanted))
+            return wire.Published(messages)
+
+    async def _roll_forward(self, sink: str, durability: Durability) -> None:
+        """Publish what is left of the epoch that was decided."""
+        running = self._state.running.get(sink)
+        if running is None:
+            return
+        under_way: list[asyncio.Future[Any]] = []
+        for number in range(running.done, len(running.records)):
+            self._check_open()
+            chunk = await self._read(running.records[number])
+            under_way.append(self._append(chunk, sink, running.epoch, number + 1, durability))
+            if len(under_way) >= AHEAD:
+                await asyncio.shield(under_way.pop(0))
+        for future in under_way:
+            await asyncio.shield(future)
+        await self._trim()
+
+    def _append(self, chunk: Chunk, sink: str, epoch: int, done: int, durability: Durability) -> asyncio.Future[Any]:
+        bodies = Frame(chunk.frame).bodies()
+        head = decode_staged(bodies[0])
+        outgoing: list[Outgoing] = [
+            (topic, lane, body)
+            for (topic, lane, _), body in zip(head.frames, bodies[1:], strict=True)
+            if self._has_lane(topic, lane)
+        ]
+        mark = Advanced(self._clock.now_us(), sink, epoch, done)
+        if not outgoing:
+            appended = self._store.append([_marked(mark)], durability)
+            self.apply(mark)
+            return appended.done
+        frames = [Frame(body).verify() for _, _, body in outgoing]
+        return self._sender.append(outgoing, frames, durability, head.source, _AdvanceMark(self, mark))
+
+    def _has_lane(self, topic: str, lane: int) -> bool:
+        """Were the topic deleted meanwhile, the rest would never be published: what was for it is dropped with it."""
+        try:
+            self._sender.find_topic(topic).lane(lane)
+        except (NotFound, BadRequest) as error:
+            log.error("staged messages for topic %s are dropped: %s", topic, error)
+            return False
+        return True
+
+    async def _read(self, record: int) -> Chunk:
+        size = self._state.staged[record].size
+        read = await self._store.read(STAGED, record, size, FRAME_MAX)
+        chunk = read.chunks[0] if read.chunks else None
+        if chunk is None or (chunk.first, chunk.count, chunk.start) != (record, size, 0):
+            reason = read.lost[0].reason if read.lost else "it is not there"
+            raise StoreDamaged(f"staged record {record} cannot be read: {reason}")
+        return chunk
+
+    async def _record(self, mark: PublishMark, durability: Durability) -> None:
+        appended = self._store.append([_marked(mark)], durability)
+        self.apply(mark)
+        await appended.done
+
+    def apply(self, mark: PublishMark) -> None:
+        """The mark has its place."""
+        self._next_mark += 1
+        self._state.apply(mark)
+
+    # Looking after itself
+
+    async def _recover(self) -> None:
+        document = await self._store.load(DOCUMENT)
+        staged = marks = 0
+        if document is not None:
+            try:
+                snapshot = msgspec.msgpack.decode(document, type=PublicationsSnapshot)
+            except msgspec.MsgspecError as error:
+                log.error("%s cannot be read (%s): it is replayed as far as it is kept", DOCUMENT, error)
+            else:
+                self._state.restore(snapshot)
+                self._saved = (staged, marks) = (snapshot.staged_end, snapshot.marks_end)
+        async for chunk in self._chunks(STAGED, staged):
+            if not chunk.start:
+                try:
+                    self._state.staged_at(chunk.first, decode_staged(Frame(chunk.frame).bodies(0, 1)[0]))
+                except msgspec.MsgspecError as error:
+                    log.error("%s: record %d cannot be read and is passed over: %s", STAGED, chunk.first, error)
+        async for chunk in self._chunks(MARKS, marks):
+            for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
+                try:
+                    self._state.apply(decode_publish_mark(record))
+                except msgspec.MsgspecError as error:
+                    log.error("%s: a mark behind %d cannot be read: %s", MARKS, chunk.first, error)
+        self._next_record = max(self._next_record, staged)
+        self._next_mark = max(self._next_mark, marks)
+
+    async def _chunks(self, stream: str, at: int) -> AsyncIterator[Chunk]:
+        end = self._store.bounds(stream).end
+        while at < end:
+            read = await self._store.read(stream, at, READ_COUNT, READ_BYTES)
+            for lost in read.lost:
+                log.error("%s: %d records from %d on are lost: %s", stream, lost.count, lost.first, lost.reason)
+            for chunk in read.chunks:
+                yield chunk
+            at = max(read.next, at + 1)
+
+    async def go_on(self) -> None:
+        """After a start: publish what was decided before it."""
+        for sink in list(self._state.running):
+            try:
+                async with self._alone(sink):
+                    await self._roll_forward(sink, self._durability)
+                log.info("%s: what was decided before the restart is published", sink)
+            except TowlineError as error:
+                log.error("%s: what was decided is not published yet: %s", sink, error)
+
+    async def save(self) -> None:
+        """Write what a start begins with, if something happened."""
+        position = (self._next_record, self._next_mark)
+        if position == (self._saved or (0, 0)):
+            return
+        document = msgspec.msgpack.encode(self._state.snapshot(*position))
+        await self._store.append([], Durability.FSYNC).done
+        await self._store.save(DOCUMENT, document)
+        self._saved = position
+
+    def pins(self) -> dict[str, int]:
+        """What retention must leave alone, by stream."""
+        records, marks = self._saved or (0, 0)
+        return {STAGED: min(self._state.first_needed(records), records), MARKS: marks}
+
+    async def tidy(self) -> None:
+        now_us = self._clock.now_us()
+        mark = self._state.expire(now_us - KEPT_US, now_us)
+        if mark is not None:
+            log.warning("%d staged record(s) were never published and are dropped", len(mark.records))
+            await self._record(mark, Durability.OS)
+        await self.save()
+        await self._trim()
+        if self._saved is not None and self._saved[1] > self._store.bounds(MARKS).first:
+            await self._store.trim(MARKS, self._saved[1])
+
+    async def _trim(self) -> None:
+        """Let go of what was published. Its marks tell a start that nobody misses it."""
+        until = self._state.first_needed(self._next_record)
+        if until > self._store.bounds(STAGED).first:
+            await self._store.trim(STAGED, until)
+
+    def _check_open(self) -> None:
+        if self.closing:
+            raise Unavailable("the broker is shutting down")
+
+    def _wanted(self, durability: int) -> Durability:
+        return max(self._durability if durability < 0 else Durability(durability), Durability.OS)
+
+    async def _barrier(self, durability: Durability) -> None:
+        await self._store.append([], durability).done
+
+    @asynccontextmanager
+    async def _alone(self, sink: str) -> AsyncIterator[None]:
+        """One at a time for each sink."""
+        lock, users = self._locks.setdefault(sink, (asyncio.Lock(), []))
+        users.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                del self._locks[sink]
+
+
+class _AdvanceMark:
+    """The mark that goes into one unit with the frames of a record."""
+
+    ordered = True
+
+    def __init__(self, staging: Staging, mark: Advanced) -> None:
+        self._staging = staging
+        self._mark = mark
+
+    def append(self, firsts: Sequence[int], repeats: Sequence[Repeat], delayed: Sequence[int]) -> Append:
+        del firsts, repeats, delayed
+        return _marked(self._mark)
+
+    def appended(self, sent: Sent) -> None:
+        del sent
+        self._staging.apply(self._mark)
+
+
+def _marked(mark: PublishMark) -> Append:
+    frame = encode_events([encode_publish_mark(mark)], produced_at_us=mark.at_us)
+    return Append(MARKS, frame, 1, control=True)

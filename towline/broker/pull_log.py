@@ -1,0 +1,80 @@
+"""A group's pull log as the broker writes it: events in their order, some at once, some a moment later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from towline.delivery import Event, encode_event
+from towline.delivery.events import Pulled
+from towline.errors import TowlineError
+from towline.frame import encode_events
+from towline.model import Durability
+from towline.store import Append, Appended, Store
+
+__all__ = ["PullLog"]
+
+log = logging.getLogger("towline.broker")
+
+
+class PullLog:
+    """A pull need not be in the log before its consumer is told: if a crash undoes it, its number is never given to
+    anyone else, and the messages are delivered again. So it is written behind the answer, in the same moment, or with
+    the next event of the group, whatever comes first. Memory is ahead of the log by such events only."""
+
+    __slots__ = ("_failed", "_late", "_loop", "_position", "_scheduled", "_store", "stream")
+
+    def __init__(self, store: Store, stream: str) -> None:
+        self.stream = stream
+        self._store = store
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._position = store.bounds(stream).end
+        self._late: list[Event] = []
+        self._scheduled = False
+        self._failed = False
+
+    @property
+    def position(self) -> int:
+        """The number of the next event; all that was applied is before it."""
+        self.catch_up()
+        return self._position
+
+    def append(self, events: Sequence[Event], durability: Durability, also: Sequence[Append] = ()) -> Appended:
+        """Append events, and `also` in one unit with them. If it is refused, nothing has happened."""
+        if self._late:
+            events = [*self._late, *events]
+        frame = encode_events([encode_event(event) for event in events], produced_at_us=events[0].at_us)
+        appended = self._store.append([*also, Append(self.stream, frame, len(events), control=True)], durability)
+        self._position = appended.firsts[-1] + len(events)
+        self._late.clear()
+        self._failed = False
+        return appended
+
+    def append_soon(self, pulled: Pulled) -> None:
+        """Append it once its consumer is answered."""
+        if self._failed:
+            self.catch_up()
+        self._late.append(pulled)
+        if not self._scheduled:
+            self._scheduled = True
+            loop = self._loop = self._loop or asyncio.get_running_loop()
+            # Behind what this turn of the loop has made ready.
+            loop.call_soon(loop.call_soon, self._on_time)
+
+    def catch_up(self) -> None:
+        if self._late:
+            self.append((), Durability.OS)
+
+    def _on_time(self) -> None:
+        self._scheduled = False
+        try:
+            self.catch_up()
+        except TowlineError as error:
+            # Nothing more is granted before this is in the log; see `append_soon`.
+            self._failed = True
+            log.error("%s: %d pulls are not in the pull log yet: %s", self.stream, len(self._late), error)
+
+    def close(self) -> None:
+        """Nothing more is written. What was late is as if a crash had undone it."""
+        self._late.clear()

@@ -1,0 +1,112 @@
+"""`towline check`: is all well? For monitors: one line, and an exit code."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+from cyclopts import Parameter
+
+from towline.cli.options import Connection
+from towline.cli.output import Output, print_json, span
+from towline.cli.times import Duration
+from towline.errors import TowlineError
+from towline.protocol.access import GroupFigures, Measured
+
+__all__ = ["check"]
+
+OK, WARNING, CRITICAL = range(3)
+WORDS = ("OK", "WARNING", "CRITICAL")
+SHOWN_MAX = 5
+
+Count = Annotated[int | None, Parameter(show_default=False)]
+
+
+class Finding(NamedTuple):
+    level: int
+    text: str
+    topic: str = ""
+    group: str = ""
+
+
+def check(
+    *,
+    topic: Annotated[str, Parameter(help="Only this topic.")] = "",
+    group: Annotated[str, Parameter(help="Only groups of this name.")] = "",
+    warn_lag: Annotated[Count, Parameter(help="Warn of a group with this many messages to go.")] = None,
+    crit_lag: Annotated[Count, Parameter(help="The same is critical.")] = None,
+    warn_age: Annotated[Duration | None, Parameter(help="Warn if the oldest message of a group waits so long.")] = None,
+    crit_age: Annotated[Duration | None, Parameter(help="The same is critical.")] = None,
+    warn_dead: Annotated[Count, Parameter(help="Warn of a group with this many dead letters.")] = None,
+    crit_dead: Annotated[Count, Parameter(help="The same is critical.")] = None,
+    need_consumers: Annotated[
+        bool, Parameter(help="A group with messages to go and without a consumer is critical.", negative=())
+    ] = False,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> int:
+    """Look whether the broker answers, and whether groups keep up. One line on stdout says what was found.
+
+    Exit codes: 0 all is well, 1 warning, 2 critical, which an unreachable broker is, too.
+
+        towline check --warn-age 1m --crit-age 10m --crit-dead 1
+    """
+    measured: Measured | None = None
+    try:
+        with connection.connect() as client:
+            measured = client.measure(topic)
+    except TowlineError as error:
+        findings = [Finding(CRITICAL, str(error))]
+    else:
+        groups = [one for one in measured.groups if group in ("", one.group)]
+        limits = {
+            "lag": (warn_lag, crit_lag),
+            "age": (warn_age, crit_age),
+            "dead": (warn_dead, crit_dead),
+        }
+        findings = [one for each in groups for one in _look(each, measured.at_us, limits, need_consumers)]
+    level = max((one.level for one in findings), default=OK)
+    if output == "json":
+        print_json(_facts(level, findings, measured))
+    else:
+        print(f"{WORDS[level]} - {_summary(level, findings, measured)}", flush=True)
+    return level
+
+
+def _look(one: GroupFigures, now_us: int, limits: dict[str, Any], need_consumers: bool) -> list[Finding]:
+    age_s = (now_us - one.oldest_at_us) / 1e6 if one.oldest_at_us else 0.0
+    values = {"lag": one.backlog, "age": age_s, "dead": one.dead}
+    words = {
+        "lag": f"{one.backlog:,} messages to go",
+        "age": f"the oldest message waits for {span(round(age_s))}",
+        "dead": f"{one.dead:,} dead letters",
+    }
+    found: list[Finding] = []
+    for what, (warn, crit) in limits.items():
+        level = CRITICAL if crit is not None and values[what] >= crit else OK
+        level = level or (WARNING if warn is not None and values[what] >= warn else OK)
+        if level:
+            found.append(Finding(level, f"{one.topic}/{one.group}: {words[what]}", one.topic, one.group))
+    if need_consumers and one.backlog and not one.members:
+        text = f"{one.topic}/{one.group}: {one.backlog:,} messages to go and no consumer"
+        found.append(Finding(CRITICAL, text, one.topic, one.group))
+    return found
+
+
+def _summary(level: int, findings: list[Finding], measured: Measured | None) -> str:
+    if not findings and measured is not None:
+        return f"{len(measured.topics):,} topics, {len(measured.groups):,} groups"
+    worst = [one.text for one in findings if one.level == level]
+    rest = len(findings) - SHOWN_MAX
+    return "; ".join(worst[:SHOWN_MAX]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def _facts(level: int, findings: list[Finding], measured: Measured | None) -> dict[str, Any]:
+    return {
+        "status": WORDS[level],
+        "findings": [
+            {"level": WORDS[one.level], "topic": one.topic or None, "group": one.group or None, "text": one.text}
+            for one in findings
+        ],
+        "topics": len(measured.topics) if measured is not None else None,
+        "groups": len(measured.groups) if measured is not None else None,
+    }

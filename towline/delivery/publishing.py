@@ -1,0 +1,240 @@
+"""What is staged, and which epochs sinks have published. Pure.
+
+    ──Staged──► STAGED ──Decided──► PUBLISHING ──Advanced … the last one──► PUBLISHED
+                  └────Dropped──► gone
+
+`Staged` is the head of the record that holds the frames; the others are marks. Once an epoch is decided it will be
+published whole, from where it stands, however often the broker stops meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from towline.errors import NotFound, QueueFull, Refused
+
+__all__ = [
+    "Advanced",
+    "Decided",
+    "Dropped",
+    "Publications",
+    "PublicationsSnapshot",
+    "PublishMark",
+    "Running",
+    "Sink",
+    "StagedHead",
+    "Waiting",
+    "decode_publish_mark",
+    "decode_staged",
+    "encode_publish_mark",
+    "encode_staged",
+]
+
+STAGED_MAX: Final = 200_000
+"""Records that may wait to be published."""
+SINKS_MAX: Final = 20_000
+"""Sinks that are remembered; those that have been silent longest are forgotten first."""
+
+
+class StagedHead(msgspec.Struct, frozen=True, array_like=True):
+    """The head of a record of staged frames."""
+
+    at_us: int
+    token: bytes
+    source: bytes
+    frames: list[tuple[str, int, int]]
+    """Topic, lane number and number of messages of each frame."""
+
+    @property
+    def messages(self) -> int:
+        return sum(count for _, _, count in self.frames)
+
+
+class _Mark(msgspec.Struct, frozen=True, array_like=True):
+    at_us: int
+
+
+class Decided(_Mark, frozen=True, array_like=True, tag=1):
+    """These records are what the sink publishes as this epoch."""
+
+    sink: str
+    epoch: int
+    records: list[int]
+
+
+class Advanced(_Mark, frozen=True, array_like=True, tag=2):
+    """So many records of the epoch are in their lanes; in the same unit as the last of them."""
+
+    sink: str
+    epoch: int
+    done: int
+
+
+class Dropped(_Mark, frozen=True, array_like=True, tag=3):
+    records: list[int]
+
+
+PublishMark = Decided | Advanced | Dropped
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+_MARK: msgspec.msgpack.Decoder[PublishMark] = msgspec.msgpack.Decoder(PublishMark)
+_STAGED = msgspec.msgpack.Decoder(StagedHead)
+
+
+def encode_publish_mark(mark: PublishMark) -> bytes:
+    return _ENCODE(mark)
+
+
+def decode_publish_mark(record: bytes) -> PublishMark:
+    return _MARK.decode(record)
+
+
+def encode_staged(head: StagedHead) -> bytes:
+    return _ENCODE(head)
+
+
+def decode_staged(record: bytes) -> StagedHead:
+    return _STAGED.decode(record)
+
+
+class Waiting(msgspec.Struct, frozen=True, array_like=True):
+    """A staged record."""
+
+    size: int
+    """How many entries its frame has: the head, and its frames."""
+    messages: int
+    at_us: int
+    token: bytes
+
+
+class Running(msgspec.Struct, array_like=True):
+    """An epoch that is being published."""
+
+    epoch: int
+    records: list[int]
+    done: int = 0
+
+
+class Sink(msgspec.Struct, frozen=True, array_like=True):
+    epoch: int
+    at_us: int
+
+
+class PublicationsSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    staged_end: int
+    """The staged records before this number are in here …"""
+    marks_end: int
+    """… and so are the marks before this one."""
+    staged: list[tuple[int, Waiting]]
+    running: list[tuple[str, Running]]
+    sinks: list[tuple[str, Sink]]
+
+
+class Publications:
+    def __init__(self) -> None:
+        self.staged: OrderedDict[int, Waiting] = OrderedDict()
+        """By the number of the record, ascending."""
+        self.running: dict[str, Running] = {}
+        self.sinks: OrderedDict[str, Sink] = OrderedDict()
+        """The last epoch of each, the longest silent first."""
+
+    # Deciding
+
+    def admit(self) -> None:
+        """Raises if there is no room to stage more."""
+        if len(self.staged) >= STAGED_MAX:
+            raise QueueFull(f"{STAGED_MAX} staged records wait to be published: publish or drop them first")
+
+    def last_epoch(self, sink: str) -> Sink:
+        running = self.running.get(sink)
+        if running is not None:
+            return Sink(running.epoch, 0)
+        return self.sinks.get(sink, Sink(-1, 0))
+
+    def decide(self, sink: str, epoch: int, records: Sequence[int], token: bytes, now_us: int) -> Decided | None:
+        """The mark that makes it so; None if the epoch was decided before."""
+        if epoch <= self.last_epoch(sink).epoch:
+            return None
+        taken = self._taken()
+        for record in records:
+            waiting = self.staged.get(record)
+            if waiting is None or record in taken:
+                raise NotFound(
+                    f"staged record {record} for {sink} is not here: it was dropped after a day, or published already"
+                )
+            if waiting.token != token:
+                raise Refused(f"record {record} was staged under another token: only that one may publish it")
+        return Decided(now_us, sink, epoch, list(records))
+
+    def drop(self, records: Iterable[int], token: bytes, now_us: int) -> Dropped | None:
+        """The mark that drops what of these may be dropped; None if it is nothing."""
+        taken = self._taken()
+        gone = [
+            record
+            for record in records
+            if record in self.staged and record not in taken and self.staged[record].token == token
+        ]
+        return Dropped(now_us, gone) if gone else None
+
+    def expire(self, before_us: int, now_us: int) -> Dropped | None:
+        """The mark that drops what was staged before this time, and that nobody publishes."""
+        taken = self._taken()
+        old: list[int] = []
+        for record, waiting in self.staged.items():
+            if waiting.at_us >= before_us:
+                break
+            if record not in taken:
+                old.append(record)
+        return Dropped(now_us, old) if old else None
+
+    def _taken(self) -> set[int]:
+        return {record for running in self.running.values() for record in running.records}
+
+    # Applying
+
+    def staged_at(self, record: int, head: StagedHead) -> None:
+        self.staged[record] = Waiting(1 + len(head.frames), head.messages, head.at_us, head.token)
+
+    def apply(self, mark: PublishMark) -> None:
+        match mark:
+            case Decided():
+                self.running[mark.sink] = Running(mark.epoch, mark.records)
+                if not mark.records:
+                    self._finish(mark.sink, mark.at_us)
+            case Advanced():
+                running = self.running.get(mark.sink)
+                if running is not None and running.epoch == mark.epoch:
+                    running.done = max(running.done, mark.done)
+                    if running.done >= len(running.records):
+                        self._finish(mark.sink, mark.at_us)
+            case Dropped():
+                for record in mark.records:
+                    self.staged.pop(record, None)
+
+    def _finish(self, sink: str, at_us: int) -> None:
+        running = self.running.pop(sink)
+        for record in running.records:
+            self.staged.pop(record, None)
+        self.sinks[sink] = Sink(running.epoch, at_us)
+        self.sinks.move_to_end(sink)
+        while len(self.sinks) > SINKS_MAX:
+            self.sinks.popitem(last=False)
+
+    # Coming back
+
+    def first_needed(self, end: int) -> int:
+        """The first staged record that somebody may still ask for; `end` if there is none."""
+        return next(iter(self.staged), end)
+
+    def snapshot(self, staged_end: int, marks_end: int) -> PublicationsSnapshot:
+        running = [(sink, Running(one.epoch, list(one.records), one.done)) for sink, one in self.running.items()]
+        return PublicationsSnapshot(staged_end, marks_end, list(self.staged.items()), running, list(self.sinks.items()))
+
+    def restore(self, snapshot: PublicationsSnapshot) -> None:
+        self.staged = OrderedDict(snapshot.staged)
+        self.running = dict(snapshot.running)
+        self.sinks = OrderedDict(snapshot.sinks)

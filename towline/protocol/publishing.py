@@ -1,0 +1,90 @@
+"""Requests and answers of those who write many messages exactly once (the Spark connector), as `messages` holds others.
+
+Frames are *staged*: kept out of sight. A *sink* publishes what was staged for one of its epochs, all of it, once: the
+same epoch again, or an older one, changes nothing, whatever is staged for it by then.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from towline.protocol.messages import ANSWERS, REQUESTS, Answer, FrameHead, Request
+
+__all__ = ["AskSink", "Publish", "Published", "Report", "SinkState", "Stage", "Staged", "Unstage"]
+
+_Name = Annotated[str, msgspec.Meta(max_length=100)]
+_Sink = Annotated[str, msgspec.Meta(min_length=1, max_length=150)]
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Records = Annotated[list[_Natural], msgspec.Meta(max_length=200_000)]
+_Lane = Annotated[int, msgspec.Meta(ge=0, le=1023)]
+
+
+class Report(Request, frozen=True, array_like=True):
+    """How far somebody who keeps their own progress has come, by (lane, number), so that the lag of the group shows it.
+    It never goes back. The group is made if need be, and must have no consumers. Answered by `Done`."""
+
+    kind = 73
+    topic: _Name
+    group: _Name
+    positions: Annotated[list[tuple[_Lane, _Natural]], msgspec.Meta(max_length=1024)]
+
+
+class Stage(Request, frozen=True, array_like=True):
+    """Keep frames, which follow as attachments, out of sight until they are published, or dropped after a day."""
+
+    kind = 74
+    frames: Annotated[list[FrameHead], msgspec.Meta(min_length=1, max_length=1_000)]
+    durability: Annotated[int, msgspec.Meta(ge=-1, le=2)] = -1
+
+
+class Staged(Answer, frozen=True, array_like=True):
+    """By this number they are published or dropped."""
+
+    kind = 202
+    record: int
+
+
+class Publish(Request, frozen=True, array_like=True):
+    """Put what was staged into its lanes, in this order, as the whole of an epoch of a sink."""
+
+    kind = 75
+    sink: _Sink
+    epoch: _Natural
+    records: _Records
+    durability: Annotated[int, msgspec.Meta(ge=-1, le=2)] = -1
+
+
+class Published(Answer, frozen=True, array_like=True):
+    """Durable. `duplicate`: the epoch, or a later one, was published before; what was staged now is dropped."""
+
+    kind = 203
+    messages: int
+    duplicate: bool = False
+
+
+class Unstage(Request, frozen=True, array_like=True):
+    """Drop what was staged; what is being published, or was, stays. Answered by `Done`."""
+
+    kind = 76
+    records: _Records
+
+
+class AskSink(Request, frozen=True, array_like=True):
+    """How far has a sink come?"""
+
+    kind = 77
+    sink: _Sink
+
+
+class SinkState(Answer, frozen=True, array_like=True):
+    """The last epoch that was published, or is being published now; -1 if there is none."""
+
+    kind = 205
+    epoch: int
+    at_us: int = 0
+
+
+REQUESTS.update({cls.kind: cls for cls in (Report, Stage, Publish, Unstage, AskSink)})
+ANSWERS.update({cls.kind: cls for cls in (Staged, Published, SinkState)})

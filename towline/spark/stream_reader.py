@@ -1,0 +1,192 @@
+"""`spark.readStream.format("towline")`: offsets are the next number of every lane, so that each message is read in
+exactly one micro-batch, however often the query is restarted.
+
+An offset is `{"orders/middle": 17, …}`, with the keys sorted: Spark compares offsets as text. A lane that is not in the
+offset a query goes on from (a topic that has been made since) is read from its first message on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from towline.errors import BadRequest, StoreDamaged, TowlineError
+from towline.spark.batch_reader import RangePartition, read_partition
+from towline.spark.options import ReadOptions
+from towline.spark.plainly import plainly
+from towline.spark.progress import Progress
+from towline.spark.ranges import Lane, cut, resolve
+from towline.spark.reading import BrokerPlace, FolderPlace
+
+__all__ = ["StreamReader"]
+
+_log = logging.getLogger("towline.spark")
+_PARTITIONS: Final = 64
+"""A micro-batch is cut into at most about this many ranges, but none is smaller than `_SMALL` rows."""
+_SMALL: Final = 50_000
+
+Offset = dict[str, int]
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One object on the driver plans and keeps its place open; others, in the tasks, read."""
+
+    def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
+        self._options = options
+        self._columns = columns
+        self._place: BrokerPlace | FolderPlace | None = None
+        self._until: Offset | None = None
+        self._progress: Progress | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tasks get the options; connections stay here."""
+        return self.__dict__ | {"_place": None, "_progress": None}
+
+    # Planning
+
+    def initialOffset(self) -> Offset:
+        with plainly():
+            lanes = self._lanes()
+            place = self._opened()
+            return _sorted({lane.name: resolve(place, lane, self._options.begin) for lane in lanes})
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        # Spark takes one limit here. If both are set, the messages are this one, and the bytes are looked at as well.
+        if self._options.max_messages:
+            return ReadMaxRows(self._options.max_messages)
+        if self._options.max_bytes:
+            return ReadMaxBytes(self._options.max_bytes)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        with plainly():
+            lanes = self._lanes()
+            goal = {lane.name: lane.end for lane in lanes}
+            if self._until is not None:
+                goal = {name: min(end, self._until.get(name, 0)) for name, end in goal.items()}
+            floors = self._floors(start, lanes)
+            return _sorted(start | _admitted(floors, goal, lanes, self._allowance(limit, lanes)))
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        with plainly():
+            self._until = {lane.name: lane.end for lane in self._lanes()}
+
+    def reportLatestOffset(self) -> Offset | None:
+        with plainly():
+            return _sorted({lane.name: lane.end for lane in self._lanes()})
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        with plainly():
+            place = self._opened()
+            lanes = {lane.name: lane for lane in self._lanes()}
+            total = sum(max(stop - start.get(name, 0), 0) for name, stop in end.items())
+            rows = min(max(total // _PARTITIONS, _SMALL), self._options.rows)
+            ranges = []
+            for name, stop in end.items():
+                begin = start.get(name, 0)
+                if stop <= begin:
+                    continue
+                lane = lanes.get(name)
+                if lane is None:
+                    self._lost(f"{name} is gone: {stop - begin} messages from {begin} on were not read yet")
+                    continue
+                # Not by where retention is now: a batch that is read again must have the same ranges.
+                begin = max(begin, lane.first) if name not in start else begin
+                ranges += cut(lane, begin, stop, rows, place.where)
+            return [RangePartition(each) for each in ranges]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self._options, self._columns, partition)
+
+    def commit(self, end: Offset) -> None:
+        """Told only for the lag to be seen: what was read is in Spark's checkpoint, and nothing depends on this."""
+        if not self._options.progress_group:
+            return
+        try:
+            if self._progress is None:
+                self._progress = Progress(self._options.door, self._options.progress_group)
+            self._progress.tell(end)
+        except TowlineError as error:
+            _log.warning("progress of group %s could not be told: %s", self._options.progress_group, error)
+
+    def stop(self) -> None:
+        if self._place is not None:
+            self._place.close()
+            self._place = None
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
+
+    def _opened(self) -> BrokerPlace | FolderPlace:
+        if self._place is None:
+            self._place = BrokerPlace(self._options.door) if self._options.door.url else FolderPlace(self._options.door)
+        return self._place
+
+    def _lanes(self) -> list[Lane]:
+        return self._opened().lanes(self._options.selection)
+
+    def _floors(self, start: Offset, lanes: Sequence[Lane]) -> Offset:
+        """Where each lane goes on. Retention may have overtaken the query."""
+        floors: Offset = {}
+        for lane in lanes:
+            at = start.get(lane.name)
+            if at is None:
+                at = lane.first
+            elif at < lane.first:
+                self._lost(f"{lane.name}: messages {at} to {lane.first - 1} were dropped before they were read")
+            elif at > lane.end:
+                self._lost(f"{lane.name} ends at {lane.end}, but was read up to {at}: is it the same broker?")
+                at = lane.end
+            floors[lane.name] = at
+        for name in start.keys() - floors.keys():
+            if name.partition("/")[0] not in {lane.topic for lane in lanes}:
+                _log.warning("topic %s is not there any more", name.partition("/")[0])
+        return floors
+
+    def _lost(self, what: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise StoreDamaged(f"{what}. To go on without them, set failOnDataLoss=false")
+        _log.warning("%s", what)
+
+    def _allowance(self, limit: ReadLimit, lanes: Sequence[Lane]) -> int | None:
+        """How many messages may be read; None is all."""
+        if isinstance(limit, ReadAllAvailable):
+            return None
+        rows = max(sum(lane.end - lane.first for lane in lanes), 1)
+        mean_bytes = max(sum(lane.size_bytes for lane in lanes) // rows, 1)
+        if isinstance(limit, ReadMaxBytes):
+            return max(limit.max_bytes // mean_bytes, 1)
+        if isinstance(limit, ReadMaxRows):
+            by_bytes = self._options.max_bytes // mean_bytes if self._options.max_bytes else limit.max_rows
+            return max(min(limit.max_rows, by_bytes), 1)
+        raise BadRequest(f"{type(limit).__name__} is no limit that this source knows")
+
+
+def _admitted(floors: Offset, goal: Offset, lanes: Sequence[Lane], allowance: int | None) -> Offset:
+    """How far each lane is read: all of it, or shares of the allowance in the proportion of what waits."""
+    waiting = {lane.name: max(goal[lane.name] - floors[lane.name], 0) for lane in lanes}
+    total = sum(waiting.values())
+    if allowance is None or total <= allowance:
+        return {name: floors[name] + count for name, count in waiting.items()}
+    shares = {name: count * allowance // total for name, count in waiting.items()}
+    left = allowance - sum(shares.values())
+    for name in sorted(waiting):
+        more = min(left, waiting[name] - shares[name])
+        shares[name] += more
+        left -= more
+    return {name: floors[name] + share for name, share in shares.items()}
+
+
+def _sorted(offset: Mapping[str, int]) -> Offset:
+    return dict(sorted(offset.items()))
