@@ -649,14 +649,8 @@ class Broker:
         pins = self._snapshots.pins() | self.transactions.pins() | self.staging.pins() | self._agenda.pins()
         for dispatcher in list(self._dispatchers()):
             pins |= await expire(dispatcher)
-        await retain(
-            self.store,
-            self.clock,
-            dict(self._topics),
-            pins,
-            retention_s=self.settings.retention_s,
-            retention_bytes=self.settings.retention_bytes,
-        )
+        age_s, size_bytes = self.settings.retention_s, self.settings.retention_bytes
+        await retain(self.store, self.clock, dict(self._topics), pins, retention_s=age_s, retention_bytes=size_bytes)
 
     async def _save_snapshots(self) -> None:
         # The schedule first: what it lets go of is then in what is remembered of producers.
