@@ -21,6 +21,7 @@ from towline.broker.delayed import cancel_delayed, list_delayed, move_delayed
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.finding import find
 from towline.broker.handback import hand_back
+from towline.broker.holds import Holds
 from towline.broker.looking import browse_dead, browse_lane, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
@@ -94,6 +95,7 @@ class Broker:
         self._opened_s = clock.steady_s()
         self.registry = Registry(store, settings, clock, lambda: len(self._topics))
         self._attaching = asyncio.Lock()
+        self._holds = Holds(store, clock, settings)
 
     # Opening and closing
 
@@ -649,8 +651,7 @@ class Broker:
         pins = self._snapshots.pins() | self.transactions.pins() | self.staging.pins() | self._agenda.pins()
         for dispatcher in list(self._dispatchers()):
             pins |= await expire(dispatcher)
-        age_s, size_bytes = self.settings.retention_s, self.settings.retention_bytes
-        await retain(self.store, self.clock, dict(self._topics), pins, retention_s=age_s, retention_bytes=size_bytes)
+        await retain(self.store, self.clock, dict(self._topics), pins, self.settings, self._holds)
 
     async def _save_snapshots(self) -> None:
         # The schedule first: what it lets go of is then in what is remembered of producers.
