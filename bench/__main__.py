@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from bench import consuming, delaying, flatness, machine, sending, spark
+from bench import consuming, delaying, flatness, machine, sending, spark, sql
 from bench.figures import Figure, print_figures
 from bench.stage import Stage
 from towline.errors import TowlineError
@@ -37,6 +37,8 @@ SCENARIOS: dict[str, Scenario] = {
     "delay-minute": delaying.delay_minute,
     "delay-memory": delaying.delay_memory,
     "spark": spark.spark,
+    "sql": sql.sql,
+    "sql-backlog": sql.sql_backlog,
 }
 QUICK = {"seconds": 1.0, "repeats": 1, "backlog": 1_000_000}
 BUSY = 0.5

@@ -181,7 +181,7 @@ def impure_imports(sources: Sources) -> list[str]:
 
 
 def is_entry_point(module: str) -> bool:
-    return re.fullmatch(r"towline(\.(__main__|cli\w*|demo\w*))?", module) is not None
+    return re.fullmatch(r"towline(\.(__main__|cli\w*|demo(\.__main__)?))?", module) is not None
 
 
 def dead_modules(sources: Sources, entered: Iterable[str] = ()) -> list[str]:

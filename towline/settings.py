@@ -92,6 +92,19 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     retention_bytes: Annotated[
         int, _help("The oldest messages are dropped when the store is larger than this; 0 is no limit.", ge=0)
     ] = 0
+    holds: Annotated[
+        str,
+        _help(
+            "Retention waits for these, by name, separated by commas: an archive that is made with `--hold NAME`. They "
+            "say in `hold-NAME.json` how far they have come."
+        ),
+    ] = ""
+    hold_max_s: Annotated[
+        float, _help("How much longer than retention asks for a hold keeps messages; then they go all the same.", ge=0)
+    ] = 3 * 86400.0
+    hold_max_bytes: Annotated[
+        int, _help("How much more than `retention_bytes` a hold keeps; then the oldest go all the same.", ge=0)
+    ] = 10 << 30
     maintenance_s: Annotated[float, _help("How often retention and snapshots run.", gt=0, le=3600)] = 10.0
     segment_bytes: Annotated[int, _help("Size of a file of the message log (file store).", ge=64 << 10, le=2 << 30)] = (
         128 << 20

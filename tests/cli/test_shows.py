@@ -25,6 +25,9 @@ def test_in_the_demo_nothing_is_lost() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Nothing was lost." in done.stdout
     assert "kill -9" in done.stdout
+    assert "✗" not in done.stdout
+    for promise in ("what is urgent comes first", "a transaction is whole, or absent", "no order for later came early"):
+        assert f"✓ {promise}" in done.stdout
 
 
 def test_a_benchmark_gives_figures_with_targets(tmp_path: Path) -> None:

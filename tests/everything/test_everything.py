@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK
 from tests.everything.machine import CONSUMERS, Drawn, Machine
@@ -271,6 +273,8 @@ class Everything(Machine, RuleBasedStateMachine):
                     ledger.trim(lane, ledger.ends[lane])
             for lane in range(RANKS):
                 self.model.firsts[topic, lane] = len(self.model.lanes[topic, lane])
+            # An id stands for a message that is gone.
+            self.model.ids = {name: place for name, place in self.model.ids.items() if name[0] != topic}
             self.synced()
 
         self.step(work())
@@ -430,7 +434,11 @@ def _pick(some: Any, share: float) -> Any:
     return some[min(int(share * len(some)), len(some) - 1)]
 
 
-TestEverything = Everything.TestCase
-TestEverything.settings = settings(
-    max_examples=50, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+@pytest.mark.timeout(900)
+def test_everything_goes_as_the_model_says(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "towline")
+    examples = max(request.config.getoption("--kills") * 2 // 5, 1)
+    patient = settings(
+        max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(Everything, settings=patient)

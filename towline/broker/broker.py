@@ -23,6 +23,7 @@ from towline.broker.dispatcher import Dispatcher
 from towline.broker.fan import Fan, Fans, chosen
 from towline.broker.finding import find
 from towline.broker.handback import hand_back
+from towline.broker.holds import Holds
 from towline.broker.looking import browse_dead, browse_lane, figures_of, group_state
 from towline.broker.maintenance import every, reclaim, retain, sweep_members
 from towline.broker.member import Member
@@ -98,6 +99,7 @@ class Broker:
         self.registry = Registry(store, settings, clock, lambda: len(self._topics))
         self._attaching = asyncio.Lock()
         self._fans = Fans(self._topics, lambda: self.closing)
+        self._holds = Holds(store, clock, settings)
 
     # Opening and closing
 
@@ -648,14 +650,7 @@ class Broker:
         pins = self._snapshots.pins() | self.transactions.pins() | self.staging.pins() | self._agenda.pins()
         for dispatcher in list(self._dispatchers()):
             pins |= await expire(dispatcher)
-        await retain(
-            self.store,
-            self.clock,
-            dict(self._topics),
-            pins,
-            retention_s=self.settings.retention_s,
-            retention_bytes=self.settings.retention_bytes,
-        )
+        await retain(self.store, self.clock, dict(self._topics), pins, self.settings, self._holds)
 
     async def _save_snapshots(self) -> None:
         # The schedule first: what it lets go of is then in what is remembered of producers.

@@ -7,9 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.holds import Holds
 from towline.broker.topic import Topic
 from towline.clock import SECOND_US, Clock
 from towline.errors import TowlineError
+from towline.settings import BrokerSettings
 from towline.store import Store
 
 __all__ = ["every", "reclaim", "retain", "sweep_members"]
@@ -51,16 +53,17 @@ def lane_pins(topic: Topic) -> dict[str, int]:
     return pins
 
 
-async def retain(
+async def retain(  # noqa: PLR0917 all of it says what may go
     store: Store,
     clock: Clock,
     topics: Mapping[str, Topic],
     pins: dict[str, int],
-    *,
-    retention_s: float,
-    retention_bytes: int,
+    settings: BrokerSettings,
+    holds: Holds,
 ) -> None:
-    """Drop what is older or more than is to be kept; never what is leased, retrying, dying or needed for recovery."""
+    """Drop what is older or more than is to be kept; never what is leased, retrying, dying or needed for recovery, and
+    not at once what somebody has a hold on."""
+    retention_s, held = settings.retention_s, await holds.pins()
     ages = {name: _age_s(topic, retention_s) for name, topic in topics.items()}
     for name, topic in topics.items():
         topic_pins = lane_pins(topic)
@@ -69,19 +72,43 @@ async def retain(
         if 0 < ages[name] < retention_s or (ages[name] and not retention_s):
             before_us = clock.now_us() - round(ages[name] * SECOND_US)
             for lane in topic.lanes:
-                at = min(await store.locate(lane.stream, before_us), topic_pins.get(lane.stream, lane.end), lane.end)
-                if at > store.bounds(lane.stream).first:
-                    await store.trim(lane.stream, at)
+                pin = min(topic_pins.get(lane.stream, lane.end), lane.end)
+                await _trim(store, lane.stream, before_us, pin, held, holds)
             topic.look_again()
     longest_s = 0.0 if 0.0 in ages.values() or not retention_s else max([*ages.values(), retention_s])
-    trimmed = await store.retain(round(longest_s * SECOND_US), retention_bytes, pins)
+    longest_us = round(longest_s * SECOND_US)
+    both = pins | {stream: min(at, pins.get(stream, at)) for stream, at in held.items()}
+    trimmed = await store.retain(longest_us, settings.retention_bytes, both)
+    freed = trimmed.bytes_freed
+    if held and trimmed.held_back:
+        holds.waits(trimmed.held_back)
+        longer_us = longest_us and longest_us + holds.max_us
+        more = settings.retention_bytes and settings.retention_bytes + holds.max_bytes
+        forced = await store.retain(longer_us, more, pins)
+        freed += forced.bytes_freed
+        if forced.bytes_freed:
+            holds.broke(f"{forced.bytes_freed:,} bytes were")
     _tell_groups(topics.values())
-    if trimmed.bytes_freed:
+    if freed:
         for topic in topics.values():
             topic.look_again()
-        log.info("retention freed %d bytes", trimmed.bytes_freed)
-    if trimmed.held_back and retention_bytes:
+        log.info("retention freed %d bytes", freed)
+    if trimmed.held_back and settings.retention_bytes and not held:
         log.warning("retention could not free more: %s", trimmed.held_back)
+
+
+async def _trim(  # noqa: PLR0917 all of it says how far
+    store: Store, stream: str, before_us: int, pin: int, held: Mapping[str, int], holds: Holds
+) -> None:
+    """Trim one lane of a topic that has a retention of its own."""
+    at = min(await store.locate(stream, before_us), pin)
+    if at > held.get(stream, at):
+        late = min(await store.locate(stream, before_us - holds.max_us), pin)
+        if late > held[stream]:
+            holds.broke(f"records {held[stream]} to {late - 1} of {stream} were")
+        at = max(held[stream], late)
+    if at > store.bounds(stream).first:
+        await store.trim(stream, at)
 
 
 def _tell_groups(topics: Iterable[Topic]) -> None:

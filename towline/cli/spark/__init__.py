@@ -6,6 +6,7 @@ from cyclopts import App
 
 from towline.cli.spark.analysis import reconcile, report, trace
 from towline.cli.spark.archive import archive
+from towline.cli.spark.replay import replay
 
 __all__ = ["spark"]
 
@@ -16,6 +17,7 @@ spark = App(
     "need `pip install 'towline[spark]'` and Java 17.",
 )
 spark.command(archive)
+spark.command(replay)
 spark.command(trace)
 spark.command(report)
 spark.command(reconcile)

@@ -40,8 +40,8 @@ def run(
     hold: Annotated[
         str,
         Parameter(
-            help="Make the broker's retention wait for this archive, under this name; needs --path. Bounded by the "
-            "broker's --hold-max and --hold-max-bytes.",
+            help="Tell a broker that was started with --holds NAME how far this archive has come, so that its "
+            "retention waits; needs --path.",
             show_default=False,
         ),
     ] = "",

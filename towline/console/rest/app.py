@@ -13,7 +13,9 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from towline import errors
@@ -24,6 +26,7 @@ from towline.console.rest.pulls import TIDY_S, Pulls
 
 __all__ = ["rest_app"]
 
+FAULTS_MAX: Final = 10
 BODY_MAX_BYTES: Final = 24 << 20
 """Of a request: a frame of the largest size, as base64."""
 
@@ -50,6 +53,7 @@ _WORDS: Final = {
     404: "There is no such thing.",
     409: "It exists already, or is in another state than this needs.",
     413: "Larger than the limit.",
+    422: "A field of the request is missing, or cannot be what it is.",
     429: "No room now: try again later.",
     500: "The broker failed.",
     503: "The broker cannot be reached.",
@@ -86,6 +90,8 @@ def rest_app(url: str, **options: Any) -> FastAPI:
     )
     app.state.callers, app.state.pulls, app.state.lifespan = callers, pulls, lifespan
     app.add_exception_handler(errors.TowlineError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
     app.add_middleware(_Bounded)
     for part in (messages, topics, groups, cluster, access):
         app.include_router(part.router)
@@ -115,6 +121,21 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         if hasattr(request.state, "caller"):
             await request.app.state.callers.forget(request.state.caller)
     return JSONResponse({"error": error.code, "message": str(error)}, status, headers)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
+    """What was given is not repeated: it may be a password."""
+    assert isinstance(error, RequestValidationError), "it is registered for these only"
+    faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:FAULTS_MAX]]
+    return JSONResponse({"error": "bad-request", "message": "; ".join(faults)[:2000]}, 422)
+
+
+async def _answer_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException), "it is registered for these only"
+    if isinstance(error.__cause__, errors.TowlineError):
+        return await _answer_error(request, error.__cause__)  # the body was not read to its end
+    code = {404: errors.NotFound.code, 413: errors.TooLarge.code}.get(error.status_code, errors.BadRequest.code)
+    return JSONResponse({"error": code, "message": str(error.detail)}, error.status_code, error.headers)
 
 
 class _Bounded:

@@ -88,7 +88,6 @@ def archive(
     stop = stop or threading.Event()
     with Writable.opened(to) as shelf:
         job = _Job(spark, source, shelf, options or Options(), Hold(source, hold) if hold else None, clock)
-        job.report()
         while True:
             job.catch_up(stop, told)
             job.total.seconds = time.monotonic() - begin
@@ -106,13 +105,17 @@ class _Job:
     hold: Hold | None
     clock: Clock
     total: Archived = field(default_factory=Archived)
+    streams: list[str] = field(default_factory=list)
 
     def report(self) -> None:
+        """Of streams that are wanted but not archived yet, nothing is done."""
         if self.hold is not None:
-            self.hold.move(self.shelf.positions, self.clock.now_us())
+            begun = dict.fromkeys(self.streams, 0)
+            self.hold.move(begun | self.shelf.positions, self.clock.now_us())
 
     def catch_up(self, stop: threading.Event, told: Callable[[Archived, int], None]) -> None:
         pending = self._pending()
+        self.report()
         left = sum(span.rows for span, _ in pending)
         while pending and not stop.is_set():
             room, step = self.options.commit_rows, []
@@ -131,15 +134,20 @@ class _Job:
         wanted = {stream for stream, folder in KINDS.items() if folder in self.options.kinds}
         pieces: list[tuple[Lane, int, int]] = []
         missing: list[Lost | None] = []
+        streams: list[str] = []
         for lane in self.source.lanes():
             position = self.shelf.positions.get(lane.stream, 0)
-            if lane.stream.partition("/")[0] not in wanted or position >= lane.end:
+            if lane.stream.partition("/")[0] not in wanted:
+                continue
+            streams.append(lane.stream)
+            if position >= lane.end:
                 continue
             begin = max(lane.first, position)
             rows = _rows_per_task(lane.end - begin, lane.size_bytes, lane.end - lane.first, self.options.task_rows)
             for at in range(begin, lane.end, rows):
                 pieces.append((lane, at, min(at + rows, lane.end)))
                 missing.append(self._overtaken(lane, position) if at == begin else None)
+        self.streams = streams
         return list(zip(self.source.cut(pieces), missing, strict=True)) if pieces else []
 
     def _overtaken(self, lane: Lane, position: int) -> Lost | None:

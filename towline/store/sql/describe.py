@@ -1,33 +1,34 @@
 """What people read beside a frame: the events of a pull log, and what a frame of the schedule holds.
 
-The store knows nothing of delivery. It shows records as what they are on the outside, MessagePack, in JSON; a broker,
-which knows more, may give the store a better `Describe`.
+The store knows nothing of delivery. It shows records as what they are on the outside: MessagePack, in JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from towline.frame import Frame
-from towline.store.sql.rows import NULL, literal_json
+from towline.store.sql.rows import Row
 
-__all__ = ["Describe", "describe"]
+__all__ = ["COLUMNS", "describe"]
 
-Describe = Callable[[str, Frame], Sequence[bytes]]
-"""From a stream and a frame to the columns that its table has beside the frame, as SQL."""
-
-_SHORT = 200
+COLUMNS: Final = {"mq_pull_log": ("events",), "mq_schedule": ("due_us", "parcels")}
+"""The columns that a table of frames has beside the frame."""
 
 
-def describe(stream: str, frame: Frame) -> Sequence[bytes]:
-    if stream.startswith("pull/"):
-        return (literal_json([_shown(record) for record in frame.bodies()]),)
-    if stream.startswith("delay/"):
+def describe(table: str, frame: Frame) -> Row:
+    """The values of these columns."""
+    if table == "mq_pull_log":
+        return (_json([_shown(record) for record in frame.bodies()]),)
+    if table == "mq_schedule":
         return _parcels(frame)
     return ()
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _shown(record: bytes) -> Any:
@@ -37,7 +38,7 @@ def _shown(record: bytes) -> Any:
         return None
 
 
-def _parcels(frame: Frame) -> Sequence[bytes]:
+def _parcels(frame: Frame) -> Row:
     """Parcels are arrays: topic, lane, slot, first and last time, first id, number of messages, and more."""
     shown: list[dict[str, Any]] = []
     due: list[int] = []
@@ -46,6 +47,4 @@ def _parcels(frame: Frame) -> Sequence[bytes]:
         if isinstance(parcel, list) and len(parcel) > 6 and isinstance(parcel[0], str) and isinstance(parcel[3], int):
             shown.append({"topic": parcel[0], "lane": parcel[1], "messages": parcel[6], "until_us": parcel[4]})
             due.append(parcel[3])
-    if not due:
-        return NULL, NULL
-    return b"%d" % min(due), literal_json(shown)
+    return min(due, default=0), _json(shown)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Table
 
 from towline.frame import Frame
+from towline.frame.layout import KEY
 from towline.store.spi import Append, Chunk
 from towline.store.sql import tables
-from towline.store.sql.describe import Describe
-from towline.store.sql.rows import bare, frame_row, message_rows
+from towline.store.sql.describe import COLUMNS, describe
+from towline.store.sql.rows import WHOLE, Row, bare, message_rows
 from towline.store.sql.streams import Stream
 
-__all__ = ["Entry", "Job", "Trim", "inserts"]
+__all__ = ["Entry", "Into", "Job", "Trim", "batches"]
 
 
 class Entry(NamedTuple):
@@ -33,84 +34,97 @@ class Trim(NamedTuple):
     freed_bytes: int
 
 
-Into = tuple[str, str]
-"""A table and the columns that are written, quoted: what rows have in common that go into one INSERT."""
+class Into(NamedTuple):
+    """What rows have in common that are inserted together."""
 
-_FRAME_COLUMNS = ("stream_id", "end_seq", "records", "length", "serial", "at_us", "source_ip", "body_at", "frame")
-_MORE = {tables.pull_log.name: ("events",), tables.schedule.name: ("due_us", "parcels")}
+    table: str
+    columns: tuple[str, ...]
+
+    def head(self) -> str:
+        names = ", ".join(f"`{name}`" for name in self.columns)
+        return f"INSERT INTO {self.table} ({names}) VALUES "  # noqa: S608 - names of ours, checked and quoted
+
+
+_FRAME = ("stream_id", "end_seq", "records", "length", "serial", "at_us", "source_ip", "body_at", "frame")
 
 
 class Job:
     """Something that is in a transaction whole, and done when that is committed."""
 
-    __slots__ = ("done", "entries", "made", "rows", "size", "statements", "tables", "trims")
+    __slots__ = ("done", "entries", "keyed", "made", "rows", "size", "statements", "tables", "trims")
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self.done = done
         self.entries: list[Entry] = []
-        self.made: dict[Into, list[bytes]] = {}
-        """The rows to insert, as SQL."""
+        self.made: dict[Into, list[list[Row]]] = {}
+        """The rows to insert, in runs of about the same size each."""
         self.tables: set[Table] = set()
         """Tables that must be there."""
+        self.keyed: set[Table] = set()
+        """Those of them that get messages with keys."""
         self.trims: list[Trim] = []
         self.statements: list[bytes] = []
         """Whatever else belongs to it."""
         self.rows = 0
         self.size = 0
 
-    def add_frame(self, stream: Stream, append: Append, serial: int, at_us: int, describe: Describe) -> int:
+    def add_frame(self, stream: Stream, append: Append, serial: int, at_us: int) -> int:
         _, data, count, source, _ = append
         # A view may be of a buffer that is soon filled anew.
         data = data if isinstance(data, bytes) else bytes(data)
         first, frame = stream.next, Frame(data)
         assert count > 0, append
-        body_at, kept = bare(frame) if stream.messages is not None else (None, data)
-        columns = _FRAME_COLUMNS + _MORE.get(stream.frames.name, ())
-        row = frame_row(
-            stream.id,
-            first,
-            count,
-            len(data),
-            serial=serial,
-            at_us=at_us,
-            source=source,
-            body_at=body_at,
-            kept=kept,
-            more=describe(stream.name, frame),
-        )
-        self._add(stream.frames, columns, [row])
+        body_at, kept = bare(frame) if stream.messages is not None else (WHOLE, data)
+        table = stream.frames
+        more = describe(table.name, frame)
+        row = (stream.id, first + count, count, len(data), serial, at_us, source, body_at, kept, *more)
+        self._add(Into(tables.quoted(table), _FRAME + COLUMNS.get(table.name, ())), [row])
         if stream.messages is not None:
-            own = stream.lane is None
-            before = b"%d," % stream.id if own else b""
-            width, rows = message_rows(frame, first, at_us, source, before)
-            named = tables.MESSAGE_COLUMNS[:width]
-            self._add(stream.messages, ("stream_id", *named) if own else named, rows)
+            columns, rows = message_rows(frame, first, at_us, source)
+            if stream.lane is None:
+                columns, rows = ("stream_id", *columns), [(stream.id, *one) for one in rows]
+            elif frame.flags & KEY:
+                self.keyed.add(stream.messages)
+            self._add(Into(tables.quoted(stream.messages), columns), rows)
             self.tables.add(stream.messages)
         self.entries.append(Entry(stream, Chunk(first, count, 0, data, at_us, source)))
+        self.size += len(data)
         stream.next = first + count
         return first
 
-    def _add(self, table: Table, columns: Sequence[str], rows: list[bytes]) -> None:
-        into = (tables.quoted(table), ", ".join(f"`{name}`" for name in columns))
-        self.made.setdefault(into, []).extend(rows)
+    def _add(self, into: Into, rows: list[Any]) -> None:
+        self.made.setdefault(into, []).append(rows)
         self.rows += len(rows)
 
 
-def inserts(jobs: Sequence[Job], statement_bytes: int) -> Iterator[bytes]:
-    """The statements that insert all rows of these jobs, each about so long."""
-    gathered: dict[Into, list[list[bytes]]] = {}
+def batches(jobs: Sequence[Job], statement_bytes: int) -> Iterator[tuple[Into, list[Row]]]:
+    """The rows of these jobs, put together for statements of about so many bytes. How long a run of rows is, is told by
+    the length of its frame; one that is much longer is split evenly."""
+    gathered: dict[Into, list[list[Row]]] = {}
+    lengths: dict[int, int] = {}
     for job in jobs:
-        for into, rows in job.made.items():
-            gathered.setdefault(into, []).append(rows)
-    for (table, columns), runs in gathered.items():
-        head = f"INSERT INTO {table} ({columns}) VALUES ".encode()  # noqa: S608 - names of ours, checked and quoted
-        chosen: list[bytes] = []
+        for into, runs in job.made.items():
+            gathered.setdefault(into, []).extend(runs)
+            for run, entry in zip(runs, job.entries, strict=False) if len(runs) == len(job.entries) else ():
+                lengths[id(run)] = len(entry.chunk.frame)
+    for into, runs in gathered.items():
+        chosen: list[Row] = []
         size = 0
-        for rows in runs:
-            for row in rows:
-                if size and size + len(row) > statement_bytes:
-                    yield head + b",".join(chosen)
-                    chosen, size = [], 0
-                chosen.append(row)
-                size += len(row) + 1
-        yield head + b",".join(chosen)
+        for run in runs:
+            length = lengths.get(id(run)) or _length(run)
+            if size and size + length > statement_bytes:
+                yield into, chosen
+                chosen, size = [], 0
+            if length > 2 * statement_bytes and len(run) > 1:
+                step = max(1, len(run) * statement_bytes // length)
+                for at in range(0, len(run), step):
+                    yield into, run[at : at + step]
+                continue
+            chosen += run
+            size += length
+        if chosen:
+            yield into, chosen
+
+
+def _length(rows: list[Row]) -> int:
+    return sum(len(value) if isinstance(value, (bytes, str)) else 8 for row in rows for value in row)

@@ -20,7 +20,7 @@ from towline.frame.search import find_key
 from towline.store.spi import Chunk, Lost, Read
 from towline.store.sql.cache import FrameCache
 from towline.store.sql.database import Connection, Database
-from towline.store.sql.rows import rebuilt
+from towline.store.sql.rows import WHOLE, rebuilt
 from towline.store.sql.streams import Stream
 from towline.store.sql.tables import KEY_CHARACTERS
 
@@ -36,7 +36,7 @@ class _Heading(NamedTuple):
     length: int
     at_us: int
     source: bytes
-    body_at: int | None
+    body_at: int
 
     @property
     def first(self) -> int:
@@ -209,7 +209,7 @@ class FrameReader:
         kept = await connection.rows(queries.frames, stream=stream.id, after=first, until=until)
         bodies: Sequence[tuple[bytes]] = ()
         begin = headings[0].first
-        if queries.bodies is not None and any(heading.body_at is not None for heading in headings):
+        if queries.bodies is not None and any(heading.body_at != WHOLE for heading in headings):
             bodies = await connection.rows(queries.bodies, stream=stream.id, first=begin, until=until)
         whole = len(bodies) == until - begin
         found = []

@@ -6,12 +6,13 @@ were gives the frame again, byte for byte, with the checksum it came with. So no
 that somebody changed is found. A compressed frame is kept whole, because it could not be made again; its rows are for
 people alone.
 
-This is the only code of a broker that touches single messages on their way in: a row a message is what was asked for.
+Rows are made by calls that run over a whole column at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any, Final
 
 import msgspec
@@ -31,47 +32,21 @@ from towline.frame.layout import (
 )
 from towline.store.sql.tables import KEY_CHARACTERS
 
-__all__ = [
-    "FULL",
-    "NULL",
-    "PLAIN",
-    "bare",
-    "frame_row",
-    "literal",
-    "literal_json",
-    "message_rows",
-    "rebuilt",
-    "text_literal",
-]
+__all__ = ["WHOLE", "Row", "bare", "literal", "message_rows", "rebuilt", "row_literal"]
 
-PLAIN: Final = 6
-"""So many columns of `MESSAGE_COLUMNS` has a message of a frame that holds nothing but bodies …"""
-FULL: Final = 13
-"""… and so many any other."""
-NULL: Final = b"NULL"
+Row = tuple[int | str | bytes | None, ...]
+
+WHOLE: Final = -1
+"""Stands for the place of the bodies where a frame is kept with them."""
 _EXTRAS: Final = KEY | HEADERS | DEDUP | SHARD_KEY | EXPIRES_AT | DELIVER_AT | TIMEOUT | PRODUCED_AT
-_TEXT_BYTES: Final = 65_535
+_PLAIN: Final = ("id", "body", "source_ip", "token", "appended_us")
+_TEXT_MAX: Final = 16_000
 
 
-def literal(data: bytes | memoryview) -> bytes:
-    """Bytes as SQL. Only two bytes mean something within quotes, as long as backslashes escape, which the session sees
-    to."""
-    data = bytes(data)
-    if b"\\" in data:
-        data = data.replace(b"\\", b"\\\\")
-    if b"'" in data:
-        data = data.replace(b"'", b"\\'")
-    return b"_binary'%b'" % data
-
-
-def text_literal(value: str) -> bytes:
-    return b"'%b'" % value.encode("utf-8", "replace").replace(b"\\", b"\\\\").replace(b"'", b"\\'")
-
-
-def bare(frame: Frame) -> tuple[int | None, bytes]:
+def bare(frame: Frame) -> tuple[int, bytes]:
     """What is kept of a lane's frame: where its bodies were, and the rest of it; all of it if it is compressed."""
     if frame.compressed:
-        return None, bytes(frame.data)
+        return WHOLE, bytes(frame.data)
     column = frame.text_column(BODY)
     assert column is not None, "the body column is always there"
     at = HEADER.size + (len(frame.token) + 7 & ~7) + column.data_at
@@ -79,92 +54,75 @@ def bare(frame: Frame) -> tuple[int | None, bytes]:
     return at, b"".join((data[:at], data[at + column.data_length :]))
 
 
-def rebuilt(body_at: int | None, kept: bytes, bodies: Iterable[bytes]) -> bytes:
-    if body_at is None:
+def rebuilt(body_at: int, kept: bytes, bodies: Iterable[bytes]) -> bytes:
+    if body_at == WHOLE:
         return kept
     return b"".join((kept[:body_at], *bodies, kept[body_at:]))
 
 
-def frame_row(
-    stream_id: int,
-    first: int,
-    count: int,
-    length: int,
-    *,
-    serial: int,
-    at_us: int,
-    source: bytes,
-    body_at: int | None,
-    kept: bytes,
-    more: Sequence[bytes] = (),
-) -> bytes:
-    place = NULL if body_at is None else b"%d" % body_at
-    head = b"(%d,%d,%d,%d,%d,%d," % (stream_id, first + count, count, length, serial, at_us)
-    return b"".join((head, literal(source), b",", place, b",", literal(kept), *(b"," + one for one in more), b")"))
-
-
-def message_rows(frame: Frame, first: int, at_us: int, source: bytes, before: bytes = b"") -> tuple[int, list[bytes]]:
-    """How many columns the rows of a frame have, and the rows. `before` stands before the id: another key column."""
-    bodies = _quoted(frame)
-    address = b"X'%b'" % source.hex().encode() if source else NULL
-    token = text_literal(frame.token.decode("utf-8", "replace")) if frame.token else NULL
-    same = b",%b,%b,%d," % (address, token, at_us)
-    form = b"(" + before + b"%d,_binary'%b'" + same.replace(b"%", b"%%")
+def message_rows(frame: Frame, first: int, at_us: int, source: bytes) -> tuple[tuple[str, ...], list[Any]]:
+    """The columns that a frame's messages have, and their rows."""
+    token = frame.token.decode("utf-8", "replace")
+    numbers = range(first, first + frame.count)
+    same = (repeat(source), repeat(token), repeat(at_us))
+    # What is the same for all is repeated without end, so the lengths differ on purpose.
     if not frame.flags & _EXTRAS:
-        form += (b"%d)" % frame.produced_at_us) if frame.produced_at_us else b"NULL)"
-        return PLAIN, [form % pair for pair in enumerate(bodies, first)]
-    form += b",".join([b"%b"] * 8) + b")"
-    count = frame.count
-    extras = (
-        _numbers(frame.numbers(PRODUCED_AT), count, frame.produced_at_us),
-        _texts(frame.texts(KEY), count, _key),
-        _texts(frame.texts(HEADERS), count, _headers),
-        _texts(frame.texts(DEDUP), count, _plain_text),
-        _texts(frame.texts(SHARD_KEY), count, _plain_text),
-        _numbers(frame.numbers(EXPIRES_AT), count),
-        _numbers(frame.numbers(DELIVER_AT), count),
-        _numbers(frame.numbers(TIMEOUT), count),
-    )
-    return FULL, [form % row for row in zip(range(first, first + count), bodies, *extras, strict=True)]
+        return _PLAIN, list(zip(numbers, frame.bodies(), *same, strict=False))
+    names: list[str] = []
+    columns: list[list[Any]] = []
+    for flag, name, shown in _TEXTS:
+        values = frame.texts(flag)
+        if values is not None:
+            names.append(name)
+            columns.append([shown(value) if value else None for value in values])
+    for flag, name in _NUMBERS:
+        each = frame.numbers(flag)
+        if each is not None:
+            names.append(name)
+            columns.append([value or None for value in each])
+    return (*_PLAIN, *names), list(zip(numbers, frame.bodies(), *same, *columns, strict=False))
 
 
-def _quoted(frame: Frame) -> list[bytes]:
-    """The bodies as they stand between quotes. Most frames hold nothing that must be escaped, which one look tells."""
-    bodies = frame.bodies()
-    column = frame.text_column(BODY)
-    assert column is not None, "the body column is always there"
-    data = bytes(frame.columns[column.data_at : column.data_at + column.data_length])
+def _key(value: bytes) -> str:
+    return value.decode("utf-8", "replace")[:KEY_CHARACTERS]
+
+
+def _headers(value: bytes) -> str:
+    return msgspec.json.encode(decode_headers(value)).decode()
+
+
+def _text(value: bytes) -> str:
+    return value[:_TEXT_MAX].decode("utf-8", "replace")
+
+
+_TEXTS: Final[tuple[tuple[int, str, Callable[[bytes], str]], ...]] = (
+    (KEY, "ref_key", _key),
+    (HEADERS, "headers", _headers),
+    (DEDUP, "dedup_id", _text),
+    (SHARD_KEY, "shard_key", _text),
+)
+_NUMBERS: Final = (
+    (EXPIRES_AT, "expires_us"),
+    (DELIVER_AT, "deliver_us"),
+    (TIMEOUT, "timeout_us"),
+    (PRODUCED_AT, "produced_us"),
+)
+
+
+def row_literal(row: Row) -> bytes:
+    return b"(%b)" % b",".join(map(literal, row))
+
+
+def literal(value: int | str | bytes | None) -> bytes:
+    """A value as SQL. Within quotes only two bytes mean something, as long as backslashes escape, which the session
+    sees to."""
+    if value is None:
+        return b"NULL"
+    if isinstance(value, int):
+        return b"%d" % value
+    data = value.encode("utf-8", "replace") if isinstance(value, str) else value
     if b"\\" in data:
-        bodies = [body.replace(b"\\", b"\\\\") for body in bodies]
+        data = data.replace(b"\\", b"\\\\")
     if b"'" in data:
-        bodies = [body.replace(b"'", b"\\'") for body in bodies]
-    return bodies
-
-
-def _texts(values: list[bytes] | None, count: int, render: Any) -> list[bytes]:
-    if values is None:
-        return [NULL] * count
-    return [render(value) if value else NULL for value in values]
-
-
-def _numbers(values: list[int] | None, count: int, otherwise: int = 0) -> list[bytes]:
-    if values is None:
-        return [b"%d" % otherwise if otherwise else NULL] * count
-    return [b"%d" % value if value else NULL for value in values]
-
-
-def _key(value: bytes) -> bytes:
-    return text_literal(value.decode("utf-8", "replace")[:KEY_CHARACTERS])
-
-
-def _headers(value: bytes) -> bytes:
-    return literal_json(decode_headers(value))
-
-
-def _plain_text(value: bytes) -> bytes:
-    return text_literal(value[: _TEXT_BYTES // 4].decode("utf-8", "replace"))
-
-
-def literal_json(value: object) -> bytes:
-    encoded = msgspec.json.encode(value)
-    return b"'%b'" % encoded.replace(b"\\", b"\\\\").replace(b"'", b"\\'")
+        data = data.replace(b"'", b"\\'")
+    return (b"'%b'" if isinstance(value, str) else b"_binary'%b'") % data

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from sqlalchemy import Table, bindparam, func, select
+from sqlalchemy import Index, Table, bindparam, func, select
 from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.sql import ClauseElement
@@ -19,12 +19,13 @@ from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.faults import code_of
 
-__all__ = ["make_table", "prepare"]
+__all__ = ["make_index", "make_table", "prepare"]
 
 log = logging.getLogger("towline.store")
 
 NO_SUCH_TABLE: Final = 1146
 DUPLICATE_INDEX: Final = 1061
+INDEX_S: Final = 3600.0
 
 _VERSION = select(func.max(tables.schema.c.version))
 _NOTE = insert(tables.schema).values(version=bindparam("new_version")).prefix_with("IGNORE")
@@ -71,8 +72,13 @@ async def _version(connection: Connection) -> int:
 async def make_table(connection: Connection, table: Table) -> None:
     await connection.run(CreateTable(table, if_not_exists=True))
     for index in table.indexes:
-        try:
-            await connection.run(CreateIndex(index))
-        except Exception as error:
-            if code_of(error) != DUPLICATE_INDEX:
-                raise
+        await make_index(connection, index)
+
+
+async def make_index(connection: Connection, index: Index) -> None:
+    """Nothing happens if it is there."""
+    try:
+        await connection.run(CreateIndex(index), patience_s=INDEX_S)
+    except Exception as error:
+        if code_of(error) != DUPLICATE_INDEX:
+            raise

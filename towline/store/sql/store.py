@@ -17,11 +17,10 @@ from towline.store.spi import Append, Appended, Bounds, Read, Trimmed
 from towline.store.sql import tables
 from towline.store.sql.cache import FrameCache
 from towline.store.sql.database import Connection, Database
-from towline.store.sql.describe import Describe, describe
 from towline.store.sql.job import Job, Trim
 from towline.store.sql.ownership import Lease, release
 from towline.store.sql.reading import FrameReader
-from towline.store.sql.rows import literal, text_literal
+from towline.store.sql.rows import literal
 from towline.store.sql.streams import Stream, Streams
 from towline.store.sql.trimming import Sweeper, freed_by, plan
 from towline.store.sql.writer import Writer
@@ -56,13 +55,10 @@ _LOAD = select(tables.document.c.body).where(
 class SqlStore:
     """Keeps the streams of a realm that is leased to us. Made by `open`; used from the event loop it was opened on."""
 
-    def __init__(
-        self, database: Database, lease: Lease, clock: Clock, *, last_unit: int, last_us: int, describe: Describe
-    ) -> None:
+    def __init__(self, database: Database, lease: Lease, clock: Clock, *, last_unit: int, last_us: int) -> None:
         self.database = database
         self.lease = lease
         self._clock = clock
-        self._describe = describe
         self._streams = Streams(lease.realm_id)
         self._cache = FrameCache(database.settings.cache_bytes)
         self._reader = FrameReader(database, self._cache)
@@ -76,9 +72,7 @@ class SqlStore:
         self._closed = False
 
     @classmethod
-    async def open(
-        cls, database: Database, lease: Lease, *, clock: Clock = SYSTEM, describe: Describe = describe
-    ) -> SqlStore:
+    async def open(cls, database: Database, lease: Lease, *, clock: Clock = SYSTEM) -> SqlStore:
         """Open the realm of a lease; from now on the store keeps the lease alive."""
 
         async def look(connection: Connection) -> tuple[Sequence[tuple[int, ...]], Sequence[tuple[object, ...]]]:
@@ -88,7 +82,7 @@ class SqlStore:
 
         realms, streams = await database.reading(look)
         last_unit, last_us = realms[0]
-        store = cls(database, lease, clock, last_unit=last_unit, last_us=last_us, describe=describe)
+        store = cls(database, lease, clock, last_unit=last_unit, last_us=last_us)
         store._row_max = int((await database.variables()).get("max_allowed_packet", 16 << 20)) - _PACKET_SPARE
         for number, name, first, end, size_bytes, swept in streams:
             stream = Stream(number, name, first, end, size_bytes)  # type: ignore[arg-type]
@@ -139,8 +133,7 @@ class SqlStore:
         for append in unit:
             stream = self._streams.get(append.stream) or self._streams.make(append.stream)
             self._serial += 1
-            firsts.append(job.add_frame(stream, append, self._serial, at_us, self._describe))
-            job.size += len(append.frame)
+            firsts.append(job.add_frame(stream, append, self._serial, at_us))
         return tuple(firsts)
 
     def _check_room(self, unit: Sequence[Append]) -> None:
@@ -257,7 +250,7 @@ class SqlStore:
         self._check_writable()
         _check_document(name)
         job = Job(self._loop.create_future())
-        row = b"(%d,%b,%b,NOW(6))" % (self.lease.realm_id, text_literal(name), literal(document))
+        row = b"(%d,%b,%b,NOW(6))" % (self.lease.realm_id, literal(name), literal(document))
         job.statements.append(b"REPLACE INTO `mq_document` (`realm_id`, `name`, `body`, `saved_at`) VALUES " + row)
         job.size = len(document)
         await self._submit(job)

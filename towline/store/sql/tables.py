@@ -30,13 +30,13 @@ from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, LONGTEXT, VARBINARY
 __all__ = [
     "FIXED",
     "KEY_CHARACTERS",
-    "MESSAGE_COLUMNS",
     "VERSION",
     "biz",
     "dead_letter",
     "document",
     "frame",
     "group",
+    "key_index",
     "lane_table",
     "open_part",
     "progress_table",
@@ -121,7 +121,7 @@ def _frame_table(name: str, *columns: Any) -> Table:
         _number("serial"),
         _number("at_us"),
         Column("source_ip", VARBINARY(16), nullable=False),
-        Column("body_at", Integer, nullable=True),
+        Column("body_at", Integer, nullable=False),
         Column("frame", LONGBLOB, nullable=False),
         *columns,
         _time_of("at_us", "at"),
@@ -143,10 +143,9 @@ schedule = _frame_table(
 def _message_columns() -> tuple[Any, ...]:
     return (
         Column("body", LONGBLOB, nullable=False),
-        Column("source_ip", VARBINARY(16), nullable=True),
-        Column("token", String(64), nullable=True),
+        Column("source_ip", VARBINARY(16), nullable=False),
+        Column("token", String(64), nullable=False),
         Column("appended_us", BigInteger, nullable=False),
-        Column("produced_us", BigInteger, nullable=True),
         Column("ref_key", String(KEY_CHARACTERS), nullable=True),
         Column("headers", LONGTEXT, nullable=True),
         Column("dedup_id", Text, nullable=True),
@@ -154,28 +153,12 @@ def _message_columns() -> tuple[Any, ...]:
         Column("expires_us", BigInteger, nullable=True),
         Column("deliver_us", BigInteger, nullable=True),
         Column("timeout_us", BigInteger, nullable=True),
+        Column("produced_us", BigInteger, nullable=True),
         _time_of("appended_us", "appended_at"),
         _time_of("expires_us", "expires_at"),
         _time_of("produced_us", "produced_at"),
     )
 
-
-MESSAGE_COLUMNS: Final = (
-    "id",
-    "body",
-    "source_ip",
-    "token",
-    "appended_us",
-    "produced_us",
-    "ref_key",
-    "headers",
-    "dedup_id",
-    "shard_key",
-    "expires_us",
-    "deliver_us",
-    "timeout_us",
-)
-"""The columns of a message that are written, in this order; behind the sixth only where a frame has them."""
 
 dead_letter = Table(
     "mq_dead_letter",
@@ -268,10 +251,15 @@ def lane_table(topic_name: str, lane: str) -> Table:
         MetaData(),
         _number("id", primary_key=True),
         *_message_columns(),
-        Index("ref_key", "ref_key"),
         comment=f"Towline. Topic: {topic_name}; priority: {lane}.",
         **_OPTIONS,
     )
+
+
+@lru_cache(maxsize=4096)
+def key_index(table: Table) -> Index:
+    """Of the keys of a lane. It is made when the first message with a key comes: it would cost all others a third."""
+    return Index("ref_key", Table(table.name, MetaData(), Column("ref_key", String(KEY_CHARACTERS))).c.ref_key)
 
 
 @lru_cache(maxsize=4096)

@@ -22,10 +22,10 @@ from towline.errors import OwnershipLost, StoreFailed, TowlineError
 from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.faults import Fault, classify, code_of, explain, in_words
-from towline.store.sql.job import Job, inserts
+from towline.store.sql.job import Job, batches
 from towline.store.sql.ownership import Lease
-from towline.store.sql.rows import text_literal
-from towline.store.sql.schema import NO_SUCH_TABLE, make_table
+from towline.store.sql.rows import literal
+from towline.store.sql.schema import NO_SUCH_TABLE, make_index, make_table
 from towline.store.sql.streams import Stream
 
 __all__ = ["Writer"]
@@ -64,7 +64,7 @@ class _After:
         self.size_bytes = stream.size_bytes
 
     def row(self, realm_id: int) -> bytes:
-        name = text_literal(self._stream.name)
+        name = literal(self._stream.name)
         return b"(%d,%d,%b,%d,%d,%d)" % (self._stream.id, realm_id, name, self.first, self.end, self.size_bytes)
 
 
@@ -82,6 +82,8 @@ class Writer:
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
         self._made: set[str] = set()
+        self._indexed: set[str] = set()
+        self._indexing: set[asyncio.Task[None]] = set()
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self.queued_bytes = 0
@@ -117,6 +119,9 @@ class Writer:
             await asyncio.wait([self._task])
             reason = f": {self.trouble}" if self.trouble is not None else ""
             self._fail(StoreFailed(f"the store was closed before all was written{reason}"))
+        for task in self._indexing:
+            task.cancel()
+        await asyncio.gather(*self._indexing, return_exceptions=True)
         if self._connection is not None:
             await self._connection.close()
 
@@ -192,7 +197,10 @@ class Writer:
 
     async def _connected(self) -> Connection:
         if self._connection is None:
-            self._connection = await self._database.connect()
+            connection = await self._database.connect()
+            # Every statement begins a transaction if there is none: one question less for each.
+            await connection.send("SET autocommit = 0")
+            self._connection = connection
         return self._connection
 
     async def _make_tables(self, connection: Connection, group: Sequence[Job]) -> None:
@@ -201,10 +209,26 @@ class Writer:
                 if table.name not in self._made:
                     await make_table(connection, table)
                     self._made.add(table.name)
+            for table in job.keyed:
+                if table.name not in self._indexed:
+                    self._indexed.add(table.name)
+                    self._index(table)
+
+    def _index(self, table: Table) -> None:
+        """Make the index of a lane's keys, beside the writing: on a large table it takes a while."""
+        task = self._loop.create_task(self._make_index(table), name="towline-sql-index")
+        self._indexing.add(task)
+        task.add_done_callback(self._indexing.discard)
+
+    async def _make_index(self, table: Table) -> None:
+        try:
+            await self._database.reading(lambda connection: make_index(connection, tables.key_index(table)))
+        except TowlineError as error:
+            self._indexed.discard(table.name)
+            log.warning("the index of the keys in %s could not be made yet: %s", table.name, error)
 
     async def _transact(self, connection: Connection, group: Sequence[Job]) -> None:
         number = self._unit + 1
-        await connection.begin()
         met = await connection.run(
             _FENCE,
             realm_id=self._lease.realm_id,
@@ -217,8 +241,8 @@ class Writer:
         if met != 1:
             await self._find_out(connection, number)
             return
-        for statement in inserts(group, self._database.settings.statement_bytes):
-            await connection.send(statement)
+        for into, rows in batches(group, self._database.settings.statement_bytes):
+            await connection.insert(into.head(), rows)
         streams = self._stream_rows(group)
         if streams:
             await connection.send(streams)

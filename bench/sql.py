@@ -1,0 +1,130 @@
+"""The SQL store beside the queue that people build on a table, on the same server, in turns."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bench.figures import Figure, middle, spread
+from bench.stage import Stage
+from bench.table_queue import BATCH
+from tests.sql.server import MariaDb
+from towline.load.broker import BrokerProcess
+from towline.load.job import Job
+
+__all__ = ["sql", "sql_backlog"]
+
+PULL = 4_000
+FEW = 5_000
+_numbers = itertools.count()
+
+
+@contextmanager
+def _server(stage: Stage) -> Iterator[MariaDb]:
+    """A server with its files on the disk that the benchmark is about, as durable as it is by default."""
+    with stage.space() as path:
+        server = MariaDb("--innodb-buffer-pool-size=1G", "--innodb-log-file-size=512M", folder=path)
+        try:
+            yield server.install().start()
+        finally:
+            server.stop()
+
+
+@contextmanager
+def _broker(server: MariaDb) -> Iterator[BrokerProcess]:
+    with BrokerProcess(server.url(_database(server)), log_level="warning") as broker:
+        yield broker
+
+
+def _database(server: MariaDb) -> str:
+    name = f"bench{next(_numbers)}"
+    server.sql(f"CREATE DATABASE {name}")
+    return name
+
+
+def _plain(server: MariaDb, database: str, count: int, *roles: str) -> list[tuple[int, int]]:
+    """Let the table queue work; when each role began and ended."""
+    command = [sys.executable, "-m", "bench.table_queue"]
+    workers = [
+        subprocess.Popen([*command, role, str(server.port), database, str(count)], stdout=subprocess.PIPE, text=True)
+        for role in roles
+    ]
+    times = []
+    for worker in workers:
+        said, _ = worker.communicate()
+        assert worker.returncode == 0, said
+        begin, end = map(int, said.split())
+        times.append((begin, end))
+    return times
+
+
+def _rate(count: int, begin_ns: int, end_ns: int) -> float:
+    return count * 1e9 / (end_ns - begin_ns)
+
+
+def sql(stage: Stage) -> Iterator[Figure]:
+    """Produce, consume, and both at once: Towline on MariaDB, and a table queue on the same server."""
+    count = int(150_000 * max(1.0, stage.seconds)) // 1000 * 1000
+    ours: dict[str, list[float]] = {"produce": [], "consume": [], "both at once": []}
+    theirs: dict[str, list[float]] = {name: [] for name in ours}
+    with _server(stage) as server:
+        for _ in range(stage.repeats):
+            database = _database(server)
+            for role in ("produce", "consume"):
+                theirs[role].append(_rate(count, *_plain(server, database, count, role)[0]))
+            (begin, _), (_, end) = _plain(server, database, count, "produce", "consume")
+            theirs["both at once"].append(_rate(count, begin, end))
+            server.sql(f"DROP DATABASE {database}")
+            sender = Job(role="frames", topics=("bench",), count=count, batch=BATCH)
+            receiver = Job(role="consume", topics=("bench",), count=count, batch=PULL, group="group")
+            with _broker(server) as broker:
+                ours["produce"].append(stage.run(broker, sender)[0].rate)
+                broker.stop()
+                broker.start()  # so that nothing is in its memory
+                ours["consume"].append(stage.run(broker, receiver)[0].rate)
+            with _broker(server) as broker:
+                sent, received = stage.run(broker, sender, receiver)
+                ours["both at once"].append(_rate(count, sent.begin_ns, received.end_ns))
+    targets = {"produce": 1.0, "consume": 3.0, "both at once": 1.5}
+    for name, target in targets.items():
+        shares = [mine / plain for mine, plain in zip(ours[name], theirs[name], strict=True)]
+        yield Figure(
+            scenario="sql",
+            name=f"{name} ÷ a table queue",
+            value=middle(shares),
+            unit="×",
+            target=target,
+            note=f"{middle(ours[name]):,.0f} ÷ {middle(theirs[name]):,.0f} msg/s, {count:,} × 100 B{spread(shares)}",
+        )
+
+
+def sql_backlog(stage: Stage) -> Iterator[Figure]:
+    """Pulls with millions of rows waiting, and with a few thousand."""
+    many = stage.backlog // 2
+    with _server(stage) as server, _broker(server) as broker:
+        for topic, count in (("few", FEW), ("many", many)):
+            stage.run(broker, Job(role="frames", topics=(topic,), count=count, batch=1_000))
+        broker.stop()
+        pairs = []
+        for repeat in range(max(5, stage.repeats)):
+            rates = {}
+            for topic in ("few", "many") if repeat % 2 else ("many", "few"):
+                broker.start()
+                job = Job(role="consume", topics=(topic,), count=FEW, batch=500, group=f"group-{repeat}")
+                rates[topic] = stage.run(broker, job)[0].rate
+                broker.stop()
+            pairs.append((rates["few"], rates["many"]))
+        broker.start()
+    shares = [with_many / with_few for with_few, with_many in pairs]
+    few, lots = (middle([pair[side] for pair in pairs]) for side in (0, 1))
+    yield Figure(
+        scenario="sql-backlog",
+        name=f"pull with {many / 1e6:g} M rows waiting ÷ with {FEW:,}",
+        value=middle(shares),
+        unit="×",
+        target=0.9,
+        note=f"{lots:,.0f} ÷ {few:,.0f} msg/s, {FEW:,} messages a time, nothing in the broker's memory{spread(shares)}",
+    )

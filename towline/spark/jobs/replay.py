@@ -1,0 +1,352 @@
+"""Messages of an archive back into a topic: filtered, at a rate, resumable, and none of them twice.
+
+Each task reads Parquet, makes frames and sends them; no row crosses the JVM. Only an expression in SQL goes through
+Spark: its rows are kept as Parquet in the job's state first, in their order, and replayed from there.
+
+A replay has a name, and a folder for its state. The plan in it cuts the messages into *chunks*; a chunk's frames are
+the same whenever it is sent, and carry numbers made of the replay's name, the chunk and their place in it, by which the
+broker recognises what comes again. Chunks that are done are noted. So a replay that was cut short is started again
+under its name, and goes on. A broker remembers the last 100,000 frames; where more may have come meanwhile, `staged`
+makes each chunk visible all at once, and remembered for ever, at the price of writing it twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from towline.errors import BadRequest, Conflict, NotFound
+from towline.model import LANES, check_topic
+from towline.spark.encoding import Encoder, Numbers
+from towline.spark.jobs.manifest import Archive, Entry
+from towline.spark.jobs.place import Place
+from towline.spark.jobs.tasks import in_tasks
+from towline.spark.jobs.trace import Window
+from towline.spark.reading import Door
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from towline.client.publishing import Addressed, Publisher
+
+__all__ = ["Chosen", "Replayed", "replay"]
+
+CHUNK_ROWS: Final = 500_000
+FRAME_ROWS: Final = 5_000
+FRAMES_PER_ID: Final = 128
+"""A broker remembers the last 256 frames of a producer: no id is used for more than half as many."""
+REQUEST_BYTES: Final = 4 << 20
+HEAD_ROOM: Final = 64 << 10
+FILTERED: Final = "filtered"
+COLUMNS: Final = ["lane", "seq", "key", "body", "headers", "appended_at", "shard_key"]
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """Which messages, and where to."""
+
+    topics: list[str] | None = None
+    window: Window = Window()
+    key: str = ""
+    header: tuple[str, str] | None = None
+    """A header by name, and the value it must have."""
+    where: str = ""
+    """An expression in SQL over the archive's columns, for example `size > 1000 and body like '%error%'`."""
+    to_topic: str = ""
+    """Empty is the topic that each comes from."""
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    number: int
+    topic: str
+    stream: str
+    """Of the archive; or a file of the job's own, where SQL has chosen."""
+    first: int
+    end: int
+
+
+class Plan(msgspec.Struct):
+    archive: str
+    chosen: Chosen
+    chunks: list[Chunk]
+
+
+class Replayed(msgspec.Struct):
+    job: str
+    chunks: int = 0
+    """In all …"""
+    done: int = 0
+    """… and of these, done now or before."""
+    rows: int = 0
+    """Messages that were sent by this run."""
+    seconds: float = 0.0
+
+
+def replay(
+    spark: SparkSession,
+    archive: Archive,
+    door: Door,
+    job: str,
+    state: str,
+    *,
+    chosen: Chosen = Chosen(),  # noqa: B008 it is frozen
+    rate: float = 0,
+    staged: bool = False,
+    unordered: bool = False,
+    durability: str = "",
+    told: Callable[[Replayed], None] = lambda replayed: None,
+) -> Replayed:
+    """Send an archive's messages again, to the broker behind `door`.
+
+    `job` names the replay and `state` is the folder for its state: with the same of both it goes on where it was.
+    `rate` bounds the messages a second, all tasks together. What was in order in a lane arrives in this order, unless
+    it may be `unordered`: then also the messages of one lane are sent by all tasks at once.
+    """
+    if chosen.to_topic:
+        check_topic(chosen.to_topic)
+    begin = time.monotonic()
+    own = Place(state)
+    with own.lock("lock", f"replays {job}"):
+        plan = _plan(spark, archive, own, chosen)
+        done = set(msgspec.json.decode(own.read("done.json") or b"[]", type=list[int]))
+        replayed = Replayed(job, len(plan.chunks), len(done))
+        waiting = [chunk for chunk in plan.chunks if chunk.number not in done]
+        at_once = max(1, spark.sparkContext.defaultParallelism)
+        entries = archive.files("messages", chosen.topics)
+        while waiting:
+            wave = waiting[: 2 * at_once] if unordered else _one_of_each(waiting)[: 2 * at_once]
+            waiting = [chunk for chunk in waiting if chunk not in wave]
+            share = rate / min(at_once, len(wave))
+            work = _Work(job, door, archive.place, own, chosen, share, staged, durability)
+            pieces = [(chunk, _files_of(chunk, entries)) for chunk in wave]
+            replayed.rows += sum(in_tasks(spark, work, pieces, int, f"replay {job}"))
+            done |= {chunk.number for chunk in wave}
+            own.replace("done.json", msgspec.json.encode(sorted(done)))
+            replayed.done = len(done)
+            replayed.seconds = time.monotonic() - begin
+            told(replayed)
+    replayed.seconds = time.monotonic() - begin
+    return replayed
+
+
+def _plan(spark: SparkSession, archive: Archive, own: Place, chosen: Chosen) -> Plan:
+    found = own.read("plan.json")
+    if found is not None:
+        plan = msgspec.json.decode(found, type=Plan)
+        if plan.chosen != chosen or plan.archive != str(archive.place):
+            raise Conflict(f"{own}: this replay was begun with another choice: give it a new name")
+        return plan
+    entries = [entry for entry in archive.files("messages", chosen.topics) if chosen.window.overlaps(entry)]
+    if not entries:
+        raise NotFound(f"{archive.place}: no messages of these topics and times")
+    chunks = _filtered(spark, archive, entries, own, chosen.where) if chosen.where else _ranges(entries)
+    plan = Plan(str(archive.place), chosen, chunks)
+    own.replace("plan.json", msgspec.json.encode(plan))
+    return plan
+
+
+def _ranges(entries: Sequence[Entry]) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    for entry in entries:
+        for first in range(entry.first, entry.end, CHUNK_ROWS):
+            end = min(first + CHUNK_ROWS, entry.end)
+            chunks.append(Chunk(len(chunks), entry.stream.split("/")[1], entry.stream, first, end))
+    return chunks
+
+
+def _filtered(spark: SparkSession, archive: Archive, entries: Sequence[Entry], own: Place, where: str) -> list[Chunk]:
+    """Let Spark choose, and keep what it chose in order, by topic."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    urls = [archive.place.url(entry.path) for entry in entries]
+    frame = spark.read.option("basePath", archive.place.url("messages")).parquet(*urls)
+    try:
+        frame = frame.filter(where)
+    except (AnalysisException, ParseException) as error:
+        raise BadRequest(f"--where: {str(error).splitlines()[0]}; columns: {', '.join(frame.columns)}") from None
+    ordered = frame.repartitionByRange("topic", "lane", "seq").sortWithinPartitions("topic", "lane", "seq")
+    ordered.write.mode("overwrite").partitionBy("topic").option("compression", "zstd").parquet(own.url(FILTERED))
+    chunks: list[Chunk] = []
+    for name in sorted(own.sizes(FILTERED)):
+        topic = next((part[6:] for part in name.split("/") if part.startswith("topic=")), "")
+        if topic and name.endswith(".parquet"):
+            with own.open(name) as opened:
+                rows = pq.ParquetFile(opened).metadata.num_rows
+            chunks += [
+                Chunk(len(chunks) + n, topic, name, first, min(first + CHUNK_ROWS, rows))
+                for n, first in enumerate(range(0, rows, CHUNK_ROWS))
+            ]
+    return chunks
+
+
+def _one_of_each(waiting: Sequence[Chunk]) -> list[Chunk]:
+    """The first chunk of each lane: the next one goes when it is done."""
+    first: dict[str, Chunk] = {}
+    for chunk in waiting:
+        first.setdefault(chunk.topic if chunk.stream.startswith(FILTERED) else chunk.stream, chunk)
+    return list(first.values())
+
+
+def _files_of(chunk: Chunk, entries: Sequence[Entry]) -> list[Entry]:
+    """Where a chunk's messages are now: files may have been joined since the plan was made."""
+    return [
+        entry
+        for entry in entries
+        if entry.stream == chunk.stream and entry.first < chunk.end and entry.end > chunk.first
+    ]
+
+
+class _Numbering:
+    """The numbers of a chunk's frames: the same whenever it is sent."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._count = 0
+
+    def __call__(self) -> Numbers:
+        block, place = divmod(self._count, FRAMES_PER_ID)
+        self._count += 1
+        digest = hashlib.blake2b(f"{self._name}/{block}".encode(), digest_size=8).digest()
+        return Numbers(int.from_bytes(digest, "big") >> 1 or 1, place + 1)
+
+
+class _Work:
+    """What a task does with its chunk; it travels to the task."""
+
+    def __init__(  # noqa: PLR0917 all of it says what to do
+        self,
+        job: str,
+        door: Door,
+        place: Place,
+        own: Place,
+        chosen: Chosen,
+        rate: float,
+        staged: bool,
+        durability: str,
+    ) -> None:
+        self._job, self._door, self._place, self._own = job, door, place, own
+        self._chosen, self._rate, self._staged, self._durability = chosen, rate, staged, durability
+
+    def __call__(self, piece: tuple[Chunk, list[Entry]]) -> int:
+        from towline.client.outgoing import as_durability
+        from towline.client.publishing import Publisher
+
+        chunk, files = piece
+        topic = self._chosen.to_topic or chunk.topic
+        with self._door.connect() as client:
+            publisher = Publisher(client, as_durability(self._durability or None))
+            sink = f"replay:{self._job}:{chunk.number}"
+            if self._staged and publisher.epoch(sink) >= 0:
+                return 0
+            rows = self._send(publisher, chunk, files, topic)
+            publisher.settle()
+            if self._staged:
+                publisher.publish(sink, 0, publisher.records)
+            return rows
+
+    def _send(self, publisher: Publisher, chunk: Chunk, files: list[Entry], topic: str) -> int:
+        limit = publisher.max_request_bytes - HEAD_ROOM
+        numbering = _Numbering(f"replay/{self._job}/{chunk.number}")
+        encoder = Encoder(
+            topic,
+            "middle",
+            self._door.token,
+            publisher.shards,
+            compress=False,
+            max_frame_bytes=limit // 2,
+            frame_rows=FRAME_ROWS,
+        )
+        ordered = publisher.shards(topic) > 0
+        begin, rows, size = time.monotonic(), 0, 0
+        waiting: list[Addressed] = []
+        for batch in _framed(self._batches(chunk, files)):
+            for frame in encoder.frames(_message(batch, ordered), numbering, time.time_ns() // 1_000):
+                if waiting and size + len(frame.frame) > min(REQUEST_BYTES, limit):
+                    (publisher.stage if self._staged else publisher.send)(waiting)
+                    waiting, size = [], 0
+                waiting.append(frame)
+                size += len(frame.frame)
+            rows += batch.num_rows
+            if self._rate:
+                (publisher.stage if self._staged else publisher.send)(waiting)
+                waiting, size = [], 0
+                time.sleep(max(0.0, begin + rows / self._rate - time.monotonic()))
+        if waiting:
+            (publisher.stage if self._staged else publisher.send)(waiting)
+        return rows
+
+    def _batches(self, chunk: Chunk, files: list[Entry]) -> Iterator[pa.RecordBatch]:
+        if chunk.stream.startswith(FILTERED):
+            with self._own.open(chunk.stream) as opened:
+                yield from _cut(pq.ParquetFile(opened).iter_batches(FRAME_ROWS, columns=COLUMNS), chunk)
+            return
+        for entry in files:
+            with self._place.open(entry.path) as opened:
+                for batch in pq.ParquetFile(opened).iter_batches(10 * FRAME_ROWS, columns=COLUMNS):
+                    yield from self._chosen_of(batch, chunk)
+
+    def _chosen_of(self, batch: pa.RecordBatch, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        chosen = self._chosen
+        seqs = batch.column("seq")
+        if not batch.num_rows or seqs[-1].as_py() < chunk.first or seqs[0].as_py() >= chunk.end:
+            return
+        tests = []
+        if seqs[0].as_py() < chunk.first or seqs[-1].as_py() >= chunk.end:
+            tests += [pc.greater_equal(seqs, chunk.first), pc.less(seqs, chunk.end)]
+        sent = batch.column("appended_at").cast(pa.int64())
+        if chosen.window.from_us:
+            tests.append(pc.greater_equal(sent, chosen.window.from_us))
+        if chosen.window.to_us:
+            tests.append(pc.less(sent, chosen.window.to_us))
+        if chosen.key:
+            tests.append(pc.equal(batch.column("key"), chosen.key))
+        if chosen.header:
+            name, value = chosen.header
+            tests.append(pc.equal(pc.map_lookup(batch.column("headers"), pa.scalar(name), "last"), value))
+        batch = batch.filter(reduce(pc.and_kleene, tests)) if tests else batch
+        if batch.num_rows:
+            yield batch
+
+
+def _cut(batches: Iterator[pa.RecordBatch], chunk: Chunk) -> Iterator[pa.RecordBatch]:
+    """Rows `first` to `end` of a file."""
+    at = 0
+    for batch in batches:
+        low, high = max(chunk.first - at, 0), min(chunk.end - at, batch.num_rows)
+        if low < high:
+            yield batch.slice(low, high - low)
+        at += batch.num_rows
+
+
+def _framed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, cut at the same places however they came: `FRAME_ROWS` each, and the last one what is left."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= FRAME_ROWS:
+            whole = pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
+            even = rows - rows % FRAME_ROWS
+            for at in range(0, even, FRAME_ROWS):
+                yield whole.slice(at, FRAME_ROWS)
+            waiting, rows = ([whole.slice(even)] if even < rows else []), rows - even
+    if rows:
+        yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
+
+
+def _message(batch: pa.RecordBatch, ordered: bool) -> pa.RecordBatch:
+    """The columns that a message is made of. Its times and its dedup id are not sent again: it is a new message."""
+    columns = {name: batch.column(name) for name in ("body", "key", "headers", "shard_key")}
+    if not ordered:
+        lane = batch.column("lane")
+        known = pc.is_in(lane, pa.array(LANES))
+        columns["priority"] = pc.if_else(known, lane, "middle")
+    return pa.RecordBatch.from_pydict(columns)
