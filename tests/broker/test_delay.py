@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,7 +179,7 @@ def test_nothing_is_delivered_and_time_does_not_pass_it_before_it_is_durable() -
                 return appended._replace(done=done)
 
             await bench.send("orders", b"first", deliver_at_us=[-500_000])
-            bench.store.append = slow  # type: ignore[method-assign]
+            bench.store.append = slow  # type: ignore[method-assign, assignment]
             answer = bench.broker.send([("orders", 1, encode([b"slow"], deliver_at_us=[-1_000_000]))])
             await pass_time(bench, clock, 2)
             assert (await lanes(bench)).keys() == {b"first"}
@@ -339,5 +340,35 @@ def test_a_topic_known_only_by_its_delayed_messages_is_made_again(disk: World, t
             assert (await lanes(bench)).keys() == {b"a"}
             with pytest.raises(Conflict):
                 await bench.broker.create_topic(TopicConfig("orders"))
+
+    asyncio.run(main())
+
+
+def test_one_of_many_is_cancelled_without_reading_all_of_them(world: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with world.open(clock) as bench:
+            firsts = []
+            for _ in range(300):
+                # Each to slots of its own, and all to the same slots.
+                times = [-3_600_000_000 * (n + 1) for n in range(8)]
+                sent = await bench.send("orders", *[b"x"] * 8, deliver_at_us=times)
+                firsts.append(sent.firsts[0])
+            read = 0
+            parcels = bench.broker.scheduler.agenda.parcels
+
+            async def counted(*arguments: Any) -> Any:
+                nonlocal read
+                async for found in parcels(*arguments):
+                    read += 1
+                    yield found
+
+            bench.broker.scheduler.agenda.parcels = counted  # type: ignore[method-assign, assignment]
+            for number in (firsts[0], firsts[200] + 7, firsts[299] + 5):
+                cancelled = await bench.broker.cancel_delayed(CancelDelayed("orders", [number]))
+                assert cancelled.count == 1
+            assert 0 < read <= 3 * 8 * 64, "of 2,400 parcels"
+            again = await bench.broker.cancel_delayed(CancelDelayed("orders", [firsts[200] + 7]))
+            assert again.count == 0
 
     asyncio.run(main())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -175,11 +175,16 @@ class Agenda:
                 return read
             await self.store.append([], Durability.OS).done
 
-    async def parcels(self, slot: Slot) -> AsyncIterator[tuple[int, Parcel]]:
-        """All parcels of a slot, as long as it is there."""
-        stream, at = slot.place.stream, slot.next
-        while at < slot.end:
-            read = await self.store.read(stream, at, READ_COUNT, READ_BYTES)
+    async def parcels(self, slot: Slot, ids: Collection[int] = ()) -> AsyncIterator[tuple[int, Parcel]]:
+        """All parcels of a slot, as long as it is there; given ids, those that may hold one of them."""
+        for first, end in slot.spans_with(ids) if ids else [(slot.next, slot.end)]:
+            async for found in self._parcels(slot, first, end):
+                yield found
+
+    async def _parcels(self, slot: Slot, at: int, end: int) -> AsyncIterator[tuple[int, Parcel]]:
+        stream = slot.place.stream
+        while at < end:
+            read = await self.store.read(stream, at, min(end - at, READ_COUNT), READ_BYTES)
             if read.next <= at:
                 return
             for seq, parcel, _ in parcels_in(read, stream):

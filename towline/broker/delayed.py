@@ -103,7 +103,7 @@ async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> F
         slot = schedule.slots.get(place)
         if slot is None or (ids and not any(slot.min_id <= one <= slot.max_id for one in missing)):
             continue
-        async for seq, opened in _opened(agenda, slot, lambda parcel: parcel.topic == topic):
+        async for seq, opened in _opened(agenda, slot, lambda parcel: parcel.topic == topic, tuple(missing)):
             places = _with_key(opened, packed) if key else _with_ids(opened, missing)
             for at in places:
                 number = opened.ids(at, at + 1)[0]
@@ -118,8 +118,10 @@ async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> F
     return found
 
 
-async def _opened(agenda: Agenda, slot: Slot, wanted: Callable[[Parcel], bool]) -> AsyncIterator[tuple[int, Opened]]:
-    async for seq, parcel in agenda.parcels(slot):
+async def _opened(
+    agenda: Agenda, slot: Slot, wanted: Callable[[Parcel], bool], ids: Collection[int]
+) -> AsyncIterator[tuple[int, Opened]]:
+    async for seq, parcel in agenda.parcels(slot, ids):
         if wanted(parcel) and not agenda.schedule.is_dropped(parcel):
             yield seq, Opened(parcel)
 

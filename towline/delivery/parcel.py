@@ -18,7 +18,7 @@ import msgspec
 from towline.clock import SECOND_US
 from towline.delivery.wheel import Place, place_of, span_end_us
 from towline.errors import BadRequest
-from towline.frame import Frame, Piece, encode_events, gather
+from towline.frame import Frame, Piece, encode_events, gather, slice_frame
 from towline.frame.layout import DEDUP
 
 __all__ = [
@@ -56,9 +56,15 @@ class Parcel(msgspec.Struct, frozen=True, array_like=True, gc=False):
     source: bytes = b""
     moved: bool = False
     """It came from another slot, not from a producer."""
+    low_id: int = -1
+    """The lowest of the `ids`, …"""
+    high_id: int = -1
+    """… and the highest; -1 where it is not noted."""
 
     def id_range(self) -> tuple[int, int]:
         """The lowest and the highest id."""
+        if self.high_id >= 0:
+            return self.low_id, self.high_id
         if not self.ids:
             return self.first_id, self.first_id + self.count - 1
         ids = _unpacked(self.ids)
@@ -124,7 +130,11 @@ def resolve_times(frame: Frame, now_us: int, levels_us: Sequence[int]) -> list[i
     """When each message of a producer's frame is due; 0 is at once."""
     times = frame.deliver_at_us() or [0] * frame.count
     earliest, latest = min(times), max(times)
-    if earliest < 0:
+    if latest < -LEVEL_MAX:
+        # All of them are delays, each maybe its own.
+        times = [now_us - value for value in times]
+        latest = now_us - earliest
+    elif earliest < 0:
         delays = {value: _delay_us(value, levels_us) for value in set(times) if value < 0}
         times = [now_us + delays[value] if value < 0 else value for value in times]
         latest = max(times)
@@ -201,9 +211,12 @@ def _in_order(
     pieces: Sequence[Piece], times: list[int], producer: tuple[int, int]
 ) -> tuple[bytes, list[int], list[int] | None]:
     """The pieces as one frame in the order of their times, these times, and where each message was before."""
-    ordered, order = sorted(times), None
-    if times != ordered:
-        order = sorted(range(len(times)), key=times.__getitem__)
+    order: list[int] | None = sorted(range(len(times)), key=times.__getitem__)
+    assert order is not None, "a list was made just now"
+    ordered = [times[index] for index in order] if len(times) > 1 else times
+    if times == ordered:
+        # Sorting is stable: then nothing has moved.
+        order = None
     return gather(pieces, order=order, deliver_at_us=ordered, producer=producer), ordered, order
 
 
@@ -221,15 +234,25 @@ def _by_slot(
         part, some = data, ids
         if stop - start < len(times):
             frame = frame or Frame(data)
-            producer = frame.producer_id, frame.producer_seq
-            part = gather([Piece(frame, start, stop)], deliver_at_us=times[start:stop], producer=producer)
+            part = _sliced(frame, start, stop)
             some = ids[start:stop]
         first = some[0] if first_id is None else first_id
-        packed = b"" if some[0] == first and _counts_up(some) else _packed(some)
         about = (place.number, times[start], times[stop - 1], first, stop - start)
-        parcels.append((place, Parcel(topic, lane, *about, part, packed, source, moved)))
+        if some[0] == first and _counts_up(some):
+            parcel = Parcel(topic, lane, *about, part, b"", source, moved)
+        else:
+            parcel = Parcel(topic, lane, *about, part, _packed(some), source, moved, min(some), max(some))
+        parcels.append((place, parcel))
         start = stop
     return parcels
+
+
+def _sliced(frame: Frame, start: int, stop: int) -> bytes:
+    """A sub-range of a frame that has its times already."""
+    if not frame.compressed:
+        return b"".join(slice_frame(frame, start, stop))
+    producer, times = (frame.producer_id, frame.producer_seq), frame.deliver_at_us(start, stop)
+    return gather([Piece(frame, start, stop)], deliver_at_us=times, producer=producer)
 
 
 def _counts_up(ids: Sequence[int]) -> bool:

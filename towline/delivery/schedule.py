@@ -7,6 +7,8 @@ that recovery needs.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Collection
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -23,6 +25,7 @@ __all__ = ["CANCELLED_MAX", "Position", "Schedule", "ScheduleSnapshot", "Slot", 
 NEAR_US: Final = 2 * SECOND_US
 """Slots of seconds are read into memory this long before they begin."""
 NEAR_BYTES: Final = 64 << 20
+RUN_PARCELS: Final = 64
 CANCELLED_MAX: Final = 1_000_000
 ANSWERS_MAX: Final = 1_000
 
@@ -85,6 +88,7 @@ class Slot:
         "min_id",
         "next",
         "place",
+        "runs",
         "since_us",
     )
 
@@ -101,10 +105,36 @@ class Slot:
         """By parcel, the places of the messages in it that are not to be delivered."""
         self.ahead: dict[int, int] = {}
         """By parcel, how many of its messages were delivered before all others due at the same time were."""
+        self.runs: list[list[int]] = []
+        """The lowest and highest id of some parcels in a row, and the first of these: so that one message is found
+        without reading all of a slot."""
         self.loading = first
         """Slots of seconds: the next parcel to read into the near index. Once all are there, …"""
         self.loaded_to: int | None = None
         """… those from this one on come there by themselves."""
+
+    def note(self, seq: int, low: int, high: int) -> None:
+        """A parcel with ids from `low` to `high` is in the slot."""
+        self.end = seq + 1
+        self.min_id = min(self.min_id, low)
+        self.max_id = max(self.max_id, high)
+        run = self.runs[-1] if self.runs else None
+        if run is None or seq - run[0] >= RUN_PARCELS:
+            self.runs.append([seq, low, high])
+            return
+        run[1] = min(run[1], low)
+        run[2] = max(run[2], high)
+
+    def spans_with(self, ids: Collection[int]) -> list[tuple[int, int]]:
+        """Which parcels may hold messages with these ids: (from, to)."""
+        ends = [*(run[0] for run in self.runs[1:]), self.end]
+        wanted = sorted(ids)
+        found = []
+        for (first, low, high), end in zip(self.runs, ends, strict=True):
+            at = bisect_left(wanted, low)
+            if end > self.next and at < len(wanted) and wanted[at] <= high:
+                found.append((max(first, self.next), end))
+        return found
 
 
 class Schedule:
@@ -128,11 +158,10 @@ class Schedule:
         if slot is None:
             slot = self.slots[place] = Slot(place, seq, at_us)
         low, high = parcel.id_range()
-        slot.end = seq + 1
+        slot.note(seq, low, high)
         slot.messages += parcel.count
-        slot.min_id = min(slot.min_id, low)
-        slot.max_id = max(slot.max_id, high)
-        self.next_id = max(self.next_id, high + 1)
+        if high >= self.next_id:
+            self.next_id = high + 1
         if not parcel.moved and not self.is_dropped(parcel):
             self.counts[parcel.topic] = self.counts.get(parcel.topic, 0) + parcel.count
         return slot
@@ -277,6 +306,7 @@ class Schedule:
             slot = Slot(Place(one.level, one.number), one.next, one.since_us)
             slot.end, slot.messages = one.end, one.messages
             slot.min_id, slot.max_id = one.ids
+            slot.runs = [[one.next, *one.ids]]
             slot.cancelled = {seq: set(indices) for seq, indices in one.cancelled}
             slot.ahead = dict(one.ahead)
             self.slots[slot.place] = slot
