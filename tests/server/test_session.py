@@ -22,7 +22,7 @@ from towline.broker.requests import LATER, NOW
 from towline.broker.server import Server
 from towline.errors import StoreFailed, TowlineError
 from towline.frame import encode
-from towline.protocol import cluster
+from towline.protocol import cluster, publishing
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
@@ -147,6 +147,7 @@ def test_a_bug_is_logged_and_told_of_and_the_connection_goes_on(
 def test_every_request_has_its_permission_and_its_way() -> None:
     own = {m.Hello.kind, m.Send.kind, m.Attach.kind, m.Pull.kind, m.Settle.kind, m.Detach.kind}
     own |= {tx.Prepare.kind, tx.Decide.kind, tx.AwaitChecks.kind, cluster.HandBack.kind}
+    own |= {publishing.Stage.kind, publishing.Publish.kind, publishing.Unstage.kind}
     assert set(PERMISSIONS) == set(m.REQUESTS)
     assert sorted([*NOW, *LATER, *ACCOUNTS, *own]) == sorted(m.REQUESTS)
 

@@ -173,6 +173,18 @@ def test_events_and_dead_letters_are_decoded(broker: BrokerProcess, mq: towline.
         assert abs(dead["died_at"].timestamp() - time.time()) < 60
 
 
+def test_the_schedule_is_read_from_a_broker(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
+    for n in range(5):
+        mq.send("orders", b"x" * n, key=f"k{n}", delay=100 - n, priority="low")
+    network, folder = doors(broker, tmp_path)
+    rows = read(network, Selection.parse("orders", "schedule"), Wants(["key", "lane", "deliver_at"]))
+    assert [(row["key"], row["lane"]) for row in rows] == [(f"k{n}", "low") for n in (4, 3, 2, 1, 0)]
+    assert 90 < rows[0]["deliver_at"].timestamp() - time.time() < 97
+    assert len(read(network, Selection.parse("*", "schedule"), Wants(key="k2"))) == 1
+    with pytest.raises(BadRequest, match="told by a broker"):
+        read(folder, Selection.parse("orders", "schedule"))
+
+
 def test_ranges_travel_as_json() -> None:
     ranges = [Range("lane/a/middle", "a", "middle", "", 5, 1 << 60, "b1", 3, 4096)]
     assert decode_ranges(encode_ranges(ranges)) == ranges

@@ -140,13 +140,17 @@ class _Stack:
         self._seq: Any = None
 
     def constant(self, value: str | None, type_: Any) -> Any:
-        return pa.nulls(self.total, type_) if value is None else pa.repeat(pa.scalar(value, type_), self.total)
+        # Of a length that comes again: then only a slice has to be made.
+        return _repeated(value, type_, -(-self.total // 8192) * 8192).slice(0, self.total)
 
     def seq(self) -> Any:
         if self._seq is None:
             firsts = np.fromiter((piece.first for piece in self.pieces), np.int64, len(self.pieces))
-            befores = np.cumsum(self.counts) - self.counts
-            self._seq = np.arange(self.total, dtype=np.int64) + np.repeat(firsts - befores, self.counts)
+            shifts = firsts - (np.cumsum(self.counts) - self.counts)
+            if (shifts == shifts[0]).all():
+                self._seq = np.arange(shifts[0], shifts[0] + self.total, dtype=np.int64)
+            else:
+                self._seq = np.arange(self.total, dtype=np.int64) + np.repeat(shifts, self.counts)
         return self._seq
 
     def by_frame(self, values: Sequence[int]) -> Any:
@@ -178,7 +182,7 @@ class _Stack:
 
     def texts(self, flag: int) -> tuple[Any, bytes | memoryview]:
         """Offsets and bytes of a text column, as Arrow lays them out."""
-        offsets = np.empty(self.total + 1, np.int32)
+        offsets = np.empty(self.total + 1, np.uint32)
         data: list[memoryview] = []
         at = length = 0
         for frame, piece in zip(self.frames, self.pieces, strict=True):
@@ -188,11 +192,12 @@ class _Stack:
                 offsets[at : at + count] = length
             else:
                 begin = column.offsets_at + 4 * piece.start
-                own = np.frombuffer(frame.columns[begin : begin + 4 * count + 4], "<u4").astype(np.int64)
+                own = np.frombuffer(frame.columns, "<u4", count + 1, begin)
                 low, high = int(own[0]), int(own[-1])
                 if not column.base <= low <= high <= column.base + column.data_length:
                     raise BadFrame(f"the offsets of {count} messages of a frame run backwards")
-                offsets[at : at + count] = own[:-1] - (low - length)
+                # Modulo 2**32: the difference may be below 0, the sum is not.
+                np.add(own[:-1], np.uint32((length - low) & 0xFFFFFFFF), out=offsets[at : at + count])
                 place = column.data_at - column.base
                 data.append(frame.columns[place + low : place + high])
                 length += high - low
@@ -200,7 +205,12 @@ class _Stack:
         offsets[at] = length
         if not bool((offsets[1:] >= offsets[:-1]).all()):
             raise BadFrame(f"the offsets of {self.total} messages run backwards")
-        return offsets, data[0] if len(data) == 1 else b"".join(data)
+        return offsets.view(np.int32), data[0] if len(data) == 1 else b"".join(data)
+
+
+@lru_cache(maxsize=64)
+def _repeated(value: str | int | None, type_: Any, count: int) -> Any:
+    return pa.nulls(count, type_) if value is None else pa.repeat(pa.scalar(value, type_), count)
 
 
 def _bits(mask: Any) -> Any:

@@ -31,8 +31,8 @@ __all__ = [
 RANGE_ROWS: Final = 1_000_000
 """Messages of a range, unless there are fewer: a task costs about 30 ms before it reads the first one."""
 
-Kind = Literal["messages", "dead", "events"]
-_PREFIXES: Final[dict[Kind, str]] = {"messages": "lane", "dead": "dead", "events": "pull"}
+Kind = Literal["messages", "dead", "events", "schedule"]
+_PREFIXES: Final[dict[Kind, str]] = {"messages": "lane", "dead": "dead", "events": "pull", "schedule": "schedule"}
 _MAX_RANGES: Final = 1_000_000
 
 
@@ -164,7 +164,8 @@ def plan(
     for lane in place.lanes(selection):
         first = resolve(place, lane, begin)
         end = resolve(place, lane, stop)
-        ranges += cut(lane, first, end, rows, place.where)
+        # A schedule is no stream: it is read page by page, as it is by then.
+        ranges += cut(lane, first, end, rows if selection.kind != "schedule" else max(lane.end, 1), place.where)
     return ranges
 
 

@@ -20,6 +20,7 @@ from towline.frame.search import find_key
 from towline.spark.arrow import DEAD, MESSAGES, Origin, Records, chosen, message_batch
 from towline.spark.events import EVENTS, event_batch
 from towline.spark.ranges import Kind, Lane, Range, Selection, Where, check_known
+from towline.spark.schedule import SCHEDULE, schedule_batches
 from towline.store.log.outside import Lost, Outside, Place, read_range
 
 __all__ = ["BATCH_ROWS", "SCHEMAS", "BrokerPlace", "Door", "FolderPlace", "Wants", "open_place", "read_batches"]
@@ -28,7 +29,8 @@ _log = logging.getLogger("towline.spark")
 
 BATCH_ROWS: Final = 20_000
 BATCH_BYTES: Final = 32 << 20
-SCHEMAS: Final[dict[Kind, Any]] = {"messages": MESSAGES, "dead": DEAD, "events": EVENTS}
+SCHEMAS: Final[dict[Kind, Any]] = {"messages": MESSAGES, "dead": DEAD, "events": EVENTS, "schedule": SCHEDULE}
+_KINDS: Final[dict[str, Kind]] = {"lane": "messages", "dead": "dead", "pull": "events", "schedule": "schedule"}
 GONE: Final = "it is not kept any more"
 
 
@@ -105,6 +107,8 @@ class BrokerPlace:
         self._client.close()
 
     def lanes(self, selection: Selection) -> list[Lane]:
+        if selection.kind == "schedule":
+            return self._schedules(selection)
         found = {
             state.name: state
             for prefix in selection.prefixes()
@@ -120,6 +124,15 @@ class BrokerPlace:
                     raise NotFound(f"there is no topic {topic} at {self._name}") from None
         states = [found[name] for name in sorted(found)]
         return [selection.lane_of(one.name, one.first, one.end, one.size_bytes, self.broker) for one in states]
+
+    def _schedules(self, selection: Selection) -> list[Lane]:
+        topics = {one.config.name: one.delayed for one in self._client.topics()}
+        check_known(selection, topics, self._name)
+        return [
+            Lane(f"schedule/{name}", name, "", "", 0, waiting, 0, self.broker)
+            for name, waiting in sorted(topics.items())
+            if selection.wants_topic(name)
+        ]
 
     def locate(self, lane: Lane, time_us: int) -> int:
         return self._reader.locate(lane.stream, time_us)
@@ -149,6 +162,8 @@ class FolderPlace:
         self._outside = None
 
     def lanes(self, selection: Selection) -> list[Lane]:
+        if selection.kind == "schedule":
+            raise BadRequest("kind=schedule: what waits is told by a broker: give its url")
         if self._outside is None or self._selection != selection:
             self._outside, self._selection = Outside(self._path, selection.wants), selection
         streams = self._outside.look()
@@ -208,8 +223,12 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range as batches of the columns that are wanted. What cannot be read is an error, unless it is
     to be skipped: then `on_skip` is told why, and how many it were."""
-    kind: Kind = "messages" if span.lane else "dead" if span.stream.startswith("dead/") else "events"
+    kind = _KINDS[span.stream.partition("/")[0]]
     schema = wants.columns if isinstance(wants.columns, pa.Schema) else chosen(SCHEMAS[kind], wants.columns)
+    if kind == "schedule":
+        assert isinstance(place, BrokerPlace), "only a broker's schedule is planned"
+        yield from schedule_batches(place.client, span.topic, span.broker, schema, wants.key)
+        return
     build = _Build(place, span, kind, schema, wants.key)
     waiting: list[Records] = []
     rows = size = 0
