@@ -24,6 +24,17 @@ def test_text_is_a_body_a_line(cli: Cli, mq: towline.Client, topic: str) -> None
     assert cli("consume", topic, *ENDS).out == b"one\nzw\xc3\xb6lf\n\xff\n"
 
 
+def test_a_prefix_takes_all_topics_under_it(cli: Cli, mq: towline.Client, topic: str) -> None:
+    for name in "ab":
+        mq.send(f"{topic}.{name}", name.encode())
+    mq.send(f"{topic}-other", b"c")
+    lines = cli("consume", f"{topic}.*", "-g", "g", *ENDS, "-o", "json").lines
+    assert sorted((line["topic"], line["body"]) for line in lines) == [(f"{topic}.a", "a"), (f"{topic}.b", "b")]
+    lags = {line["topic"]: line["lag"] for line in cli("group", "lag", f"{topic}.*", "-o", "json").lines}
+    assert lags == {f"{topic}.a": 0, f"{topic}.b": 0}
+    assert "single topic" in cli("consume", f"{topic}.*", "--peek", code=2).err
+
+
 def test_json_has_everything(cli: Cli, mq: towline.Client, topic: str) -> None:
     mq.send(topic, b"hello", key="k", headers={"a": "b"}, priority="low")
     mq.send(topic, b"\xff\x00", priority="low")

@@ -7,13 +7,15 @@ it is back. What must be stopped in time for certain belongs into a process of i
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import heapq
 import itertools
 import threading
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["HandlerTimeout", "TimeLimit", "begin_limit", "raise_in"]
 
@@ -65,6 +67,8 @@ class _TaskLimit(TimeLimit):
         self._handle.cancel()
         if not self.fired:
             return None
+        import asyncio
+
         # Somebody else may have cancelled the task as well: then it goes on being cancelled.
         ours = self._task.uncancel() <= self._cancelling
         return self._timeout() if ours and isinstance(error, asyncio.CancelledError) else None
@@ -138,6 +142,8 @@ def begin_limit(seconds: float, *, in_tasks: bool) -> TimeLimit:
     """From now on, this thread, or the task that runs here, may take so many seconds."""
     task = None
     if in_tasks:
+        import asyncio
+
         try:
             task = asyncio.current_task()
         except RuntimeError:
