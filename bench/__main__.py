@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from bench import consuming, delaying, flatness, machine, sending, spark, sql
+from bench import consuming, delaying, flatness, machine, ordering, sending, spark, sql
 from bench.figures import Figure, print_figures
 from bench.stage import Stage
 from towline.errors import TowlineError
@@ -32,6 +32,7 @@ SCENARIOS: dict[str, Scenario] = {
     "large": sending.large,
     "backlog": flatness.backlog,
     "topics": flatness.topics,
+    "ordered": ordering.ordered,
     "delay-in": delaying.delay_in,
     "delay-out": delaying.delay_out,
     "delay-minute": delaying.delay_minute,

@@ -170,6 +170,7 @@ class Plant:
 
     async def events(self, key: Key, position: int) -> list[Event]:
         """What happened in a group, from event number `position` on."""
+        self.dispatcher(key).log.catch_up()
         await self.store.append([], Durability.OS).done
         return [decode_event(record) for record in await self.read(f"pull/{key[0]}/{key[1]}", position)]
 
@@ -182,6 +183,8 @@ class Plant:
             while self.broker._burying or any(one.group.dying for one in self.broker._dispatchers()):
                 await asyncio.sleep(0)
         await self.broker.scheduler.catch_up()
+        for dispatcher in self.broker._dispatchers():
+            dispatcher.log.catch_up()
         await self.store.append([], Durability.OS).done
         for _ in range(3):
             await asyncio.sleep(0)

@@ -306,6 +306,7 @@ class Everything(Machine, RuleBasedStateMachine):
             await self.plant.broker.edit_topic(EditTopic(topic, age_s))
             await self.plant.broker.maintain()
             await self.plant.broker.edit_topic(EditTopic(topic, None))
+            before = dict(self.model.firsts)
             for lane, first in self.model.firsts.items():
                 new = self.plant.store.bounds(self.stream(lane)).first
                 before_us = self.now_us - round(age_s * 1e6) if age_s is not None and lane[0] == topic else 0
@@ -314,6 +315,8 @@ class Everything(Machine, RuleBasedStateMachine):
                 self.model.firsts[lane] = new
                 for _, ledger in self.model.groups_of(lane[0]):
                     ledger.trim(lane[1], new)
+            # What was dropped stays dropped, so all before it is on the disk as well.
+            self.synced() if self.model.firsts != before else self.unsynced()
 
         self.step(work())
 

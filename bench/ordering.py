@@ -1,0 +1,67 @@
+"""Ordered topics: how much their order costs, beside a shared topic in the same run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import towline
+from bench.figures import Figure, middle, spread
+from bench.stage import Stage
+
+__all__ = ["ordered"]
+
+SHARDS = 64
+BATCH = 4_000
+SIZE = 100
+KEYS = 1_000
+TARGET = 0.5
+
+
+def ordered(stage: Stage) -> Iterator[Figure]:
+    """Messages of 1,000 keys to 64 shards, then pulled and acked; against the same messages on a shared topic."""
+    count = int(200_000 * max(1.0, stage.seconds)) // BATCH * BATCH
+    sent: dict[int, list[float]] = {0: [], SHARDS: []}
+    pulled: dict[int, list[float]] = {0: [], SHARDS: []}
+    for _ in range(stage.repeats):
+        for shards in (0, SHARDS):
+            with stage.broker(durability="os") as broker, towline.connect(broker.url) as mq:
+                mq.create_topic("bench", shards=shards)
+                sent[shards].append(_send(mq, count))
+                pulled[shards].append(_pull(mq, count))
+    for name, rates in (("send_many, os", sent), ("pulled and acked", pulled)):
+        shared, sharded = middle(rates[0]), middle(rates[SHARDS])
+        yield Figure(
+            scenario="ordered",
+            name=f"{name}, {SHARDS} shards against shared",
+            value=sharded / shared,
+            unit="×",
+            target=TARGET,
+            note=f"{sharded:,.0f} against {shared:,.0f} msg/s; {count:,} × {SIZE} B, {BATCH:,} a call, one client"
+            f"{spread(rates[SHARDS])}",
+        )
+
+
+def _send(mq: towline.Client, count: int) -> float:
+    bodies = [os.urandom(SIZE) for _ in range(BATCH)]
+    keys = [f"customer-{number % KEYS}" for number in range(BATCH)]
+    begin = time.perf_counter()
+    for _ in range(count // BATCH):
+        mq.send_many("bench", bodies, keys=keys)
+    return count / (time.perf_counter() - begin)
+
+
+def _pull(mq: towline.Client, count: int) -> float:
+    done = 0
+    with mq.consumer("bench", group="group") as consumer:
+        begin = time.perf_counter()
+        while done < count:
+            batch = consumer.pull(max_messages=BATCH, wait=5.0)
+            if not batch:
+                raise towline.TowlineError(f"{count - done} messages did not come")
+            for message in batch:
+                done += len(message.body) == SIZE
+            batch.ack()
+        consumer.flush()
+        return count / (time.perf_counter() - begin)
