@@ -62,7 +62,7 @@ def test_a_wrong_option_of_a_stream_is_named(options: dict[str, str], message: s
         ({"priority": "urgent"}, "option priority='urgent': give high, middle or low"),
         ({"durability": "paper"}, "durability 'paper' is not one of"),
         ({"txnId": "a b"}, "option txnId: use 1 to 100 letters"),
-        ({"url": "towline://a,b"}, "option url: write to one broker"),
+        ({"url": "towline://a,b"}, "option url: name one broker"),
         ({"url": "", "path": "/data"}, "option path: messages are written to a broker"),
         ({"from": "17"}, "there is no option from"),
     ],

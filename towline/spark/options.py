@@ -89,8 +89,6 @@ class WriteOptions(NamedTuple):
         door = options.door()
         if not door.url:
             raise BadRequest("option path: messages are written to a broker: give its url")
-        if "," in door.url:
-            raise BadRequest("option url: write to one broker: it is the one that knows what was written before")
         topic, mode = options.text("topic"), options.text("mode", "staged")
         if topic:
             check_topic(topic)
@@ -147,6 +145,10 @@ class _Given:
             raise BadRequest("give one of the options url (a broker: towline://host:7400) and path (a store's folder)")
         if url and not url.startswith(("towline://", "towlines://")):
             raise BadRequest("option url: give towline://host:port or towlines://host:port; a folder goes to path")
+        if "," in url:
+            raise BadRequest(
+                "option url: name one broker: each has messages of its own; read each, and join the tables"
+            )
         try:
             timeout_s = float(self.text("timeout", "30"))
         except ValueError:
