@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, cast
 
 from towline.client.connection import Call
 from towline.client.outgoing import as_key, as_time_us
@@ -73,6 +73,15 @@ def as_deliver_at_each(
         raise BadRequest("delays: give it instead of delay, deliver_at and delay_level")
     if len(delays) != count:
         raise BadRequest(f"{len(delays)} delays for {count} bodies")
+    if set(map(type, delays)) <= {float, int}:
+        numbers = cast("Sequence[float]", delays)
+        if numbers and min(numbers) * 1_000_000 >= SHORTEST_US and max(numbers) <= DELAY_MAX_S:
+            try:
+                # No function of our own for each: this is where the time goes.
+                return [-int(one * 1_000_000 + 0.5) for one in numbers]
+            except ValueError:
+                # One that is not a number is told of below.
+                pass
     return [
         as_time_us(one) if isinstance(one, datetime) else as_deliver_at(one, None, None) if one else 0 for one in delays
     ]
