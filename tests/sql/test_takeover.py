@@ -26,7 +26,7 @@ def test_a_frozen_broker_is_replaced_within_seconds_and_ends_when_it_wakes_up() 
                 assert first.wait() == 1, "it notices, and ends with an error"
                 assert "belongs to another broker by now: second" in first.errors
                 with mq.consumer("orders", group="billing", idle_timeout=2.0) as consumer:
-                    bodies = []
+                    bodies: list[bytes] = []
                     while len(bodies) < 200:
                         batch = consumer.pull(max_messages=500, wait=2.0)
                         bodies += [message.body for message in batch]
