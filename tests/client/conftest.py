@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import towline
+from tests.sql.server import new_database
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -85,10 +86,17 @@ def serve() -> Iterator[Callable[..., Served]]:
             served.stop(kill=True)
 
 
-@pytest.fixture(params=["memory", "file", "tcp"])
+@pytest.fixture(scope="session")
+def shared_sql_broker() -> Iterator[Served]:
+    served = Served("--store", new_database())
+    yield served
+    served.stop()
+
+
+@pytest.fixture(params=["memory", "file", "tcp", "sql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "tcp":
-        shared: Served = request.getfixturevalue("shared_broker")
+    if request.param in ("tcp", "sql"):
+        shared: Served = request.getfixturevalue("shared_broker" if request.param == "tcp" else "shared_sql_broker")
         return f"towline://{shared.address}"
     return f"memory:{tmp_path.name}" if request.param == "memory" else f"file:{tmp_path / 'data'}?durability=os"
 

@@ -134,7 +134,7 @@ async def test_a_message_can_be_put_off_or_given_up(connect: Any, url: str, topi
         await do(mq.send_many(topic, [b"later", b"never", b"whole"]))
         async with entered(mq.consumer(topic, group="g", retry=AT_ONCE)) as consumer:
             later, never = await do(consumer.pull(2))
-            later.retry(0.05)
+            later.retry(0.5)
             never.dead("hopeless")
             with pytest.raises(Conflict):
                 later.ack()

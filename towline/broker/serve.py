@@ -21,6 +21,7 @@ from towline.broker.server import Server
 from towline.broker.tls import tls_of
 from towline.errors import BadRequest, TowlineError
 from towline.settings import BrokerSettings, misspelt_variables
+from towline.store import Store
 
 __all__ = ["run", "split_address"]
 
@@ -51,7 +52,9 @@ async def _serve(settings: BrokerSettings) -> None:
     context = tls_of(settings)
     join_addresses(settings)
     _allow_files(settings.max_connections + 512)
-    broker = await Broker.open(await open_store(settings), settings)
+    store = await open_store(settings)
+    _stop_when_lost(store, stop)
+    broker = await Broker.open(store, settings)
     try:
         server = await Server.start(broker, host, port, context)
         broker.registry.address = advertised(settings, server.port)
@@ -72,7 +75,17 @@ async def _serve(settings: BrokerSettings) -> None:
         await server.drain_and_close()
     finally:
         await broker.close()
+    failure: TowlineError | None = getattr(store, "failure", None)
+    if failure is not None:
+        raise failure
     log.info("stopped")
+
+
+def _stop_when_lost(store: Store, stop: asyncio.Event) -> None:
+    """A store that is shared can be lost to another broker: what is in memory then speaks of what is no longer ours."""
+    lost: asyncio.Future[None] | None = getattr(store, "lost", None)
+    if lost is not None:
+        lost.add_done_callback(lambda _: stop.set())
 
 
 async def _serve_metrics(server: Server, settings: BrokerSettings) -> MetricsServer | None:

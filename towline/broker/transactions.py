@@ -222,6 +222,12 @@ class Escrow:
 
     # Looking
 
+    async def told(self, request: wire.ListTransactions) -> wire.Transactions:
+        """What is said to be committed is durable, and can be seen."""
+        states = self.states(request)
+        await self._barrier(-1)
+        return states
+
     def states(self, request: wire.ListTransactions) -> wire.Transactions:
         total = len(self._state.open)
         if request.transaction:

@@ -225,7 +225,7 @@ class Database:
         """The settings of the server, by name."""
 
         async def ask(connection: Connection) -> dict[str, str]:
-            return {str(name): str(value) for name, value in await self._fetch(connection, "SHOW VARIABLES")}
+            return {str(name): str(value) for name, value in await self._fetch(connection, "SHOW GLOBAL VARIABLES")}
 
         return await self.reading(ask)
 

@@ -13,7 +13,7 @@ from towline.frame.layout import KEY
 from towline.store.spi import Append, Chunk
 from towline.store.sql import tables
 from towline.store.sql.describe import COLUMNS, describe
-from towline.store.sql.rows import WHOLE, Row, bare, message_rows
+from towline.store.sql.rows import WHOLE, Row, bare, dead_letter_rows, message_rows
 from towline.store.sql.streams import Stream
 
 __all__ = ["Entry", "Into", "Job", "Trim", "batches"]
@@ -82,7 +82,7 @@ class Job:
         if stream.messages is not None:
             columns, rows = message_rows(frame, first, at_us, source)
             if stream.lane is None:
-                columns, rows = ("stream_id", *columns), [(stream.id, *one) for one in rows]
+                columns, rows = dead_letter_rows(stream.id, stream.name, frame, columns, rows)
             elif frame.flags & KEY:
                 self.keyed.add(stream.messages)
             self._add(Into(tables.quoted(stream.messages), columns), rows)

@@ -20,13 +20,15 @@ async def prepare_database(settings: SqlSettings, *, max_frame_bytes: int = 0) -
     database = Database(settings)
     try:
         connection = await database.connect()
+        await connection.close()
+        await check_server(database, max_frame_bytes)
+        await prepare(database)
     except TowlineError:
+        await database.close()
         raise
     except Exception as error:
+        await database.close()
         raise explain(error, database.label) from None
-    await connection.close()
-    await check_server(database, max_frame_bytes)
-    await prepare(database)
     return database
 
 

@@ -32,7 +32,7 @@ from towline.frame.layout import (
 )
 from towline.store.sql.tables import KEY_CHARACTERS
 
-__all__ = ["WHOLE", "Row", "bare", "literal", "message_rows", "rebuilt", "row_literal"]
+__all__ = ["WHOLE", "Row", "bare", "dead_letter_rows", "literal", "message_rows", "rebuilt", "row_literal"]
 
 Row = tuple[int | str | bytes | None, ...]
 
@@ -81,6 +81,18 @@ def message_rows(frame: Frame, first: int, at_us: int, source: bytes) -> tuple[t
             names.append(name)
             columns.append([value or None for value in each])
     return (*_PLAIN, *names), list(zip(numbers, frame.bodies(), *same, *columns, strict=False))
+
+
+def dead_letter_rows(
+    stream_id: int, stream: str, frame: Frame, columns: tuple[str, ...], rows: list[Any]
+) -> tuple[tuple[str, ...], list[Any]]:
+    """The rows of dead letters say besides whose they are, which message it was and why it died."""
+    group = stream.rpartition("/")[2][:51]
+    packed = frame.texts(HEADERS) or [b""] * frame.count
+    told = [decode_headers(one) for one in packed]
+    more = [(group, one.get("towline-origin", "")[:128], one.get("towline-reason", "")[:_TEXT_MAX]) for one in told]
+    names = ("stream_id", *columns, "group_id", "origin", "reason")
+    return names, [(stream_id, *row, *extra) for row, extra in zip(rows, more, strict=True)]
 
 
 def _key(value: bytes) -> str:

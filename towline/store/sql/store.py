@@ -19,6 +19,7 @@ from towline.store.sql.cache import FrameCache
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.job import Job, Trim
 from towline.store.sql.ownership import Lease, release
+from towline.store.sql.projection import Projection
 from towline.store.sql.reading import FrameReader
 from towline.store.sql.rows import literal
 from towline.store.sql.streams import Stream, Streams
@@ -60,6 +61,7 @@ class SqlStore:
         self.lease = lease
         self._clock = clock
         self._streams = Streams(lease.realm_id)
+        self._projection = Projection(lease.realm_id, lease.epoch)
         self._cache = FrameCache(database.settings.cache_bytes)
         self._reader = FrameReader(database, self._cache)
         self._writer = Writer(database, lease, last_unit=last_unit, publish=self._publish)
@@ -88,8 +90,7 @@ class SqlStore:
             stream = Stream(number, name, first, end, size_bytes)  # type: ignore[arg-type]
             stream.swept = swept  # type: ignore[assignment]
             store._streams.add(stream)
-            if stream.messages is not None:
-                store._writer.knows(stream.messages)
+            store._writer.knows(stream)
             store._sweeper.sweep(stream)
         return store
 
@@ -253,6 +254,8 @@ class SqlStore:
         row = b"(%d,%b,%b,NOW(6))" % (self.lease.realm_id, literal(name), literal(document))
         job.statements.append(b"REPLACE INTO `mq_document` (`realm_id`, `name`, `body`, `saved_at`) VALUES " + row)
         job.size = len(document)
+        shown, job.tables = self._projection.follow(name, document)
+        job.statements += shown
         await self._submit(job)
 
     async def _submit(self, job: Job) -> None:

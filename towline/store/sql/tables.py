@@ -14,6 +14,7 @@
 
     msg_p_<topic>_<priority>   a lane: a row a message, its id is its sequence number
     msg_c_<topic>              how far each group is on each lane
+    msg_v_<topic>              a view: the status of every message in every group
 
 Numbers of microseconds end in `_us`; beside them stands the same time for people.
 """
@@ -166,7 +167,11 @@ dead_letter = Table(
     _number("stream_id", primary_key=True),
     _number("id", primary_key=True),
     *_message_columns(),
+    Column("group_id", String(51), nullable=False),
+    Column("origin", String(128), nullable=False),
+    Column("reason", Text, nullable=False),
     Index("mq_dead_letter_key", "ref_key"),
+    Index("mq_dead_letter_origin", "origin"),
     **_OPTIONS,
 )
 
@@ -271,7 +276,7 @@ def progress_table(topic_name: str) -> Table:
         Column("group_id", String(51), nullable=False),
         Column("token", String(64), nullable=False, server_default=""),
         Column("priority", String(20), nullable=False),
-        _number("offset"),
+        _number("offset", quote=True),
         _number("epoch", server_default="0"),
         Index("progress", "group_id", "token", "priority", unique=True),
         comment=f"Towline. How far the groups of topic {topic_name} are: the next id of each lane to deliver.",

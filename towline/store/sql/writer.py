@@ -24,6 +24,7 @@ from towline.store.sql.database import Connection, Database
 from towline.store.sql.faults import Fault, classify, code_of, explain, in_words
 from towline.store.sql.job import Job, batches
 from towline.store.sql.ownership import Lease
+from towline.store.sql.projection import status_view
 from towline.store.sql.rows import literal
 from towline.store.sql.schema import NO_SUCH_TABLE, make_index, make_table
 from towline.store.sql.streams import Stream
@@ -82,6 +83,7 @@ class Writer:
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
         self._made: set[str] = set()
+        self._viewed: dict[str, set[str]] = {}
         self._indexed: set[str] = set()
         self._indexing: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -100,9 +102,12 @@ class Writer:
         self.replays = 0
         self._task = self._loop.create_task(self._run(), name="towline-sql-writer")
 
-    def knows(self, table: Table) -> None:
-        """This table is in the database."""
-        self._made.add(table.name)
+    def knows(self, stream: Stream) -> None:
+        """The tables of this stream are in the database."""
+        if stream.messages is not None:
+            self._made.add(stream.messages.name)
+        if stream.lane is not None:
+            self._viewed.setdefault(stream.lane[0], set()).add(stream.lane[1])
 
     def submit(self, job: Job) -> None:
         self.queued_bytes += job.size
@@ -119,6 +124,8 @@ class Writer:
             await asyncio.wait([self._task])
             reason = f": {self.trouble}" if self.trouble is not None else ""
             self._fail(StoreFailed(f"the store was closed before all was written{reason}"))
+        if self._indexing:
+            await asyncio.wait(self._indexing, timeout=2)
         for task in self._indexing:
             task.cancel()
         await asyncio.gather(*self._indexing, return_exceptions=True)
@@ -209,10 +216,20 @@ class Writer:
                 if table.name not in self._made:
                     await make_table(connection, table)
                     self._made.add(table.name)
+            for entry in job.entries:
+                lane = entry.stream.lane
+                if lane is not None and lane[1] not in self._viewed.setdefault(lane[0], set()):
+                    await self._make_view(connection, *lane)
             for table in job.keyed:
                 if table.name not in self._indexed:
                     self._indexed.add(table.name)
                     self._index(table)
+
+    async def _make_view(self, connection: Connection, topic: str, lane: str) -> None:
+        """A topic has a new lane: the view of its messages' status shows that too."""
+        await make_table(connection, tables.progress_table(topic))
+        await connection.send(status_view(topic, [*self._viewed[topic], lane]))
+        self._viewed[topic].add(lane)
 
     def _index(self, table: Table) -> None:
         """Make the index of a lane's keys, beside the writing: on a large table it takes a while."""
@@ -303,6 +320,7 @@ class Writer:
             case Fault.FINAL if code_of(error) == NO_SUCH_TABLE and self._made:
                 log.warning("a table is gone and is made anew: %s", in_words(error))
                 self._made.clear()
+                self._viewed.clear()
                 if connection is not None:
                     connection.drop()
                 return

@@ -1,0 +1,141 @@
+"""What people see with plain SQL: messages, progress, status, dead letters, the schedule."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.broker.conftest import ACK, NACK, World
+from tests.sql.server import mariadb
+from towline.frame import encode
+from towline.store.sql import open_sql, parse_url
+from towline.store.sql.checks import problems
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World("sql", tmp_path)
+
+
+def ask(world: World, text: str) -> list[list[str]]:
+    return mariadb().sql(text, world.store_url.rpartition("/")[2])
+
+
+def test_a_message_is_a_row(world: World) -> None:
+    async def main() -> None:
+        async with world.open() as bench:
+            frame = encode(
+                [b"it's \\ a body", b"second"],
+                keys=["order-4423", None],
+                headers=[{"a": "it's"}, None],
+                token=b"appid-340101",
+            )
+            source = bytes([192, 168, 0, 7])
+            await bench.broker.send([("orders", 0, frame)], source=source, token=b"appid-340101")
+            read = await bench.store.read("lane/orders/high", 0, 10, 1 << 20)
+            assert bytes(read.chunks[0].frame) == frame
+
+    asyncio.run(main())
+    rows = ask(
+        world,
+        "SELECT id, body, INET6_NTOA(source_ip), token, ref_key, headers, appended_at > '2020-01-01' "
+        "FROM msg_p_orders_high ORDER BY id",
+    )
+    assert rows == [
+        ["0", "it's \\ a body", "192.168.0.7", "appid-340101", "order-4423", '{"a":"it\'s"}', "1"],
+        ["1", "second", "192.168.0.7", "appid-340101", "NULL", "NULL", "1"],
+    ]
+    (index,) = ask(world, "SHOW INDEX FROM msg_p_orders_high WHERE Key_name = 'ref_key'")
+    assert index[4] == "ref_key"
+    assert ask(world, "SELECT topic, shards FROM mq_topic") == [["orders", "0"]]
+
+
+def test_progress_status_and_dead_letters_can_be_read(world: World) -> None:
+    async def main() -> None:
+        async with world.open() as bench:
+            await bench.send("orders", *(b"%d" % index for index in range(6)), lane=1)
+            member = await bench.attach(max_attempts=2, delays_s=(3600.0,))
+            first = await bench.pull(member, 2)
+            await bench.act(member, ACK, first)
+            second = await bench.pull(member, 1)
+            await bench.act(member, NACK, second, reason="no stock")
+            third = await bench.pull(member, 1)
+            await bench.act(member, 2, third, reason="never")  # straight to the dead letters
+            await bench.pull(member, 1)
+            while not bench.store.bounds("dead/orders/billing").end:
+                await asyncio.sleep(0.01)
+            await bench.broker.maintain()
+
+            status = ask(world, "SELECT id, status FROM msg_v_orders WHERE group_id = 'billing' ORDER BY id")
+            assert [one[1] for one in status] == ["SUCCESS", "SUCCESS", "FAIL", "DEAD", "RUNNING", "NEW"]
+            offsets = ask(
+                world, "SELECT priority, `offset` FROM msg_c_orders WHERE group_id = 'billing' AND `offset` > 0"
+            )
+            assert offsets == [["middle", "5"]]
+            dead = ask(world, "SELECT body, group_id, origin, reason FROM mq_dead_letter")
+            assert dead == [["3", "billing", "orders/middle/3", "never"]]
+            events = ask(world, "SELECT events FROM mq_pull_log")
+            assert any("no stock" in one[0] for one in events)
+
+    asyncio.run(main())
+
+
+def test_the_schedule_can_be_read_by_time(world: World) -> None:
+    async def main() -> None:
+        async with world.open() as bench:
+            at_us = bench.broker.clock.now_us() + 3_600_000_000
+            await bench.send("orders", b"later", deliver_at_us=[at_us])
+            rows = ask(world, "SELECT due_us, parcels FROM mq_schedule WHERE due_us > 0 ORDER BY due_us LIMIT 10")
+            assert rows[0][0] == str(at_us)
+            assert '"topic":"orders"' in rows[0][1]
+
+    asyncio.run(main())
+
+
+def test_a_row_that_somebody_changed_is_found(world: World) -> None:
+    async def main() -> None:
+        async with world.open() as bench:
+            await bench.send("orders", b"one", b"two")
+            await bench.send("orders", b"three")
+        ask(world, "UPDATE msg_p_orders_middle SET body = 'TWO' WHERE id = 1")
+        async with world.open() as bench:
+            read = await bench.store.read("lane/orders/middle", 0, 10, 1 << 20)
+            assert [(lost.first, lost.count) for lost in read.lost] == [(0, 2)]
+            assert [chunk.first for chunk in read.chunks] == [2]
+
+    asyncio.run(main())
+
+
+def test_rows_that_retention_let_go_of_are_deleted(world: World) -> None:
+    async def main() -> None:
+        async with world.open() as bench:
+            for index in range(10):
+                await bench.send("orders", *[b"%d" % index] * 10)
+            await bench.store.trim("lane/orders/middle", 55)
+            async with asyncio.timeout(20):
+                while ask(world, "SELECT COUNT(*), MIN(id) FROM msg_p_orders_middle") != [["50", "50"]]:
+                    await asyncio.sleep(0.05)
+            read = await bench.store.read("lane/orders/middle", 0, 3, 1 << 20)
+            assert read.chunks[0].first == 55
+
+    asyncio.run(main())
+
+
+async def test_tables_of_a_newer_version_are_refused(url: str) -> None:
+    store = await open_sql(parse_url(url), owner="test")
+    await store.close()
+    mariadb().sql("INSERT INTO mq_schema VALUES (99)", url.rpartition("/")[2])
+    with pytest.raises(Exception, match="tables of version 99"):
+        await open_sql(parse_url(url), owner="test")
+
+
+def test_settings_of_the_server_that_break_promises_are_found() -> None:
+    good = {"innodb_flush_log_at_trx_commit": "1", "max_allowed_packet": str(64 << 20)}
+    assert problems(good, 16 << 20) == []
+    said = problems(good | {"innodb_flush_log_at_trx_commit": "2"})
+    assert "ACKNOWLEDGED MESSAGES CAN BE LOST" in said[0]
+    assert "wsrep_sync_wait is 0" in problems(good | {"wsrep_on": "ON", "wsrep_sync_wait": "0"})[0]
+    assert problems(good | {"wsrep_on": "ON", "wsrep_sync_wait": "7"}) == []
+    assert "max_allowed_packet" in problems(good | {"max_allowed_packet": "1048576"}, 16 << 20)[0]

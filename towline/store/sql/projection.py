@@ -1,0 +1,204 @@
+"""What people want to see in tables although brokers keep it in documents: topics, groups, and how far the groups are.
+
+The documents are what counts; these tables follow them, in the same transaction, and nothing reads them back. Only what
+changed since the last save is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Table
+
+from towline.model import LANES, check_group, check_topic, lane_name, lane_names
+from towline.store.sql import tables
+from towline.store.sql.rows import Row, literal, row_literal
+
+__all__ = ["Projection", "status_view"]
+
+log = logging.getLogger("towline.store")
+
+TOPICS: Final = "topics.json"
+GROUPS: Final = "subscriptionGroup.json"
+OFFSETS: Final = "consumerOffset.json"
+_OPEN_MAX: Final = 1_000
+"""Ranges of one group that are shown: a group that fails everything has very many."""
+_VIEW_LANES_MAX: Final = 64
+
+
+class Projection:
+    def __init__(self, realm_id: int, epoch: int) -> None:
+        self._realm_id = realm_id
+        self._epoch = epoch
+        self._topics: dict[str, bytes] = {}
+        self._groups: dict[tuple[str, str], bytes] = {}
+        self._offsets: dict[tuple[str, str], bytes] = {}
+        self._shards: dict[str, int] = {}
+        self._known: set[str] = set()
+
+    def follow(self, name: str, document: bytes) -> tuple[list[bytes], set[Table]]:
+        """The statements that show what a document says, and the tables that must be there for them."""
+        if name not in (TOPICS, GROUPS, OFFSETS):
+            return [], set()
+        try:
+            decoded = msgspec.json.decode(document, type=dict[str, Any])
+            if name == TOPICS:
+                return list(self._show_topics(decoded.get("topics", []))), set()
+            if name == GROUPS:
+                return list(self._show_groups(decoded.get("groups", []))), set()
+            return self._show_offsets(decoded.get("groups", []))
+        except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
+            log.warning("document %s is not shown in tables: %s", name, error)
+            return [], set()
+
+    def _show_topics(self, topics: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+        now = {check_topic(one["name"]): one for one in topics}
+        self._shards = {name: int(one.get("shards", 0)) for name, one in now.items()}
+        if TOPICS not in self._known:
+            yield b"DELETE FROM `mq_topic` WHERE `realm_id` = %d" % self._realm_id + _not_in(b"`topic`", now)
+            self._known.add(TOPICS)
+        for name in self._topics.keys() - now.keys():
+            yield b"DELETE FROM `mq_topic` WHERE `topic` = " + literal(name)
+        encoded = {name: msgspec.json.encode(one) for name, one in now.items()}
+        changed = [name for name, settings in encoded.items() if self._topics.get(name) != settings]
+        self._topics = encoded
+        columns = ("topic", "realm_id", "shards", "author", "alarm_emails", "settings")
+        yield from _upsert(
+            "mq_topic",
+            columns,
+            [
+                (
+                    name,
+                    self._realm_id,
+                    self._shards[name],
+                    _shown(now[name].get("author"), 64),
+                    _shown(now[name].get("alarm_emails"), 255),
+                    encoded[name].decode(),
+                )
+                for name in changed
+            ],
+        )
+        lines = {str(one.get("business_line") or "") for one in now.values()} - {""}
+        for line in sorted(lines):
+            yield b"INSERT IGNORE INTO `mq_biz` (`name`) VALUES (%b)" % literal(line[:64])
+        for name in changed:
+            line = str(now[name].get("business_line") or "")[:64]
+            if line:
+                yield (
+                    b"UPDATE `mq_topic` SET `biz_id` = (SELECT `id` FROM `mq_biz` WHERE `name` = %b) WHERE `topic` = %b"
+                    % (literal(line), literal(name))
+                )
+
+    def _show_groups(self, groups: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+        now = {(check_topic(one["topic"]), check_group(one["name"])): msgspec.json.encode(one) for one in groups}
+        if GROUPS not in self._known:
+            yield b"DELETE FROM `mq_group` WHERE `realm_id` = %d" % self._realm_id
+            self._known.add(GROUPS)
+        for topic, group in self._groups.keys() - now.keys():
+            for table in (b"mq_group", b"mq_open"):
+                yield b"DELETE FROM `%b` WHERE `topic` = %b AND `group_id` = %b" % (
+                    table,
+                    literal(topic),
+                    literal(group),
+                )
+        rows: list[Row] = [
+            (topic, group, self._realm_id, settings.decode())
+            for (topic, group), settings in now.items()
+            if self._groups.get((topic, group)) != settings
+        ]
+        self._groups = now
+        yield from _upsert("mq_group", ("topic", "group_id", "realm_id", "settings"), rows)
+
+    def _show_offsets(self, groups: Iterable[Mapping[str, Any]]) -> tuple[list[bytes], set[Table]]:
+        statements: list[bytes] = []
+        needed: set[Table] = set()
+        for one in groups:
+            topic, group = check_topic(one["topic"]), check_group(one["group"])
+            encoded = msgspec.json.encode(one)
+            if self._offsets.get((topic, group)) == encoded:
+                continue
+            self._offsets[topic, group] = encoded
+            table = tables.progress_table(topic)
+            needed.add(table)
+            shards = self._shards.get(topic, max(0, len(one["offsets"]) - 2 * len(LANES)))
+            rows: list[Row] = [
+                (group, "", lane_name(lane, shards), offset, self._epoch) for lane, offset in enumerate(one["offsets"])
+            ]
+            columns = ("group_id", "token", "priority", "offset", "epoch")
+            statements += _upsert(table.name, columns, rows)
+            where = b"`topic` = %b AND `group_id` = %b" % (literal(topic), literal(group))
+            statements.append(b"DELETE FROM `mq_open` WHERE " + where)
+            opened = [(topic, group, *row, self._realm_id) for row in _open_parts(one, shards)]
+            statements += _upsert("mq_open", _OPEN_COLUMNS, opened[:_OPEN_MAX])
+        return statements, needed
+
+
+_OPEN_COLUMNS: Final = (
+    "topic",
+    "group_id",
+    "lane",
+    "first_id",
+    "last_id",
+    "status",
+    "attempt",
+    "consumer",
+    "reason",
+    "due_us",
+    "realm_id",
+)
+
+
+def _open_parts(group: Mapping[str, Any], shards: int) -> Iterator[Row]:
+    """What is leased, waits for its next attempt, or dies. A part is lane, first, count, attempt."""
+    for lease in group.get("leases", ()):
+        for lane, first, count, attempt in lease.get("open", ()):
+            name = lane_name(lane, shards)
+            yield name, first, first + count - 1, "RUNNING", attempt, lease["consumer"], None, None
+    for (lane, first, count, attempt), due_us in group.get("retries", ()):
+        yield lane_name(lane, shards), first, first + count - 1, "FAIL", attempt, None, None, due_us
+    for (lane, first, count, attempt), reason in group.get("dying", ()):
+        yield lane_name(lane, shards), first, first + count - 1, "DEAD", attempt, None, reason, None
+
+
+def _upsert(table: str, columns: tuple[str, ...], rows: list[Row]) -> list[bytes]:
+    if not rows:
+        return []
+    names = ", ".join(f"`{name}`" for name in columns)
+    changes = ", ".join(f"`{name}` = VALUES(`{name}`)" for name in columns)
+    head = f"INSERT INTO `{table}` ({names}) VALUES ".encode()  # noqa: S608 - names of ours, checked and quoted
+    tail = f" ON DUPLICATE KEY UPDATE {changes}".encode()
+    return [head + b",".join(map(row_literal, rows[at : at + 500])) + tail for at in range(0, len(rows), 500)]
+
+
+def _not_in(column: bytes, names: Iterable[str]) -> bytes:
+    listed = b",".join(map(literal, names))
+    return b" AND %b NOT IN (%b)" % (column, listed) if listed else b""
+
+
+def _shown(value: Any, limit: int) -> str | None:
+    if not value:
+        return None
+    return (", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))[:limit]
+
+
+def status_view(topic: str, lanes: Iterable[str]) -> str:
+    """The view `msg_v_<topic>`: every message of these lanes once for each group, with its status there."""
+    check_topic(topic)
+    known = (*lane_names(0), *lane_names(1024))
+    parts = []
+    for lane in sorted(lanes, key=known.index)[:_VIEW_LANES_MAX]:
+        messages, progress = tables.lane_table(topic, lane), tables.progress_table(topic)
+        parts.append(
+            f"SELECT c.group_id, '{lane}' AS priority, m.id, m.ref_key, m.appended_at, "  # noqa: S608 - checked names
+            "CASE WHEN d.id IS NOT NULL THEN 'DEAD' WHEN o.status IS NOT NULL THEN o.status "
+            "WHEN m.id < c.`offset` THEN 'SUCCESS' ELSE 'NEW' END AS status, "
+            "o.attempt, o.consumer, o.due_at, COALESCE(d.reason, o.reason) AS reason "
+            f"FROM {tables.quoted(messages)} m JOIN {tables.quoted(progress)} c ON c.priority = '{lane}' "
+            f"LEFT JOIN mq_open o ON o.topic = '{topic}' AND o.group_id = c.group_id AND o.lane = '{lane}' "
+            "AND m.id BETWEEN o.first_id AND o.last_id "
+            f"LEFT JOIN mq_dead_letter d ON d.origin = CONCAT('{topic}/{lane}/', m.id) AND d.group_id = c.group_id"
+        )
+    return f"CREATE OR REPLACE VIEW `msg_v_{topic}` AS " + " UNION ALL ".join(parts)
