@@ -83,6 +83,7 @@ def bench(
     load = os.getloadavg()[0]
     if load > BUSY:
         stage.say(f"this machine is busy (load {load:.1f}): the figures will be too low")
+    stage.break_in()
     figures, failed = _play(stage, names or list(SCENARIOS))
     facts = _machine(load) | {"sizes": sizes, "figures": [figure.as_json() for figure in figures], "failed": failed}
     document = msgspec.json.format(msgspec.json.encode(facts), indent=2)

@@ -214,7 +214,7 @@ class Connection:
 
     # Answers
 
-    def received(self, data: bytes) -> list[Buffer]:
+    def received(self, data: Buffer) -> list[Buffer]:
         """Take bytes from the broker and finish the calls they answer. The answer is what to write now.
 
         Raises when the socket is to be given up: bytes that make no sense, or a broker that ends the connection."""

@@ -20,7 +20,7 @@ transaction that is sent again."""
 
 T = TypeVar("T")
 
-Frames = Callable[..., bytes]
+Frames = Callable[..., bytes | memoryview]
 """Makes a frame of bodies, keys, headers, dedup ids, times of delivery, and by name what few messages have."""
 
 Place = tuple[str, int, bool]
@@ -126,7 +126,7 @@ class Draft:
         if self._size + size > self._max_bytes:
             raise _too_many_bytes(self._max_bytes)
 
-    def frames(self, make: Frames) -> tuple[list[FrameHead], list[bytes]]:
+    def frames(self, make: Frames) -> tuple[list[FrameHead], list[bytes | memoryview]]:
         """One frame for each lane, and one for what is delayed on it, in the order in which they were first sent to."""
         frames = [make(*lane.columns(), **lane.lives()) for lane in self._lanes.values()]
         if sum(map(len, frames)) > self._max_bytes:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from towline.client.connection import Call
+from towline.client.connection import Buffer, Call
 from towline.client.draft import place_before, places
 from towline.client.message import DeadLetter, Message, Page, Section
 from towline.client.outgoing import (
@@ -254,7 +254,7 @@ class Columns:
             self.headers = headers if headers is None else [as_headers(value) for value in headers]
         self.limit = max_frame_bytes
 
-    def frames(self, sender: Sender, compress: bool) -> Iterator[tuple[bytes, int]]:
+    def frames(self, sender: Sender, compress: bool) -> Iterator[tuple[Buffer, int]]:
         for begin, end in self.cuts():
             yield from self._encoded(sender, compress, begin, end)
 
@@ -273,7 +273,7 @@ class Columns:
             size += len(body)
         yield begin, len(bodies)
 
-    def _encoded(self, sender: Sender, compress: bool, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
+    def _encoded(self, sender: Sender, compress: bool, begin: int, end: int) -> Iterator[tuple[Buffer, int]]:
         whole = begin == 0 and end == len(self.bodies)
         bodies = self.bodies if whole else self.bodies[begin:end]
         keys = self.keys if whole or self.keys is None else self.keys[begin:end]

@@ -53,7 +53,7 @@ class Link:
         self._pump = threading.RLock()
         self._transport: Transport | None = None
         self._dead: list[Transport] = []
-        self._stash: deque[bytes] = deque()
+        self._stash: deque[Buffer] = deque()
         self._waiters: dict[Call, Any] = {}
         self._backoff = Backoff()
         self._retry_at = 0.0

@@ -12,7 +12,7 @@ import msgspec
 
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, TooLarge
-from towline.frame import TOKEN_MAX, encode
+from towline.frame import TOKEN_MAX, encode, encode_frame
 from towline.model import LANES, MAX_SHARDS, Durability, Priority
 
 __all__ = [
@@ -201,8 +201,8 @@ class Sender:
         shard_keys: Any = None,
         expires_at_us: Any = None,
         timeouts_us: Any = None,
-    ) -> bytes:
-        return encode(
+    ) -> bytes | memoryview:
+        return encode_frame(
             bodies,
             keys=keys,
             headers=headers,
@@ -216,6 +216,7 @@ class Sender:
             produced_at_us=self._clock.now_us(),
             token=self._token,
             compress=compress,
+            reuse=True,
         )
 
     def loose_frame(

@@ -74,7 +74,7 @@ class Parcel:
         self.timeouts_us: list[int] | None = None
         self.size = 0
         self.count = 0
-        self.frame = b""
+        self.frame: bytes | memoryview = b""
         self.first = -1
         self.appended_at_us = 0
         self.places: list[tuple[str, int, int]] | None = None
@@ -130,14 +130,14 @@ class Parcel:
             self.timeouts_us = self.timeouts_us if self.timeouts_us is not None else [0] * count
             self.timeouts_us.append(lives.timeout_us)
 
-    def frame_by(self, sender: Sender, compress: bool) -> bytes:
+    def frame_by(self, sender: Sender, compress: bool) -> bytes | memoryview:
         """Its messages as a frame of this sender's."""
         columns = self.bodies, self.keys, self.headers, compress, self.dedup_ids, self.times
         return sender.frame(
             *columns, shard_keys=self.shard_keys, expires_at_us=self.expiries_us, timeouts_us=self.timeouts_us
         )
 
-    def packed(self, frame: bytes) -> None:
+    def packed(self, frame: bytes | memoryview) -> None:
         """It is a frame now; what it was made of is not needed any more."""
         self.frame = frame
         self.bodies = []

@@ -88,7 +88,7 @@ class Shipping:
         head = FrameHead(parcel.topic, parcel.lane, len(parcel.frame), parcel.shards)
         return self._call(parcel, Send([head], self._durability), parcel.frame)
 
-    def _call(self, parcel: Parcel, request: Request, *frames: bytes) -> Call:
+    def _call(self, parcel: Parcel, request: Request, *frames: bytes | memoryview) -> Call:
         call = self._calls[parcel] = Call(request, frames, None, lambda call: self._on_done(parcel, call))
         return call
 

@@ -193,7 +193,7 @@ class _Unit(NamedTuple):
     """Messages that are stored together: a frame for each shard, and which messages of the call are in it."""
 
     lanes: list[int]
-    frames: list[bytes]
+    frames: list[bytes | memoryview]
     numbers: list[list[int]]
 
 
@@ -243,7 +243,7 @@ class _Batch:
         yield from self._encoded(begin, middle)
         yield from self._encoded(middle, end)
 
-    def _frame(self, numbers: list[int]) -> bytes:
+    def _frame(self, numbers: list[int]) -> bytes | memoryview:
         columns, common = self._columns, self._common
         return common.sender.frame(
             _chosen(columns.bodies, numbers),

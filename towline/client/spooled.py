@@ -125,7 +125,7 @@ class SpooledShipping(Shipping):
             parcel.packed(parcel.frame_by(self._own_sender, self._compress))
         if len(parcel.frame) > self._max_frame_bytes:
             raise TooLarge(f"{parcel.count} messages for {parcel.topic} are over {self._max_frame_bytes} bytes a frame")
-        self._spool.append(KeptFrame(parcel.topic, parcel.lane, self._durability, parcel.frame))
+        self._spool.append(KeptFrame(parcel.topic, parcel.lane, self._durability, bytes(parcel.frame)))
 
     def rescue(self, parcels: Sequence[Parcel]) -> None:
         for parcel in parcels:

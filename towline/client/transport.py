@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from towline.client.connection import Buffer
+from towline.frame.spare import SPARE
 
 __all__ = ["PlainTransport", "TlsTransport", "Transport", "make_transport", "wait_for"]
 
@@ -35,7 +36,7 @@ _STALLED_S: Final = 30.0
 
 
 class Transport(Protocol):
-    def read(self, timeout_s: float) -> bytes | None:
+    def read(self, timeout_s: float) -> Buffer | None:
         """What has come: b"" at the end of the stream, None when nothing came in time (or, now and then, earlier)."""
 
     def write(self, buffers: Sequence[Buffer], on_stall: Callable[[], bool]) -> None:
@@ -75,7 +76,7 @@ class PlainTransport:
         self._quick = False
         self._read_at = 0.0
 
-    def read(self, timeout_s: float) -> bytes | None:
+    def read(self, timeout_s: float) -> Buffer | None:
         sock = self._sock
         # One system call where the wait may be long, which is the rule; two where it must end sooner.
         if timeout_s < _TICK_S and not wait_for(sock.fileno(), select.POLLIN, timeout_s):
@@ -85,7 +86,7 @@ class PlainTransport:
         data = self._spin(begun + _QUICK_S) if self._quick and begun - self._read_at < _QUICK_S else None
         if data is None:
             try:
-                data = sock.recv(self._size)
+                data = sock.recv(_SMALL) if self._size == _SMALL else self._read_much()
             except BlockingIOError:
                 self._quick = False
                 return None
@@ -94,7 +95,12 @@ class PlainTransport:
         self._size = _LARGE if len(data) >= _SMALL else _SMALL
         return data
 
-    def _spin(self, deadline: float) -> bytes | None:
+    def _read_much(self) -> memoryview:
+        """More of a large answer, into memory that is used again."""
+        room = SPARE.view(_LARGE)
+        return room[: self._sock.recv_into(room)]
+
+    def _spin(self, deadline: float) -> Buffer | None:
         """Look again and again, but let others run in between."""
         recv, size = self._sock.recv, self._size
         while True:
@@ -155,7 +161,7 @@ class TlsTransport:
         self._sock = sock
         self._lock = threading.Lock()
 
-    def read(self, timeout_s: float) -> bytes | None:
+    def read(self, timeout_s: float) -> Buffer | None:
         deadline = time.monotonic() + timeout_s
         while True:
             try:

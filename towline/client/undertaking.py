@@ -18,7 +18,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from towline.client.connection import Call
+from towline.client.connection import Buffer, Call
 from towline.client.draft import Draft
 from towline.client.outgoing import FOREVER, Body, Lives, Sender
 from towline.client.steps import Flow
@@ -160,7 +160,7 @@ class Immediate(Undertaking):
         self._clock = clock
         self._begun_s = 0.0
         self._sender: Sender | None = None
-        self._request: tuple[Request, list[bytes]] | None = None
+        self._request: tuple[Request, list[Buffer]] | None = None
 
     def begin(self, within: object = None) -> None:
         """Begin; `within` is who enters it with `with`."""
@@ -192,7 +192,7 @@ class Immediate(Undertaking):
         self._answer = answer.firsts, answer.appended_at_us, answer.repeats, answer.delayed
         self._end(Phase.COMMITTED)
 
-    def _send(self, request: Request, frames: list[bytes]) -> Flow[Sent]:
+    def _send(self, request: Request, frames: list[Buffer]) -> Flow[Sent]:
         self.phase = Phase.COMMITTING
         try:
             answer = yield Call(request, frames)
@@ -258,7 +258,7 @@ class Stored(Undertaking):
         self.name = name
         self._check_after_s = check_after_s or 0.0
         self._sender = sender
-        self._request: tuple[Request, list[bytes]] | None = None
+        self._request: tuple[Request, list[Buffer]] | None = None
         self._told = False
         """The broker may have heard of it."""
 

@@ -1,7 +1,7 @@
 """Frames: the columnar batch that is the unit of append, checksum, atomicity and transfer. See `layout`."""
 
 from towline.frame.decode import Frame, decode_headers
-from towline.frame.encode import encode, encode_events
+from towline.frame.encode import encode, encode_events, encode_frame
 from towline.frame.gather import Piece, gather
 from towline.frame.layout import COUNT_MAX, EVENTS, FRAME_MAX, TOKEN_MAX
 from towline.frame.pick import pick
@@ -17,6 +17,7 @@ __all__ = [
     "decode_headers",
     "encode",
     "encode_events",
+    "encode_frame",
     "gather",
     "pick",
     "slice_frame",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -38,6 +38,7 @@ __all__ = ["Column", "Frame", "decode_headers"]
 
 Buffer = bytes | bytearray | memoryview
 
+_LARGE: Final = 512
 _HEADERS = msgspec.msgpack.Decoder(dict[str, str])
 _OFFSET = struct.Struct("<I").unpack_from
 
@@ -201,6 +202,10 @@ class Frame:
         offsets = self.offsets(column, start, stop)
         first = offsets[0]
         at = column.data_at - column.base
+        if offsets[-1] - first >= _LARGE * (len(offsets) - 1):
+            # Each for itself: a copy of them all would cost more than the views.
+            view = self.columns
+            return [bytes(view[at + begin : at + end]) for begin, end in zip(offsets, offsets[1:], strict=False)]  # noqa: RUF007
         data = bytes(self.columns[at + first : at + offsets[-1]])
         if first:
             offsets = [offset - first for offset in offsets]

@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 import msgspec
 from crc32c import crc32c
@@ -35,26 +35,55 @@ from towline.frame.layout import (
     pad8,
     texts_in,
 )
+from towline.frame.spare import SPARE
 from towline.frame.zstd import compress_columns
 
 __all__ = [
+    "Columns",
     "assemble",
     "earliest_and_latest",
     "encode",
     "encode_columns",
     "encode_events",
+    "encode_frame",
     "number_column",
     "text_column",
 ]
 
 _LARGE: Final = 64 << 10
 """From here on it is cheaper to add up the checksum part by part than to copy all parts once more."""
+_LOOSE: Final = 50_000
+"""More values than this are joined beforehand: one by one they cost more than a copy."""
 _ONE = struct.Struct("<II")
 _PACK = msgspec.msgpack.Encoder().encode
 _UNPACK = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
-def encode(
+class Columns(TypedDict, total=False):
+    """What a frame has beside its bodies. A list of another length than `bodies` is an error; None is an absent column,
+    and so is a list of nothing but None or 0."""
+
+    keys: Sequence[str | None] | None
+    headers: Sequence[dict[str, str] | None] | None
+    dedup_ids: Sequence[str | None] | None
+    shard_keys: Sequence[str | None] | None
+    expires_at_us: Sequence[int] | None
+    deliver_at_us: Sequence[int] | None
+    timeouts_us: Sequence[int] | None
+    producer_id: int
+    producer_seq: int
+    produced_at_us: int
+    token: bytes
+    compress: bool
+
+
+def encode(bodies: Sequence[bytes], **columns: Unpack[Columns]) -> bytes:
+    """A frame of these messages."""
+    frame = encode_frame(bodies, **columns)
+    return frame if isinstance(frame, bytes) else bytes(frame)
+
+
+def encode_frame(
     bodies: Sequence[bytes],
     *,
     keys: Sequence[str | None] | None = None,
@@ -69,11 +98,11 @@ def encode(
     produced_at_us: int = 0,
     token: bytes = b"",
     compress: bool = False,
-) -> bytes:
-    """A frame of these messages. A list of another length than `bodies` is an error; None is an absent column, and so
-    is a list of nothing but None or 0."""
+    reuse: bool = False,
+) -> bytes | memoryview:
+    """The same. With `reuse`, a large one lies in memory that is used for another once nobody looks at this one."""
     count = len(bodies)
-    parts = text_column(bodies)
+    parts = text_column(bodies, loose=reuse and not compress and count < _LOOSE)
     flags = 0
     # One `if` a column, in the order of the layout: a loop over them costs a frame of one message a microsecond.
     if keys is not None and _has_values(keys, count):
@@ -100,7 +129,9 @@ def encode(
         flags |= TIMEOUT
         parts.append(number_column(timeouts_us))
     numbers = (producer_id, producer_seq, produced_at_us, *expiry)
-    return assemble(parts, flags, count, numbers, token=token, compress=compress)
+    if not reuse or compress:
+        return assemble(parts, flags, count, numbers, token=token, compress=compress)
+    return _assemble_again(parts, flags, count, numbers, token)
 
 
 def encode_events(events: Sequence[bytes], *, produced_at_us: int = 0) -> bytes:
@@ -157,7 +188,8 @@ def earliest_and_latest(expires_at_us: Sequence[int]) -> tuple[int, int]:
     return min(at for at in expires_at_us if at), max(expires_at_us) if all(expires_at_us) else 0
 
 
-def text_column(values: Sequence[bytes]) -> list[bytes]:
+def text_column(values: Sequence[bytes], *, loose: bool = False) -> list[bytes]:
+    """Offsets and values, each padded; `loose` leaves the values of a large column as they are, to be joined later."""
     if len(values) == 1 and type(values[0]) is bytes and len(values[0]) <= FRAME_MAX:
         # Single messages and single events are most of what is encoded where time matters most.
         length = len(values[0])
@@ -170,10 +202,12 @@ def text_column(values: Sequence[bytes]) -> list[bytes]:
     # Before the values are joined: what is too large is not copied first.
     if length > FRAME_MAX:
         raise _too_large()
+    packed = _little_endian(offsets)
+    if loose and length >= _LARGE:
+        return [packed, pad8(len(packed)), *values, pad8(length)]
     data = b"".join(values)
     if len(data) != length:
         raise TypeError("bodies are bytes: the length of something else is not its number of bytes")
-    packed = _little_endian(offsets)
     return [packed, pad8(len(packed)), data, pad8(length)]
 
 
@@ -200,28 +234,14 @@ def assemble(
     compress: bool = False,
 ) -> bytes:
     """Put header, token and columns together; `numbers` are the header's, from the producer's id to the expiry."""
-    if count == 0:
-        raise BadFrame("a frame holds at least one message")
-    if count > COUNT_MAX:
-        raise TooLarge(f"a frame holds at most {COUNT_MAX} messages, not {count}")
-    if len(token) > TOKEN_MAX:
-        raise TooLarge(f"a token is at most {TOKEN_MAX} bytes long, not {len(token)}")
-    stored_length = columns_length = sum(map(len, parts))
-    if columns_length > FRAME_MAX:
-        raise _too_large()
+    stored_length = columns_length = _measure(parts, count, token)
     if compress:
         packed = compress_columns(b"".join(parts))
         if len(packed) < columns_length:
             padding = pad8(len(packed))
             parts, flags = (packed, padding), flags | ZSTD
             stored_length = len(packed) + len(padding)
-    token_length = len(token)
-    if token:
-        token += pad8(token_length)
-    length = HEADER.size + len(token) + stored_length
-    if length > FRAME_MAX:
-        raise _too_large()
-    head = COVERED.pack(flags, token_length, count, columns_length, *numbers, 0)
+    length, head, token = _head(flags, count, numbers, token, (columns_length, stored_length))
     if length < _LARGE:
         covered = b"".join((head, token, *parts))
         return PREFIX.pack(MAGIC, length, crc32c(covered)) + covered
@@ -229,6 +249,50 @@ def assemble(
     for part in parts:
         checksum = crc32c(part, checksum)
     return b"".join((PREFIX.pack(MAGIC, length, checksum), head, token, *parts))
+
+
+def _assemble_again(
+    parts: Sequence[bytes | memoryview], flags: int, count: int, numbers: tuple[int, ...], token: bytes
+) -> bytes | memoryview:
+    """The same, in memory that was used before, if it is worth it."""
+    size = _measure(parts, count, token)
+    if size < _LARGE:
+        return assemble(parts, flags, count, numbers, token=token)
+    length, head, padded = _head(flags, count, numbers, token, (size, size))
+    frame = SPARE.join((PREFIX.pack(MAGIC, length, 0), head, padded, *parts), length)
+    if frame is None:
+        return assemble([b"".join(parts)], flags, count, numbers, token=token)
+    PREFIX.pack_into(frame, 0, MAGIC, length, crc32c(frame[PREFIX.size :]))
+    return frame.toreadonly()
+
+
+def _measure(parts: Sequence[bytes | memoryview], count: int, token: bytes) -> int:
+    """The length of the columns; raises if a frame cannot be made of this."""
+    if count == 0:
+        raise BadFrame("a frame holds at least one message")
+    if count > COUNT_MAX:
+        raise TooLarge(f"a frame holds at most {COUNT_MAX} messages, not {count}")
+    if len(token) > TOKEN_MAX:
+        raise TooLarge(f"a token is at most {TOKEN_MAX} bytes long, not {len(token)}")
+    length = sum(map(len, parts))
+    if length > FRAME_MAX:
+        raise _too_large()
+    return length
+
+
+def _head(
+    flags: int, count: int, numbers: tuple[int, ...], token: bytes, lengths: tuple[int, int]
+) -> tuple[int, bytes, bytes]:
+    """The length of the frame, the covered part of its header, and the token as it stands behind it. `lengths` are
+    those of the columns, unpacked and as they are stored."""
+    columns_length, stored_length = lengths
+    token_length = len(token)
+    if token:
+        token += pad8(token_length)
+    length = HEADER.size + len(token) + stored_length
+    if length > FRAME_MAX:
+        raise _too_large()
+    return length, COVERED.pack(flags, token_length, count, columns_length, *numbers, 0), token
 
 
 def _too_large() -> TooLarge:

@@ -29,6 +29,7 @@ import towline.protocol.scanning
 import towline.protocol.survey
 import towline.protocol.transactions  # noqa: F401 - it adds to the messages that there are
 from towline.errors import ProtocolError, TooLarge, TowlineError
+from towline.frame.spare import SPARE
 from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
 
 __all__ = [
@@ -104,10 +105,10 @@ class Scratch:
     __slots__ = ("view",)
 
     def __init__(self) -> None:
-        self.view = memoryview(bytearray(_SCRATCH_BYTES))
+        self.view = SPARE.view(_SCRATCH_BYTES)
 
     def give_away(self) -> memoryview:
-        given, self.view = self.view, memoryview(bytearray(_SCRATCH_BYTES))
+        given, self.view = self.view, SPARE.view(_SCRATCH_BYTES)
         return given
 
 
@@ -137,7 +138,7 @@ class Decoder:
     def pending_bytes(self) -> int:
         return 0 if self._view is None else self._end - self._at
 
-    def feed(self, data: bytes) -> list[Envelope]:
+    def feed(self, data: bytes | memoryview) -> list[Envelope]:
         """Take more bytes, and give the envelopes that they complete. Raises once the peer breaks the rules."""
         if self.broken is not None:
             raise self.broken
@@ -192,7 +193,7 @@ class Decoder:
         really came, not with what was announced."""
         have = len(part)
         size = max(min(max(self._need, _SCRATCH_BYTES), max(4 * have, _SMALL_BYTES)), have + more)
-        self._view = memoryview(bytearray(size))
+        self._view = SPARE.view(size) if size >= _SCRATCH_BYTES else memoryview(bytearray(size))
         self._view[:have] = part
         self._at, self._end = 0, have
 
