@@ -37,7 +37,7 @@ def test_a_wrong_secret_is_refused_and_not_repeated(guarded: BrokerProcess, tmp_
     result = cli("topic", "ls", "--token", "shop", env={"TOWLINE_SECRET": "open barley"}, code=1)
     assert result.err.startswith("error: ")
     assert "barley" not in result.err
-    assert cli("topic", "ls", "--secret-file", "missing", code=1).err.startswith("error: secret file missing")
+    assert cli("topic", "ls", "--secret-file", "missing", code=2).err.startswith("error: secret file missing")
 
 
 def test_a_broker_with_tls(tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+import towline
 from tests.server.process import BrokerProcess, failing_start
 from tests.server.raw_client import RawClient
 from towline.broker.access import Access
 from towline.broker.serve import split_address
 from towline.broker.tls import tls_context
 from towline.broker.tokens_file import read_tokens
-from towline.errors import BadRequest, Refused
+from towline.errors import BadRequest, Refused, Unavailable
 from towline.protocol.envelope import PREFACE, encode_envelope
 from towline.protocol.messages import Failed, Hello, Welcome
 
@@ -196,6 +197,17 @@ def test_plain_bytes_to_a_tls_port_are_closed(tls_broker: BrokerProcess) -> None
         while data := client.socket.recv(1000):
             received += data
         assert len(received) < 100, "an alert of TLS at most"
+
+
+def test_a_client_with_the_wrong_kind_of_url_is_told_at_once(
+    tls_broker: BrokerProcess, certificate: tuple[str, str]
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(Unavailable, match="towlines://"):
+        towline.connect(f"towline://localhost:{tls_broker.port}", timeout=60)
+    with BrokerProcess() as plain, pytest.raises(Refused, match="does not speak TLS"):
+        towline.connect(f"towlines://localhost:{plain.port}", timeout=60, ca_file=certificate[0])
+    assert time.monotonic() - began < 30
 
 
 def test_a_tls_handshake_that_never_comes_is_closed(tls_broker: BrokerProcess) -> None:

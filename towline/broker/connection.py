@@ -61,6 +61,10 @@ JOIN_BYTES = 4 << 10
 GATHER_BYTES = 64 << 10
 """When answers of this size together are waiting, they are written without waiting for more."""
 
+TLS_HELLO = b"\x16\x03"
+TLS_REFUSAL = bytes([21, 3, 1, 0, 2, 2, 70])
+"""An alert of TLS: not in this version, nor in any other."""
+
 HOLD_PENDING = 1  # too many bytes are not durable yet
 HOLD_RUNNING = 2  # too many requests are running
 HOLD_WRITING = 4  # the client does not read its answers
@@ -209,7 +213,11 @@ class Connection(asyncio.BufferedProtocol):
         self._preface += data[:missing]
         if not PREFACE.startswith(self._preface):
             self.log_rarely(logging.INFO, "closed: this is not Towline's protocol, it begins with %r", self._preface)
-            self._transport.abort()
+            if self._preface.startswith(TLS_HELLO):
+                self._transport.write(TLS_REFUSAL)  # so that the client need not guess
+                self._transport.close()
+            else:
+                self._transport.abort()
             self.state = State.ENDING
             return b""
         if len(self._preface) == len(PREFACE):

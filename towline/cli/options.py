@@ -82,4 +82,5 @@ class Connection:
         try:
             return self.secret_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise BadRequest(f"secret file {self.secret_file}: {error}") from None
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise Usage(f"secret file {self.secret_file}: {reason}") from None

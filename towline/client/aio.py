@@ -27,6 +27,7 @@ from towline.client.options import Certificates, ConsumerOptions, Options, Produ
 from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability, as_time_us
 from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
+from towline.client.telemetry import instrument
 from towline.client.trace import Trace, trace
 from towline.client.undertaking import Senders
 from towline.errors import Closed, WrongShard
@@ -125,6 +126,7 @@ class Client(Transacting, Surveying):
         self._senders = Senders(options.token)
         self._shards = sharding.ShardMap()
         self._started: AioLink | None = None
+        instrument(self)
 
     async def start(self) -> None:
         """Meet the broker; `connect` does this for you."""
@@ -300,7 +302,9 @@ class Client(Transacting, Surveying):
         limits = options.limits(self._max_request_bytes)
         link = self._new_link()
         shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection, self._shards)
-        return self._adopt(Producer(link, shipping, limits, block))
+        producer = self._adopt(Producer(link, shipping, limits, block))
+        instrument(producer)
+        return producer
 
     # Consuming
 

@@ -25,6 +25,7 @@ from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
 from towline.client.subscription import Limits, LostLease
+from towline.client.telemetry import instrument
 from towline.client.trace import Trace, trace
 from towline.client.transaction import Checker, Transacting
 from towline.client.undertaking import Senders
@@ -93,6 +94,7 @@ class Client(Transacting, Surveying):
             self._sender = options.sender()
             self._senders = Senders(options.token)
             self._shards = sharding.ShardMap()
+            instrument(self)
             self._link.run(flows.ping())
         except BaseException:
             self.close()
@@ -258,7 +260,9 @@ class Client(Transacting, Surveying):
         limits = options.limits(self._max_request_bytes)
         link = self._new_link()
         shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection, self._shards)
-        return self._adopt(Producer(link, shipping, limits, block))
+        producer = self._adopt(Producer(link, shipping, limits, block))
+        instrument(producer)
+        return producer
 
     # Consuming
 

@@ -39,6 +39,9 @@ _GREETING_LIMIT: Final = 64 << 10
 _ANSWER_LIMIT: Final = 1 << 30
 _UNAVAILABLE: Final = Unavailable.code
 
+CLOSED_UNMET_MAX: Final = 6
+"""A broker that was never met, and closes so many connections in a row without a word, is none, or speaks TLS."""
+
 
 class State(enum.Enum):
     DOWN = "down"
@@ -136,6 +139,7 @@ class Connection:
     def __init__(self, token: str = "", secret: str = "") -> None:
         self._hello = Hello(VERSION, VERSION, token, secret, "towline-python")
         self.state = State.DOWN
+        self._closed_unmet = 0
         self.welcome: Welcome | None = None
         self.member: Member | None = None
         self.answered = 0
@@ -201,10 +205,21 @@ class Connection:
 
     def broken(self, error: Exception) -> None:
         """The socket is gone. What is unanswered waits for the next one, unless that would fare no better."""
+        met = self.state is not State.GREETING or self.welcome is not None
         self.state = State.DOWN
         self._greeting = {}
         if isinstance(error, TowlineError) and not error.retriable:
             self.fail_all(error)
+        self._closed_unmet = 0 if met or not isinstance(error, ConnectionError) else self._closed_unmet + 1
+        if self._closed_unmet >= CLOSED_UNMET_MAX:
+            # Waiting any longer would not make it another one.
+            self._closed_unmet = 0
+            self.fail_all(
+                Unavailable(
+                    "what listens there closes the connection instead of answering: does it speak TLS? Then use "
+                    "towlines://; or it is no Towline broker"
+                )
+            )
 
     def fail_all(self, error: TowlineError) -> None:
         calls, self._calls = self._calls, {}

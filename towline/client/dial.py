@@ -19,6 +19,10 @@ _MISMATCHES: Final = (62, 64)
 """OpenSSL's numbers for a certificate of another host, and of another address."""
 
 
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "TLSV1_ALERT_PROTOCOL_VERSION", "RECORD_LAYER_FAILURE")
+"""What OpenSSL says of one that answers in another language; and our broker's own word for it."""
+
+
 class Route:
     """The addresses of a target, in turn. After each round that failed, the caller waits."""
 
@@ -61,6 +65,8 @@ def connect_socket(
 
 def never_better(route: Route, error: OSError) -> Refused | None:
     """What to raise at once, because trying again would fare no better; None for all that may pass."""
+    if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
+        return Refused(f"{route.name}: it does not speak TLS: use towline:// if that is meant ({error.reason})")
     if not isinstance(error, ssl.SSLCertVerificationError):
         return None
     hint = "if it has an authority of its own, name that one's file (ca_file, --ca-file)"

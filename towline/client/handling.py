@@ -21,6 +21,7 @@ from towline.client.backoff import Backoff
 from towline.client.handler import Handler
 from towline.client.message import Message
 from towline.client.subscription import LostLease
+from towline.client.telemetry import processing
 from towline.client.threads import Job, Threads
 from towline.client.verdict import Retry, describe, settle
 from towline.errors import BadRequest, Refused, TowlineError
@@ -68,6 +69,7 @@ class Handling:
         self._running: dict[asyncio.Task[None], list[Message]] = {}
         self._calls: dict[asyncio.Task[None], _Call] = {}
         self._changed = asyncio.Event()
+        self._function = processing(handler.function, handler.topic, handler.group)
         self._size = handler.concurrency
         self._pulled_at = 0.0
 
@@ -197,10 +199,10 @@ class Handling:
         call: Job | _TaskCall
         future: asyncio.Future[Any]
         if self._threads is not None:
-            call = self._threads.submit(handler.function, argument)
+            call = self._threads.submit(self._function, argument)
             future = call.done
         else:
-            call = _TaskCall(asyncio.create_task(handler.function(argument)))
+            call = _TaskCall(asyncio.create_task(self._function(argument)))
             future = call.task
         mine = asyncio.current_task()
         assert mine is not None, "a handler is called by a task"
