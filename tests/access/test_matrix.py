@@ -15,7 +15,7 @@ from tests.server.raw_client import RawClient
 from towline.broker.permissions import PERMISSIONS
 from towline.broker.rights import ROLES
 from towline.errors import Refused
-from towline.protocol import access, cluster, ordering, scanning, survey
+from towline.protocol import access, cluster, ordering, publishing, scanning, survey
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.access import Grant
@@ -77,6 +77,11 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     access.DropRule: [("admin", CLUSTER)],
     access.ListAudit: [("admin", CLUSTER)],
     access.Measure: [("describe", ORDERS)],
+    publishing.Report: [("consume", ORDERS), ("consume", ("group", "spark"))],
+    publishing.Stage: [("send", ORDERS), ("send", STOCK)],
+    publishing.Publish: [],
+    publishing.Unstage: [],
+    publishing.AskSink: [],
     cluster.Meet: [("admin", CLUSTER)],
     cluster.ListBrokers: [],
     cluster.ListClients: [("describe", ORDERS)],
@@ -144,7 +149,7 @@ def _there(broker: Secured) -> None:
 
 def is_refused(client: RawClient, request: Request) -> bool:
     attachments = b""
-    if isinstance(request, m.Send | tx.Prepare):
+    if isinstance(request, m.Send | tx.Prepare | publishing.Stage):
         attachments = bytes(sum(head.length for head in request.frames))
     number = client.post(request, attachments)
     got = client.read()
