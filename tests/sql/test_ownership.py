@@ -13,7 +13,7 @@ import pytest
 from tests.contract.stores import all_bodies, frame_of, put
 from tests.sql.server import mariadb
 from towline.errors import OwnershipLost, StoreLocked
-from towline.store.sql import Database, Ownership, SqlSettings, SqlStore, open_sql
+from towline.store.sql import Database, Ownership, Roster, SqlSettings, SqlStore, open_sql
 from towline.store.sql.opening import prepare_database
 
 
@@ -149,6 +149,21 @@ async def test_realms_of_one_database_do_not_mix(settings: SqlSettings) -> None:
             assert (await all_bodies(store, "delay/marks"))[0].startswith(realm.encode())
             assert await store.load("x") == realm.encode()
             await store.close()
+
+
+async def test_brokers_are_on_the_roster_while_they_are_there(settings: SqlSettings) -> None:
+    async with prepared(settings) as database:
+        roster = Roster(database)
+        store = await open_sql(settings, owner="one", address="host1:7400")
+        async with asyncio.timeout(10):
+            while not (present := await roster.present("broker", within_s=30)):
+                await asyncio.sleep(0.02)
+        assert [(one.name, one.address, one.data["realm"]) for one in present] == [("one", "host1:7400", "main")]
+        await roster.beat("broker", "two", "host2:7400", {})
+        assert [one.name for one in await roster.present("broker", within_s=30)] == ["one", "two"]
+        assert await roster.present("broker", within_s=-1) == []
+        await store.close()
+        assert [one.name for one in await roster.present("broker", within_s=30)] == ["two"]
 
 
 async def test_the_server_of_a_test_runs_without_root() -> None:

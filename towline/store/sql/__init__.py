@@ -5,8 +5,9 @@
 | `settings`  | the URL, limits and times |
 | `tables`    | every table, as SQLAlchemy Core; `schema` makes and upgrades them |
 | `database`  | connections; `faults` what their errors mean; `checks` what is warned of at the start |
-| `ownership` | realms, leases, epochs: who may write |
+| `ownership` | realms, leases, epochs: who may write; `roster` who is there |
 | `rows`      | frames as rows and back; `describe` what people read beside them |
+| `projection` | documents as tables: topics, groups, progress; the view of statuses |
 | `job`, `writer` | what waits for a transaction, and the transactions |
 | `cache`, `reading`, `trimming` | the way out, and the end |
 | `store`     | the SPI on top of all that |
@@ -15,7 +16,20 @@
 from towline.store.sql.database import Database
 from towline.store.sql.opening import open_sql
 from towline.store.sql.ownership import MAIN, Holder, Lease, Ownership
+from towline.store.sql.roster import Present, Roster
 from towline.store.sql.settings import SqlSettings, parse_url
 from towline.store.sql.store import SqlStore
 
-__all__ = ["MAIN", "Database", "Holder", "Lease", "Ownership", "SqlSettings", "SqlStore", "open_sql", "parse_url"]
+__all__ = [
+    "MAIN",
+    "Database",
+    "Holder",
+    "Lease",
+    "Ownership",
+    "Present",
+    "Roster",
+    "SqlSettings",
+    "SqlStore",
+    "open_sql",
+    "parse_url",
+]

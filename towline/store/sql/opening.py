@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from typing import Final
+
 from towline.clock import SYSTEM, Clock
 from towline.errors import TowlineError
 from towline.store.sql.checks import check_server
 from towline.store.sql.database import Database
 from towline.store.sql.faults import explain
 from towline.store.sql.ownership import MAIN, Ownership
+from towline.store.sql.roster import Roster
 from towline.store.sql.schema import prepare
 from towline.store.sql.settings import SqlSettings
 from towline.store.sql.store import SqlStore
 
-__all__ = ["open_sql", "prepare_database"]
+__all__ = ["BROKER", "open_sql", "prepare_database"]
+
+BROKER: Final = "broker"
+"""The kind of a broker on the roster."""
+_BEAT_S: Final = 10.0
 
 
 async def prepare_database(settings: SqlSettings, *, max_frame_bytes: int = 0) -> Database:
@@ -33,10 +42,24 @@ async def prepare_database(settings: SqlSettings, *, max_frame_bytes: int = 0) -
 
 
 class _OwnStore(SqlStore):
-    """A store with a database of its own, which it closes."""
+    """A store with a database of its own, which it closes; its broker is on the roster for as long as it is open."""
+
+    _beating: asyncio.Task[None] | None = None
+
+    def register(self, owner: str, address: str) -> None:
+        data = {"realm": self.lease.realm, "epoch": self.lease.epoch}
+        beats = Roster(self.database).keep_beating(BROKER, owner, address, data, _BEAT_S)
+        self._beating = asyncio.get_running_loop().create_task(beats, name="towline-sql-roster")
 
     async def close(self, heir: str = "") -> None:
+        beating, self._beating = self._beating, None
+        if beating is not None:
+            beating.cancel()
+            await asyncio.wait([beating])
         await super().close(heir)
+        if beating is not None and self.failure is None:
+            with contextlib.suppress(TowlineError):
+                await Roster(self.database).leave(BROKER, self.lease.owner)
         await self.database.close()
 
 
@@ -47,7 +70,9 @@ async def open_sql(
     database = await prepare_database(settings, max_frame_bytes=max_frame_bytes)
     try:
         lease = await Ownership(database, owner, address).wait_for(MAIN, 2 * settings.lease_s)
-        return await _OwnStore.open(database, lease, clock=clock)
+        store = await _OwnStore.open(database, lease, clock=clock)
+        store.register(owner, address)
+        return store
     except BaseException:
         await database.close()
         raise

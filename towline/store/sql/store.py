@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Self
 
 from sqlalchemy import bindparam, select
 
@@ -74,7 +74,7 @@ class SqlStore:
         self._closed = False
 
     @classmethod
-    async def open(cls, database: Database, lease: Lease, *, clock: Clock = SYSTEM) -> SqlStore:
+    async def open(cls, database: Database, lease: Lease, *, clock: Clock = SYSTEM) -> Self:
         """Open the realm of a lease; from now on the store keeps the lease alive."""
 
         async def look(connection: Connection) -> tuple[Sequence[tuple[int, ...]], Sequence[tuple[object, ...]]]:

@@ -1,0 +1,86 @@
+"""Who is there: brokers and whatever else beats, in the table `mq_registry`, by the database's clock.
+
+    roster = Roster(database)
+    await roster.beat("broker", "broker-2", "10.0.0.2:7400", {"realms": ["main"]})    # every few seconds
+    await roster.present("broker", within_s=30)                                        # all that were heard of
+    await roster.leave("broker", "broker-2")
+
+Nothing is decided by it: who owns what is `ownership`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import bindparam, delete, func, select, text
+from sqlalchemy.dialects.mysql import insert
+
+from towline.errors import TowlineError
+from towline.store.sql import tables
+from towline.store.sql.database import Database
+
+__all__ = ["Present", "Roster"]
+
+log = logging.getLogger("towline.store")
+
+_table = tables.registry
+_NOW = func.now(6)
+_INSERT = insert(_table).values(
+    kind=bindparam("a_kind"),
+    name=bindparam("a_name"),
+    address=bindparam("an_address"),
+    data=bindparam("some_data"),
+    since=_NOW,
+    beat_at=_NOW,
+)
+_BEAT = _INSERT.on_duplicate_key_update(
+    address=_INSERT.inserted.address, data=_INSERT.inserted.data, beat_at=_INSERT.inserted.beat_at
+)
+_SILENT_S = (func.timestampdiff(text("MICROSECOND"), _table.c.beat_at, _NOW) / 1_000_000.0).label("silent_s")
+_PRESENT = (
+    select(_table.c.name, _table.c.address, _table.c.data, _SILENT_S)
+    .where(_table.c.kind == bindparam("a_kind"))
+    .order_by(_table.c.name)
+)
+_LEAVE = delete(_table).where(_table.c.kind == bindparam("a_kind"), _table.c.name == bindparam("a_name"))
+
+
+class Present(NamedTuple):
+    name: str
+    address: str
+    data: dict[str, Any]
+    silent_s: float
+    """How long ago it was heard of."""
+
+
+class Roster:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def beat(self, kind: str, name: str, address: str, data: Mapping[str, Any]) -> None:
+        encoded = msgspec.json.encode(data).decode()
+        await self._database.reading(
+            lambda connection: connection.run(_BEAT, a_kind=kind, a_name=name, an_address=address, some_data=encoded)
+        )
+
+    async def present(self, kind: str, within_s: float) -> list[Present]:
+        """All of a kind that were heard of within this time, by name."""
+        rows = await self._database.reading(lambda connection: connection.rows(_PRESENT, a_kind=kind))
+        found = [Present(name, at, msgspec.json.decode(data), float(silent)) for name, at, data, silent in rows]
+        return [one for one in found if one.silent_s <= within_s]
+
+    async def leave(self, kind: str, name: str) -> None:
+        await self._database.reading(lambda connection: connection.run(_LEAVE, a_kind=kind, a_name=name))
+
+    async def keep_beating(self, kind: str, name: str, address: str, data: Mapping[str, Any], every_s: float) -> None:
+        """Until it is cancelled. A database that does not answer is no reason to end."""
+        while True:
+            try:
+                await self.beat(kind, name, address, data)
+            except TowlineError as error:
+                log.debug("%s %s could not be registered: %s", kind, name, error)
+            await asyncio.sleep(every_s)
