@@ -176,7 +176,8 @@ class AlarmDesk:
                 await self._send_stubbornly(self._notices.popleft())
 
     async def _send_stubbornly(self, notice: Notice) -> None:
-        for wait_s in (*TRIES_S, 0.0):
+        hopeless = bool(notice.emails) and not self._settings.smtp
+        for wait_s in (0.0,) if hopeless else (*TRIES_S, 0.0):
             try:
                 await self._send(notice)
             except TowlineError as error:

@@ -140,9 +140,9 @@ class TopicFacts:
         "topic",
     )
 
-    def __init__(self, topic: Topic, now_s: float) -> None:
+    def __init__(self, topic: Topic, now_s: float, *, new: bool) -> None:
         self.topic = topic
-        self.incoming = Rate(sum(lane.end for lane in topic.lanes), now_s)
+        self.incoming = Rate(0 if new else sum(lane.end for lane in topic.lanes), now_s)
         self.messages = self.size_bytes = self.lag = self.dead = self.delayed = self.members = 0
         self.out_per_s = 0.0
         self.groups: dict[str, GroupFacts] = {}
@@ -241,7 +241,7 @@ class Census:
                     begin_s = self._clock.steady_s()
                 facts = self.topics.get(name)
                 if facts is None or facts.topic is not topic:
-                    facts = self.topics[name] = TopicFacts(topic, now_s)
+                    facts = self.topics[name] = TopicFacts(topic, now_s, new=self.walks > 0)
                 facts.delayed = delayed.get(name, 0)
                 reads -= await self._look(facts, now_us, now_s, reads)
             for name in self.topics.keys() - self._live.keys():

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from towline.broker.broker import Broker
 from towline.broker.cluster import Cluster, advertised, join_addresses, split_address
+from towline.broker.companion import Companion
 from towline.broker.metrics_server import MetricsServer
 from towline.broker.opening import open_store
 from towline.broker.server import Server
@@ -32,21 +33,22 @@ M_MMAP_THRESHOLD = -3
 KEEP_BYTES = 32 << 20
 
 
-def run(settings: BrokerSettings) -> int:
-    """Serve until SIGTERM or SIGINT; the answer is the exit code: 1 if it failed, 2 if the settings cannot be."""
+def run(settings: BrokerSettings, *, console: bool = False) -> int:
+    """Serve until SIGTERM or SIGINT, with a web `console` beside it if the settings want one; the answer is the exit
+    code: 1 if it failed, 2 if the settings cannot be."""
     _log_to_stderr(settings.log_level)
     for each in misspelt_variables(os.environ):
         log.warning("%s", each)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(settings))
+            runner.run(_serve(settings, console))
     except (TowlineError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, BadRequest) else 1
     return 0
 
 
-async def _serve(settings: BrokerSettings) -> None:
+async def _serve(settings: BrokerSettings, console: bool) -> None:
     stop = _on_signals()
     host, port = split_address(settings.listen)
     context = tls_of(settings)
@@ -67,7 +69,10 @@ async def _serve(settings: BrokerSettings) -> None:
         sys.stdout.write(f"listening on {shown}:{server.port}\n")
         sys.stdout.flush()
         log.info("%s serves %s%s", settings.name, settings.store, " with TLS" if context else "")
+        companion = await Companion.start(settings, host, server.port) if console else None
         await stop.wait()
+        if companion is not None:
+            await companion.stop()
         await cluster.stop()
         if metrics is not None:
             await metrics.close()

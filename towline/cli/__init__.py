@@ -17,6 +17,7 @@ from towline.cli.audit import audit
 from towline.cli.bench import bench
 from towline.cli.check import check
 from towline.cli.cluster import clients, cluster
+from towline.cli.console import console
 from towline.cli.consume import consume
 from towline.cli.dead import dead
 from towline.cli.delay import delay
@@ -72,6 +73,7 @@ app.command(clients, group=_ADMIN, sort_key=90)
 cluster.group, cluster.sort_key = (_ADMIN,), 91
 app.command(cluster)
 app.command(serve, group=_BROKER, sort_key=1)
+app.command(console, group=_BROKER, sort_key=1)
 app.command(rest, group=_BROKER, sort_key=1)
 app.command(top, group=_BROKER, sort_key=2)
 app.command(check, group=_BROKER, sort_key=2)

@@ -70,7 +70,7 @@ def serve(*, config: Path | None = None, **given: Any) -> int:
         raise Usage(str(error)) from None
     from towline.broker.serve import run
 
-    return run(chosen)
+    return run(chosen, console=True)
 
 
 def _flag(setting: Setting) -> inspect.Parameter:

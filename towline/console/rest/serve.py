@@ -17,14 +17,14 @@ from fastapi import FastAPI
 from towline.console.rest.app import rest_app
 from towline.errors import BadRequest, Unavailable
 
-__all__ = ["serve"]
+__all__ = ["Server", "listen_on", "serve"]
 
 
 def serve(url: str, listen: str, *, tls_cert: str, tls_key: str, allow_remote: bool, **options: Any) -> int:
     """Serve until SIGTERM or SIGINT."""
     if bool(tls_cert) != bool(tls_key):
         raise BadRequest("TLS takes both a certificate (--tls-cert) and its key (--tls-key)")
-    sock = _listen(listen, remote=allow_remote or bool(tls_cert))
+    sock = listen_on(listen, remote=allow_remote or bool(tls_cert))
     rest = rest_app(url, **options)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=rest.state.lifespan)
     app.mount("/api", rest)
@@ -43,11 +43,11 @@ def serve(url: str, listen: str, *, tls_cert: str, tls_key: str, allow_remote: b
     scheme = "https" if tls_cert else "http"
     sys.stdout.write(f"listening on {scheme}://{shown}:{port}/api\n")
     sys.stdout.flush()
-    asyncio.run(_Server(config).serve(sockets=[sock]))
+    asyncio.run(Server(config).serve(sockets=[sock]))
     return 0
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Ends upon a signal as if nothing else had been expected: with exit code 0."""
 
     @contextmanager
@@ -58,7 +58,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listen(text: str, *, remote: bool) -> socket.socket:
+def listen_on(text: str, *, remote: bool) -> socket.socket:
     host, colon, port = text.rpartition(":")
     host = host.strip("[]")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:

@@ -1,0 +1,93 @@
+"""The console that `towline serve` starts: there when it is wanted, gone with its broker."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def serve(folder: Path, *flags: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TOWLINE_")}
+    environment |= {"PYTHONPATH": str(ROOT), "NICEGUI_STORAGE_PATH": str(folder / "nicegui")}
+    command = [sys.executable, "-m", "towline", "serve", "--store", "memory:", "--listen", "127.0.0.1:0", *flags]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(process: subprocess.Popen[str], pattern: str) -> str:
+    assert process.stderr is not None
+    for line in process.stderr:
+        found = re.search(pattern, line)
+        if found:
+            return found[found.lastindex or 0]
+    raise AssertionError(pattern)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_is_there_and_ends_however_the_broker_ends(tmp_path: Path, number: signal.Signals) -> None:
+    with serve(tmp_path, "--console", "127.0.0.1:0") as process:
+        url = wait_for(process, r"console at (http://\S+)")
+        with urllib.request.urlopen(url + "healthz", timeout=20) as answer:
+            assert answer.read() == b"ok\n"
+        process.send_signal(number)
+        process.wait(30)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(url + "healthz", timeout=5).close()
+            except OSError:
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail("the console outlived its broker")
+
+
+def test_an_address_in_use_leaves_the_broker_alone(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        serve(tmp_path, "--console", f"127.0.0.1:{taken.getsockname()[1]}") as process,
+    ):
+        wait_for(process, r"web console ended with code")
+        assert process.poll() is None
+        process.terminate()
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+
+
+def test_without_its_packages_the_broker_says_so_once_and_goes_on(tmp_path: Path) -> None:
+    script = (
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'nicegui' else find(name, *more)\n"
+        "from towline.cli import main\nsys.argv[0] = 'towline'\nmain()"
+    )
+    command = [sys.executable, "-c", script, "serve", "--store", "memory:", "--listen", "127.0.0.1:0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(process, r"no web console: nicegui is not installed")
+        process.terminate()
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+
+
+def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    with serve(tmp_path, "--console", "off") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    assert children == []
+    assert "console" not in said

@@ -1,0 +1,57 @@
+"""`towline console`: the web console, with the REST door."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from towline.cli.options import Connection, Usage
+
+__all__ = ["console"]
+
+
+def console(
+    *,
+    broker: Annotated[str, Parameter(help="Where the broker is; the same as --url.", show_default=False)] = "",
+    listen: Annotated[str, Parameter(help="HOST:PORT to listen on; port 0 takes a free one.")] = "127.0.0.1:7480",
+    tls_cert: Annotated[str, Parameter(help="Certificate file (PEM), to serve HTTPS.")] = "",
+    tls_key: Annotated[str, Parameter(help="Key file (PEM) of the certificate.")] = "",
+    allow_remote: Annotated[
+        bool,
+        Parameter(help="Listen on other addresses than loopback without TLS: passwords can be overheard.", negative=()),
+    ] = False,
+    host_name: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            help="A name by which browsers reach it, besides its address and localhost; may be given several times.",
+        ),
+    ] = None,
+    beside_broker: Annotated[bool, Parameter(show=False, negative=())] = False,
+    connection: Connection = Connection(),  # noqa: B008
+) -> int:
+    """Serve the web console until SIGTERM or Ctrl-C; with the REST door at /api.
+
+    People log in with the users and tokens of the broker, and may there what the broker lets them; --token and
+    --secret-file count for nothing here. A broker without security asks nobody to log in, so keep it on loopback. When
+    it is ready it prints one line, `console at http://HOST:PORT/`. `towline serve` starts one by itself.
+    """
+    # The toolkit keeps nothing on disk for us, but it would make a folder for it.
+    os.environ.setdefault("NICEGUI_STORAGE_PATH", os.path.join(os.path.expanduser("~"), ".cache", "towline-console"))  # noqa: PTH111, PTH118
+    try:
+        from towline.console.serve import serve
+    except ImportError as error:
+        raise Usage(f"the console needs {error.name}, which is not installed: pip install 'towline[console]'") from None
+    return serve(
+        broker or connection.url,
+        listen,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        allow_remote=allow_remote,
+        host_names=tuple(host_name or ()),
+        beside=beside_broker,
+        ca_file=None if connection.ca_file is None else str(connection.ca_file),
+        timeout=connection.patience,
+    )

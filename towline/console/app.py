@@ -1,0 +1,86 @@
+"""The console as one ASGI application: pages, login, downloads, the REST door at /api, and the shield before them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
+from fastapi.staticfiles import StaticFiles
+from nicegui import ui
+from starlette.types import ASGIApp
+
+from towline.console.downloads import download_routes
+from towline.console.frame import use_sessions
+from towline.console.login import login_routes
+from towline.console.pages import (
+    access,
+    alarms,
+    audit,
+    cluster,
+    dead,
+    delayed,
+    groups,
+    message,
+    messages,
+    overview,
+    topics,
+    transactions,
+)
+from towline.console.rest.app import rest_app
+from towline.console.sessions import Sessions
+from towline.console.shield import Shield
+
+__all__ = ["PAGES", "console_app"]
+
+PAGES = (overview, topics, groups, messages, message, dead, delayed, transactions, cluster, alarms, access, audit)
+FAVICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 22 22"><rect width="22" height="22" rx="6" fill="#0b6a8f"/>'
+    '<path d="M15.5 8a5.4 5.4 0 1 0 0 6" fill="none" stroke="#fff" stroke-width="2"/></svg>'
+)
+
+
+def console_app(
+    url: str, *, hosts: Iterable[str] = (), any_host: bool = False, tls: bool = False, **options: Any
+) -> ASGIApp:
+    """`options` are those of `towline.aio.connect`, but for who is calling."""
+    sessions = Sessions(url, options)
+    use_sessions(sessions)
+    rest = rest_app(url, **options)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        tidying = asyncio.create_task(sessions.tidy())
+        try:
+            async with rest.state.lifespan():
+                yield
+        finally:
+            tidying.cancel()
+            await sessions.close()
+
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.mount("/api", rest)
+    app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
+    app.include_router(login_routes(sessions, tls=tls))
+    app.include_router(download_routes())
+
+    @app.get("/healthz", include_in_schema=False)
+    async def healthy() -> PlainTextResponse:
+        return PlainTextResponse("ok\n")
+
+    ui.run_with(
+        app,
+        title="Towline",
+        favicon=FAVICON,
+        dark=None,
+        tailwind=False,
+        reconnect_timeout=10.0,
+        binding_refresh_interval=None,
+        show_welcome_message=False,
+    )
+    app.add_middleware(Shield, sessions=sessions, hosts=list(hosts), any_host=any_host, tls=tls)
+    return app

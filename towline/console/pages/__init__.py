@@ -1,0 +1,1 @@
+"""The pages: each module makes those that its name says, by being imported."""

@@ -1,0 +1,317 @@
+"""Dead letters: where they are, why they died, and sending them again, as they are or mended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from urllib.parse import urlencode
+
+from nicegui import ui
+
+from towline.client.message import DeadLetter
+from towline.console.body import preview
+from towline.console.dialogs import confirm, form
+from towline.console.frame import View, act, badge, button, console_page, empty, facts, go, head, panel, say
+from towline.console.pages.message import show_body
+from towline.console.resending import Resending
+from towline.console.table import Column, Query, Table
+from towline.console.words import number, plain
+from towline.errors import TowlineError
+
+__all__ = ["dead_page", "letter_page"]
+
+SAMPLE = 2_000
+FOUND_MAX = 500
+
+GROUPS = [
+    Column("group", "Group", "link"),
+    Column("topic", "Topic", "cut"),
+    Column("dead", "Dead letters", "number", sort=True),
+    Column("failed", "Failed, 5 min", "number", sort=True),
+]
+LETTERS = [
+    Column("number", "Number", "link"),
+    Column("reason", "Reason", "cut"),
+    Column("key", "Key", "cut", wide=True),
+    Column("attempt", "Attempts", "number", wide=True),
+    Column("died", "Died", wide=True),
+    Column("body", "Body", "cut", wide=True),
+    Column("state", "", "badge"),
+]
+
+
+@console_page("/dead", "Dead letters")
+async def dead_page(view: View) -> None:
+    topic, group = view.asked("topic"), view.asked("group")
+    if topic and group:
+        await _Letters(view, topic, group).build()
+        return
+    with head("Dead letters", "Messages whose attempts ran out: kept, and waiting for you"):
+        pass
+    with panel():
+
+        async def fetch(query: Query) -> tuple[int, list[dict[str, Any]]]:
+            found = await view.mq.survey(
+                "groups", topic=topic, sort=query.sort or "dead", descending=query.descending, first=query.first,
+                limit=query.limit,
+            )  # fmt: skip
+            rows = [
+                {
+                    "id": f"{one.topic}/{one.group}",
+                    "group": {"text": one.group, "href": f"/dead?topic={one.topic}&group={one.group}"},
+                    "topic": one.topic,
+                    "dead": number(one.dead),
+                    "failed": number(one.failed),
+                }
+                for one in found.groups
+                if one.dead or query.sort != "dead"
+            ]
+            some = (await view.mq.pulse()).now["dead"] if not topic else len(rows)
+            return (min(found.total, query.first + len(rows) + (len(rows) == query.limit)) if some else 0), rows
+
+        nothing = ("mark_email_read", "No dead letters", "Every message was consumed, or is still being tried.")
+        table = Table(GROUPS, fetch, nothing=nothing, sort="dead", descending=True)
+        await table.load()
+    ui.timer(5.0, table.refresh)
+
+
+class _Letters:
+    """The dead letters of one group."""
+
+    def __init__(self, view: View, topic: str, group: str) -> None:
+        self.view = view
+        self.topic = topic
+        self.group = group
+        self.reason = view.asked("reason")
+        self.key = view.asked("key")
+        self.found: list[DeadLetter] | None = None
+        self.job: Resending | None = None
+
+    async def build(self) -> None:
+        state = await self.view.mq.group(self.topic, self.group)
+        self._count = state.dead
+        export = "/download/dead?" + urlencode({"topic": self.topic, "group": self.group, "reason": self.reason})
+        about = f"{state.dead:,} dead letters of group {self.group} on topic {self.topic}"
+        with head("Dead letters", about, crumb=("All groups", "/dead")):
+            ui.link("Export", export).classes("tl-sub")
+            self._some = button("Send selected again", icon="replay", on_click=self._send_selected).classes("tl-plain")
+            self._some.set_enabled(False)
+            button("Send all again …", icon="playlist_play", on_click=self._send_all).classes("tl-main-act")
+            with button(icon="more_vert").props('flat round dense aria-label="More"').classes("tl-icon"), ui.menu():
+                ui.menu_item("Drop all …", self._drop)
+        self._progress = ui.element("div").style("width:100%")
+        await self._reasons()
+        with panel():
+            with ui.element("div").classes("tl-row"):
+                reason = ui.input("Reason contains", value=self.reason).props("outlined dense clearable")
+                reason.classes("tl-search tl-grow")
+                key = ui.input("Key", value=self.key).props("outlined dense clearable").classes("tl-grow")
+
+                async def look() -> None:
+                    self.reason, self.key = reason.value or "", key.value or ""
+                    await self._search()
+                    await self._table.first()
+
+                button("Filter", icon="filter_list", on_click=look).classes("tl-plain")
+                for field in (reason, key):
+                    field.on("keydown.enter", look)
+            await self._search()
+            nothing = ("mark_email_read", "No dead letters here", "None is left, or none fits the filter.")
+            self._table = Table(
+                LETTERS,
+                self._fetch,
+                nothing=nothing,
+                select=True,
+                on_select=self._enable,
+            )
+            await self._table.load()
+
+    def _enable(self, ids: list[str]) -> None:
+        self._some.set_enabled(bool(ids))
+
+    async def _search(self) -> None:
+        self.found = None
+        if self.reason or self.key:
+            self.found = await self.view.mq.find_dead(
+                self.topic, self.group, reason=self.reason, key=self.key or None, limit=FOUND_MAX
+            )
+
+    async def _fetch(self, query: Query) -> tuple[int, list[dict[str, Any]]]:
+        if self.found is not None:
+            some = self.found[query.first : query.first + query.limit]
+            return len(self.found), [self._row(one) for one in some]
+        page = await self.view.mq.dead_letters(self.topic, self.group, first=0, max_messages=1, max_bytes=1)
+        total = page.end - page.start
+        until = page.end - query.first
+        first = max(until - query.limit, page.start)
+        if until <= first:
+            return total, []
+        letters: list[DeadLetter] = []
+        while first < until:
+            page = await self.view.mq.dead_letters(self.topic, self.group, first=first, max_messages=until - first)
+            letters += page
+            if page.next <= first:
+                break
+            first = page.next
+        return total, [self._row(one) for one in reversed(letters)]
+
+    def _row(self, one: DeadLetter) -> dict[str, Any]:
+        return {
+            "id": str(one.number),
+            "number": {"text": str(one.number), "href": f"/dead/{self.topic}/{self.group}/{one.number}"},
+            "reason": plain(one.reason),
+            "key": plain(one.key or ""),
+            "attempt": str(one.attempt),
+            "died": self.view.moment(one.died_at_us),
+            "body": preview(one.body),
+            "state": {"text": "sent again", "tone": "good"} if one.resent else None,
+        }
+
+    async def _reasons(self) -> None:
+        counts: Counter[str] = Counter()
+        page = await self.view.mq.dead_letters(self.topic, self.group, first=0, max_messages=1, max_bytes=1)
+        at = max(page.end - SAMPLE, page.start)
+        looked = 0
+        while at < page.end:
+            page = await self.view.mq.dead_letters(self.topic, self.group, first=at, max_messages=1000)
+            counts.update(one.reason for one in page if not one.resent)
+            looked += len(page)
+            if page.next <= at:
+                break
+            at = page.next
+        if not counts:
+            return
+        about = f"of the newest {looked:,}" if looked >= SAMPLE else ""
+        with panel("Reasons", about):
+            top = counts.most_common(8)
+            for reason, count in top:
+                href = "/dead?" + urlencode({"topic": self.topic, "group": self.group, "reason": reason[:200]})
+                with ui.element("div").classes("tl-row").style("flex-wrap:nowrap"):
+                    badge(f"{count:,}", "bad")
+                    ui.link(plain(reason)[:160] or "(no reason given)", href).style("overflow-wrap:anywhere")
+            if len(counts) > len(top):
+                ui.label(f"and {len(counts) - len(top):,} other reasons").classes("tl-sub")
+
+    # Sending again
+
+    async def _send_selected(self) -> None:
+        numbers = [int(one) for one in self._table.selected]
+        text = f"{len(numbers):,} messages are delivered to group {self.group} again, and to no other."
+        if await confirm(self.view, "Send them again?", text, label="Send again", danger=False):
+            self._table.table.selected = []
+            await self._run(numbers, 1000.0, len(numbers))
+
+    def _send_all(self) -> None:
+        async def save() -> bool:
+            per_s = float(rate.value or 100)
+            numbers = [one.number for one in self.found if not one.resent] if self.found is not None else None
+            ui.timer(0, lambda: self._run(numbers, per_s, self._count if numbers is None else len(numbers)), once=True)
+            return True
+
+        which = "all that fit the filter" if self.found is not None else f"all {self._count:,}"
+        with form(
+            "Send dead letters again", "Begin", save, about=f"To group {self.group} alone: {which}, oldest first."
+        ):
+            rate = ui.number("Messages a second", value=100, min=1, max=100_000).props("outlined dense")
+
+    async def _run(self, numbers: list[int] | None, per_s: float, count: int) -> None:
+        self.job = job = Resending(self.view.mq, self.topic, self.group, per_s=per_s)
+        self._progress.clear()
+        with self._progress, panel("Sending again"):
+            bar = ui.linear_progress(0, show_value=False).props("rounded")
+            with ui.element("div").classes("tl-row"):
+                said = ui.label("").classes("tl-sub tl-grow").props('role="status"').mark("outcome")
+                stop = button("Stop", on_click=lambda: setattr(job, "stopped", True)).classes("tl-plain")
+            failures = ui.element("div")
+
+        def told() -> None:
+            bar.value = min((job.sent + len(job.failed)) / max(count, 1), 1.0)
+            said.text = f"{job.sent:,} of {count:,} sent again, {len(job.failed):,} failed"
+
+        try:
+            await job.run(numbers, told)
+        except TowlineError as error:
+            say(str(error), bad=True)
+        told()
+        said.text += ": stopped" if job.stopped else ": done"
+        stop.set_visibility(False)
+        with failures:
+            for letter, why in job.failed[:20]:
+                ui.label(f"{letter}: {plain(why)[:200]}").classes("tl-sub")
+        await self._search()
+        await self._table.refresh()
+
+    async def _drop(self) -> None:
+        page = await self.view.mq.dead_letters(self.topic, self.group, first=0, max_messages=1, max_bytes=1)
+        text = f"All {page.end - page.start:,} dead letters of group {self.group} are dropped for good."
+        if await confirm(self.view, "Drop all dead letters?", text, label="Drop", word=self.group) and await act(
+            self.view.mq.purge_dead(self.topic, self.group, page.end), "They were dropped"
+        ):
+            go(f"/dead?topic={self.topic}&group={self.group}")
+
+
+@console_page("/dead/{topic}/{group}/{number}", "Dead letter")
+async def letter_page(view: View) -> None:
+    topic, group = view.part("topic"), view.part("group")
+    text = view.part("number")
+    letter = await view.mq.dead_letter(topic, group, int(text) if text.isdigit() and len(text) < 19 else 0)
+    crumb = ("Dead letters", f"/dead?topic={topic}&group={group}")
+    with head(f"Dead letter {letter.number}", f"of group {group} on topic {topic}", crumb=crumb):
+        if letter.resent:
+            badge("sent again", "good")
+        button("Edit and send …", icon="edit", on_click=lambda: _revise(view, topic, group, letter)).classes("tl-plain")
+        button("Send again", icon="replay", on_click=lambda: _resend(view, topic, group, letter)).classes("tl-main-act")
+    with ui.element("div").classes("tl-note bad"):
+        ui.label(plain(letter.reason) or "No reason was given.")
+    with ui.element("div").classes("tl-grid2"):
+        with panel("Body"):
+            show_body(
+                letter.body, "/download/letter?" + urlencode({"topic": topic, "group": group, "number": letter.number})
+            )
+        with panel("About it"):
+            facts(
+                [
+                    ("Was", letter.origin or "–"),
+                    ("Key", plain(letter.key or "–")),
+                    ("Attempts", str(letter.attempt)),
+                    ("Died", view.moment(letter.died_at_us, exact=True)),
+                ]
+            )
+            if letter.origin:
+                ui.link("The message and its trace", f"/message/{letter.origin}")
+            own = {name: value for name, value in letter.headers.items() if not name.startswith("towline-")}
+            if own:
+                with ui.element("h3"):
+                    ui.label("Headers")
+                facts((plain(name)[:200], plain(value)[:2000]) for name, value in list(own.items())[:100])
+    if not letter.origin:
+        empty("help_outline", "Its origin is not known")
+
+
+async def _resend(view: View, topic: str, group: str, letter: DeadLetter) -> None:
+    if await act(view.mq.resend(topic, group, [letter.number]), "It was sent again"):
+        go(f"/dead/{topic}/{group}/{letter.number}")
+
+
+def _revise(view: View, topic: str, group: str, letter: DeadLetter) -> None:
+    try:
+        text: str | None = letter.body.decode("utf-8") if len(letter.body) <= 64 << 10 else None
+    except UnicodeDecodeError:
+        text = None
+
+    async def save() -> bool:
+        changed = (body.value or "").encode() if text is not None else None
+        done = await act(
+            view.mq.revise(topic, group, letter.number, body=changed, key=key.value or ""), "It was sent again"
+        )
+        if done:
+            go(f"/dead/{topic}/{group}/{letter.number}")
+        return done
+
+    about = "The letter itself stays as it is; what you send goes to its group alone."
+    with form("Edit and send again", "Send", save, about=about):
+        key = ui.input("Key", value=letter.key or "").props("outlined dense")
+        if text is None:
+            ui.label("Its body is no text, or too large to be edited here: it stays as it is.").classes("tl-sub")
+        else:
+            body = ui.textarea("Body", value=text).props("outlined dense autogrow").classes("tl-mono")

@@ -1,0 +1,153 @@
+"""One message: what it holds, where it stands in each group, and all that happened to it."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from nicegui import ui
+
+from towline.client.message import Message
+from towline.client.trace import GroupTrace, Step, Trace
+from towline.console.body import Form, guess, render
+from towline.console.dialogs import confirm
+from towline.console.frame import View, badge, button, console_page, empty, facts, go, head, panel, say
+from towline.console.words import plain, size
+from towline.errors import BadRequest, TowlineError
+
+__all__ = ["message_page", "show_body"]
+
+_TONES = {"SUCCESS": "good", "DEAD": "bad", "FAIL": "warn", "RUNNING": "accent"}
+_STEPS = {
+    "pulled": ("delivered", "accent"), "acked": ("acknowledged", "good"), "failed": ("failed", "warn"),
+    "gaveup": ("given up", "bad"), "buried": ("put to the dead letters", "bad"), "resent": ("sent again", "accent"),
+    "returned": ("given back", ""), "released": ("taken back", "warn"), "skipped": ("skipped", "bad"),
+    "overrun": ("dropped by retention", "bad"), "started": ("the group began behind it", ""),
+}  # fmt: skip
+
+
+def show_body(body: bytes, download: str) -> None:
+    """A body in the form that suits it, with a choice of others."""
+    chosen: Form = guess(body)
+    with ui.element("div").classes("tl-row"):
+        forms = ui.toggle({"json": "JSON", "text": "Text", "hex": "Hex"}, value=chosen).props(
+            "dense no-caps unelevated"
+        )
+        ui.label(size(len(body))).classes("tl-sub tl-grow")
+        ui.link("Download", download).classes("tl-sub")
+    text = ui.label("").classes("tl-pre").mark("body")
+    left = ui.label("").classes("tl-sub")
+
+    def show(form: Form) -> None:
+        shown, rest = render(body, form)
+        text.text, left.text = shown or "(empty)", rest
+        text.classes(add="hex") if form == "hex" else text.classes(remove="hex")
+
+    forms.on_value_change(lambda event: show(event.value))
+    show(chosen)
+
+
+@console_page("/message/{topic}/{lane}/{seq}", "Message")
+async def message_page(view: View) -> None:
+    topic, name = view.part("topic"), f"{view.part('topic')}/{view.part('lane')}/{view.part('seq')}"
+    trace: Trace | None = None
+    try:
+        trace = await view.mq.trace(name)
+        message = trace.message
+    except BadRequest:
+        message = await view.mq.message(name)
+    with head(name, "", crumb=(topic, f"/messages?topic={topic}&lane={view.part('lane')}")):
+        if message is not None:
+            button("Send again", icon="replay", on_click=lambda: _again(view, message)).classes("tl-plain")
+    with ui.element("div").classes("tl-grid2"):
+        with panel("Body"):
+            if message is None:
+                empty(
+                    "inventory_2", "It is not kept any more", "Retention has dropped it; what happened to it is below."
+                )
+            else:
+                show_body(message.body, "/download/message?" + urlencode({"id": name}))
+        with panel("About it"):
+            if message is not None:
+                facts(_about(view, message))
+                _headers(message)
+    with panel("What became of it"):
+        if trace is None:
+            empty(
+                "info", "Not told for ordered topics", "The trace of messages in ordered topics is not kept by message."
+            )
+        elif not trace.groups:
+            empty("hub", "No group consumes this topic", "It waits for the first one.")
+        else:
+            for one in trace.groups:
+                _group(view, topic, one)
+
+
+def _about(view: View, message: Message) -> list[tuple[str, str]]:
+    return [
+        ("Key", plain(message.key or "–")),
+        ("Priority", message.priority),
+        ("Appended", view.moment(message.appended_at_us, exact=True)),
+        ("Produced", view.moment(message.produced_at_us, exact=True)),
+        ("Sent by", plain(message.token or "–")),
+        ("From", message.source or "–"),
+        ("Size", size(len(message.body))),
+    ]
+
+
+def _headers(message: Message) -> None:
+    headers = message.headers
+    if headers:
+        with ui.element("h3"):
+            ui.label("Headers")
+        facts((plain(name)[:200], plain(value)[:2000]) for name, value in list(headers.items())[:100])
+
+
+def _group(view: View, topic: str, one: GroupTrace) -> None:
+    with ui.element("div").classes("tl-row"):
+        ui.link(one.group, f"/groups/{topic}/{one.group}").style("font-weight:600")
+        badge(one.status, _TONES.get(one.status, ""))
+        if one.attempt:
+            ui.label(f"attempt {one.attempt}").classes("tl-sub")
+        if one.due_us:
+            ui.label(f"again at {view.moment(one.due_us)}").classes("tl-sub")
+        if not one.complete:
+            badge("older events were dropped", "warn")
+    if not one.steps:
+        ui.label("Nothing yet: it waits for a consumer.").classes("tl-sub")
+        return
+    with ui.element("ol").classes("tl-line"):
+        for step in one.steps[:500]:
+            _step(view, topic, one.group, step)
+
+
+def _step(view: View, topic: str, group: str, step: Step) -> None:
+    said, tone = _STEPS.get(step.what, (step.what, ""))
+    with ui.element("li").classes(tone):
+        with ui.element("div").classes("tl-row").style("gap:8px"):
+            with ui.element("b"):
+                ui.label(said + (" (the copy)" if step.copy else ""))
+            if step.attempt:
+                ui.label(f"attempt {step.attempt}").classes("tl-sub")
+            ui.label(view.moment(step.at_us, exact=True)).classes("tl-sub")
+        details = [f"by {step.consumer}"] if step.consumer and step.what == "pulled" else []
+        details += [plain(step.reason)[:1000]] if step.reason else []
+        details += [f"again at {view.moment(step.due_us)}"] if step.due_us and step.what == "failed" else []
+        if details:
+            ui.label(" · ".join(details)).classes("w")
+        if step.dead is not None:
+            ui.link(f"dead letter {step.dead}", f"/dead/{topic}/{group}/{step.dead}")
+
+
+async def _again(view: View, message: Message) -> None:
+    text = f"A copy is sent to topic {message.topic}: all its groups get it."
+    if not await confirm(view, "Send it again?", text, label="Send again", danger=False):
+        return
+    headers = {name: value for name, value in message.headers.items() if not name.startswith("towline-")}
+    try:
+        receipt = await view.mq.send(
+            message.topic, message.body, key=message.key, priority=message.priority, headers=headers or None
+        )
+    except TowlineError as error:
+        say(str(error), bad=True)
+        return
+    go(f"/message/{receipt.id}")

@@ -1,0 +1,64 @@
+"""The console as a process of its own: alone, or beside a broker, whose end is then its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from typing import Any
+
+import uvicorn
+
+from towline.console.app import console_app
+from towline.console.rest.serve import Server, listen_on
+from towline.errors import BadRequest
+
+__all__ = ["serve"]
+
+
+def serve(
+    url: str,
+    listen: str,
+    *,
+    tls_cert: str = "",
+    tls_key: str = "",
+    allow_remote: bool = False,
+    host_names: tuple[str, ...] = (),
+    beside: bool = False,
+    **options: Any,
+) -> int:
+    """Serve until SIGTERM or SIGINT; `beside` a broker, until its end of stdin is closed."""
+    if bool(tls_cert) != bool(tls_key):
+        raise BadRequest("TLS takes both a certificate (--tls-cert) and its key (--tls-key)")
+    logging.basicConfig(level="WARNING", stream=sys.stderr, format="console: %(message)s", force=True)
+    sock = listen_on(listen, remote=allow_remote or bool(tls_cert))
+    host, port = sock.getsockname()[:2]
+    names = (*host_names, host, listen.rpartition(":")[0].strip("[]"))
+    app = console_app(url, hosts=names, any_host="*" in host_names, tls=bool(tls_cert), **options)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ssl_certfile=tls_cert or None,
+        ssl_keyfile=tls_key or None,
+        timeout_graceful_shutdown=2,
+        limit_concurrency=1_000,
+        ws="websockets-sansio",
+        ws_max_size=4 << 20,
+    )
+    server = Server(config)
+    if beside:
+        threading.Thread(target=_watch, args=(server,), daemon=True).start()
+    shown = f"[{host}]" if ":" in host else host
+    sys.stdout.write(f"console at {'https' if tls_cert else 'http'}://{shown}:{port}/\n")
+    sys.stdout.flush()
+    asyncio.run(server.serve(sockets=[sock]))
+    return 0
+
+
+def _watch(server: Server) -> None:
+    """Whoever started us holds the other end; the system closes it whatever becomes of them."""
+    sys.stdin.buffer.read()
+    server.should_exit = True

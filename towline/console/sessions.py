@@ -1,0 +1,196 @@
+"""Who is looking: sessions of the console, each with a connection of its own to the broker.
+
+The console has no credentials and decides nothing: whoever logs in is a client of the broker under their own name, and
+what they may do, the broker says. A broker without security asks for no login, and then one session serves everyone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import OrderedDict, deque
+from typing import Any, Final
+
+from towline.client.aio import Client, connect
+from towline.clock import SYSTEM, Clock
+from towline.errors import Refused, TooLarge, TowlineError
+
+__all__ = ["Limiter", "Session", "Sessions"]
+
+log = logging.getLogger("towline.console")
+
+LIFE_S: Final = 12 * 3600.0
+IDLE_S: Final = 1800.0
+FRESH_S: Final = 300.0
+"""For this long after a password was given, destructive acts need no other."""
+SESSIONS_MAX: Final = 200
+TRIES: Final = 5
+TRIES_S: Final = 60.0
+TRIES_IN_ALL: Final = 100
+TRIES_KNOWN: Final = 10_000
+PROBE_S: Final = 2.0
+NOBODY: Final = "console"
+"""Under this name the console is known to a broker that asks nobody who they are."""
+
+
+class Session:
+    """One person who is logged in; or everyone, where no login is asked for."""
+
+    def __init__(self, client: Client, name: str, *, secured: bool, now_s: float) -> None:
+        self.client = client
+        self.name = name
+        self.secured = secured
+        self.key = secrets.token_urlsafe(32)
+        self.csrf = secrets.token_urlsafe(32)
+        self.begun_s = self.used_s = now_s
+        self.proved_s = now_s
+        """When the password was given last."""
+        self.ended = False
+
+
+class Limiter:
+    """How often a login may fail: by address and name, and in all."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._failed: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
+        self._all: deque[float] = deque(maxlen=TRIES_IN_ALL)
+
+    def wait_s(self, address: str, name: str) -> float:
+        """How long it takes until another try is allowed."""
+        now_s = self._clock.steady_s()
+        own = self._failed.get((address, name[:64]), deque())
+        waits = [
+            tries[0] + TRIES_S - now_s
+            for tries, most in ((own, TRIES), (self._all, TRIES_IN_ALL))
+            if len(tries) >= most
+        ]
+        return max([0.0, *waits])
+
+    def failed(self, address: str, name: str) -> None:
+        key = (address, name[:64])
+        tries = self._failed.setdefault(key, deque(maxlen=TRIES))
+        tries.append(self._clock.steady_s())
+        self._all.append(self._clock.steady_s())
+        self._failed.move_to_end(key)
+        while len(self._failed) > TRIES_KNOWN:
+            self._failed.popitem(last=False)
+
+    def succeeded(self, address: str, name: str) -> None:
+        self._failed.pop((address, name[:64]), None)
+
+
+class Sessions:
+    def __init__(self, url: str, options: dict[str, Any], clock: Clock = SYSTEM) -> None:
+        self._url = url
+        self._options = options
+        self._clock = clock
+        self._sessions: dict[str, Session] = {}
+        self._everyone: Session | None = None
+        self._refused_s = -PROBE_S
+        self._probing = asyncio.Lock()
+        self.limiter = Limiter(clock)
+
+    async def find(self, key: str | None) -> Session | None:
+        """The session that a cookie names; or everyone's, if the broker asks for no login. None: log in."""
+        session = self._sessions.get(key) if key else None
+        now_s = self._clock.steady_s()
+        if session is not None:
+            if now_s - session.begun_s < LIFE_S and now_s - session.used_s < IDLE_S:
+                session.used_s = now_s
+                return session
+            await self.end(session)
+        return await self._everyones()
+
+    async def _everyones(self) -> Session | None:
+        if self._everyone is not None:
+            return self._everyone
+        async with self._probing:
+            now_s = self._clock.steady_s()
+            if self._probed() or now_s - self._refused_s < PROBE_S:
+                return self._everyone
+            try:
+                self._everyone = await self._open(NOBODY, "")
+            except Refused:
+                self._refused_s = self._clock.steady_s()
+            return self._everyone
+
+    def _probed(self) -> bool:
+        """Whether somebody else has found it out meanwhile."""
+        return self._everyone is not None
+
+    async def _open(self, name: str, secret: str) -> Session:
+        client = await connect(self._url, token=name, secret=secret, **self._options)
+        try:
+            me = await client.access.who_am_i()
+        except BaseException:
+            await client.close()
+            raise
+        if not secret and me.security:
+            await client.close()
+            raise Refused("this broker asks who is calling")
+        return Session(client, me.user or me.name or name, secured=me.security, now_s=self._clock.steady_s())
+
+    async def everyone_changed(self) -> None:
+        """The broker does not take us without a name any more: ask for logins."""
+        session, self._everyone = self._everyone, None
+        if session is not None:
+            await self.end(session)
+
+    async def login(self, address: str, name: str, secret: str) -> Session:
+        """Raises `Refused` if the broker does not let them in, and `TooLarge` if it was tried too often."""
+        wait_s = self.limiter.wait_s(address, name)
+        if wait_s > 0:
+            raise TooLarge(f"too many tries: wait {wait_s:.0f} seconds")
+        if not name or not secret or len(name) > 64 or len(secret) > 512:
+            self.limiter.failed(address, name)
+            raise Refused("a name and a password, or a token and its secret")
+        try:
+            session = await self._open(name, secret)
+        except Refused:
+            self.limiter.failed(address, name)
+            raise
+        self.limiter.succeeded(address, name)
+        while len(self._sessions) >= SESSIONS_MAX:
+            await self.end(min(self._sessions.values(), key=lambda one: one.used_s))
+        self._sessions[session.key] = session
+        log.info("%s logged in from %s", session.name, address)
+        return session
+
+    async def prove(self, session: Session, address: str, secret: str) -> None:
+        """Whoever sits there is still the one who logged in."""
+        wait_s = self.limiter.wait_s(address, session.name)
+        if wait_s > 0:
+            raise TooLarge(f"too many tries: wait {wait_s:.0f} seconds")
+        try:
+            again = await self._open(session.name, secret)
+        except Refused:
+            self.limiter.failed(address, session.name)
+            raise Refused("that is not the password") from None
+        await again.client.close()
+        session.proved_s = self._clock.steady_s()
+
+    def is_fresh(self, session: Session) -> bool:
+        return not session.secured or self._clock.steady_s() - session.proved_s < FRESH_S
+
+    async def end(self, session: Session) -> None:
+        session.ended = True
+        self._sessions.pop(session.key, None)
+        try:
+            await session.client.close()
+        except TowlineError as error:
+            log.warning("a session could not be closed: %s", error)
+
+    async def tidy(self) -> None:
+        """Close what nobody uses any more, again and again."""
+        while True:
+            await asyncio.sleep(60)
+            now_s = self._clock.steady_s()
+            for session in list(self._sessions.values()):
+                if now_s - session.used_s > IDLE_S or now_s - session.begun_s > LIFE_S:
+                    await self.end(session)
+
+    async def close(self) -> None:
+        for session in [*self._sessions.values(), *([self._everyone] if self._everyone else [])]:
+            await self.end(session)

@@ -1,0 +1,144 @@
+"""What stands between the console and the rest of the web: hosts, origins, headers, and the question who is there.
+
+Pages, and the websocket on which they live, are for whoever has a session. A websocket and everything that changes
+something must come from a page of this console (`Origin`), and every request must name this console as its host, so
+that a page from elsewhere cannot reach it through a name of its own that points here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from towline.console.sessions import Sessions
+from towline.errors import TowlineError
+
+__all__ = ["COOKIE", "Shield", "session_key"]
+
+COOKIE: Final = "towline_session"
+OPEN: Final = ("/login", "/_nicegui/", "/static/", "/favicon.ico", "/api", "/healthz")
+"""Anyone may ask for these: assets, the login, and the REST door, which asks by itself."""
+POLICY: Final = "; ".join(
+    (
+        "default-src 'self'",
+        # The toolkit compiles its templates in the browser, and starts with a script in the page.
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data:",
+        "font-src 'self' data:",
+        "connect-src 'self'",
+        "object-src 'none'",
+        "base-uri 'none'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS: Final = (
+    ("Content-Security-Policy", POLICY),
+    ("X-Content-Type-Options", "nosniff"),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "same-origin"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Permissions-Policy", "camera=(), geolocation=(), microphone=()"),
+)
+
+
+class Shield:
+    def __init__(self, app: ASGIApp, *, sessions: Sessions, hosts: Iterable[str], any_host: bool, tls: bool) -> None:
+        self._app = app
+        self._sessions = sessions
+        self._hosts = {host.lower() for host in hosts}
+        self._any_host = any_host
+        self._tls = tls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        problem = self._problem(scope, headers)
+        if problem:
+            await _refuse(scope, receive, send, problem)
+            return
+        path: str = scope["path"]
+        if not path.startswith(OPEN):
+            try:
+                session = await self._sessions.find(session_key(headers))
+            except TowlineError as error:
+                await PlainTextResponse(f"The broker cannot be reached: {error}\n", 503, {"Retry-After": "2"})(
+                    scope, receive, send
+                )
+                return
+            if session is None:
+                await self._ask(scope, receive, send)
+                return
+            scope.setdefault("state", {})["session"] = session
+        await self._app(scope, receive, self._dressed(send, path))
+
+    def _problem(self, scope: Scope, headers: Headers) -> str:
+        host = headers.get("host", "")
+        if not self._any_host and not self._known(host):
+            return f"this console is not {host[:100]!r}: start it with --host-name, or use the address it listens on"
+        changes = scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        live = scope["path"].startswith("/_nicegui_ws/")
+        origin = headers.get("origin")
+        if (changes or live) and not scope["path"].startswith("/api"):
+            if origin is not None and origin != f"{'https' if self._tls else 'http'}://{host}":
+                return "the request comes from a page of another site"
+            if origin is None and scope["type"] == "websocket":
+                return "a websocket says from which page it comes"
+            if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+                return "the request comes from a page of another site"
+        return ""
+
+    def _known(self, host: str) -> bool:
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        name = name.strip("[]").lower()
+        if name == "localhost" or name in self._hosts:
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+    async def _ask(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "log in"})
+        elif scope["method"] == "GET" and not scope["path"].startswith("/_nicegui_ws/"):
+            target = scope["path"] + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
+            await RedirectResponse(f"/login?next={quote(target)}", 303)(scope, receive, send)
+        else:
+            await PlainTextResponse("log in\n", 401)(scope, receive, send)
+
+    def _dressed(self, send: Send, path: str) -> Send:
+        async def dressed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS:
+                    headers[name] = value
+                if self._tls:
+                    headers["Strict-Transport-Security"] = "max-age=31536000"
+                if not path.startswith(("/_nicegui/", "/static/", "/api")):
+                    headers["Cache-Control"] = "no-store"
+            await send(message)
+
+        return dressed
+
+
+def session_key(headers: Headers) -> str | None:
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, problem: str) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": problem[:100]})
+    else:
+        await PlainTextResponse(problem + "\n", 403)(scope, receive, send)
