@@ -19,7 +19,7 @@ from towline.client.publishing import Addressed, Publisher
 from towline.frame import encode
 from towline.load.broker import BrokerProcess
 
-__all__ = ["spark"]
+__all__ = ["fill_rows", "spark", "spark_session"]
 
 FRAME = 1_000
 COLUMNS = "lane string, seq long, key string, body binary, appended_at timestamp"
@@ -30,13 +30,13 @@ def spark(stage: Stage) -> Iterator[Figure]:
     """Rows of a 100-byte body and a 12-byte key, in frames of 1,000."""
     rows = stage.backlog
     with stage.space() as folder, BrokerProcess(f"file:{folder / 'data'}", durability="os") as broker:
-        _fill(broker, rows)
-        with _session(folder) as session:
+        fill_rows(broker, rows)
+        with spark_session(folder) as session:
             yield from _reading(stage, session, broker, folder, rows)
             yield from _writing(stage, session, broker, folder, min(rows, WRITTEN))
 
 
-def _fill(broker: BrokerProcess, rows: int) -> None:
+def fill_rows(broker: BrokerProcess, rows: int) -> None:
     with towline.connect(broker.url) as mq:
         publisher = Publisher(mq)
         for first in range(0, rows, 8 * FRAME):
@@ -50,7 +50,7 @@ def _fill(broker: BrokerProcess, rows: int) -> None:
 
 
 @contextmanager
-def _session(folder: Path) -> Iterator[Any]:
+def spark_session(folder: Path) -> Iterator[Any]:
     os.environ.update(
         SPARK_LOCAL_IP="127.0.0.1",
         PYSPARK_PYTHON=sys.executable,

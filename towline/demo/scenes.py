@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from towline.demo.consumer import FLAKY, POISON, THIRD, TOPIC
 from towline.demo.picture import report
+from towline.demo.pipeline import pipeline
 from towline.demo.shop import ORDERS, Shop
 from towline.demo.story import GROUPS, Story
 from towline.model import GroupConfig, RetryPolicy
@@ -139,9 +140,12 @@ def bring_back_the_dead(story: Story) -> None:
     story.until("the dead order was handled", lambda: POISON in story.handled("billing"))
 
 
-def closing(story: Story) -> None:
+def catching_up(story: Story) -> None:
     for group in GROUPS:
         story.until(f"{group} has caught up", lambda group=group: story.lag(group) == 0)  # type: ignore[misc]
+
+
+def closing(story: Story) -> None:
     everybody = [told for each in story.consumers for told in each.handled]
     for group in GROUPS:
         handled = story.handled(group)
@@ -171,6 +175,8 @@ SCENES: tuple[Scene, ...] = (
     lose_a_consumer,
     lose_the_broker,
     bring_back_the_dead,
+    catching_up,
+    pipeline,
     closing,
 )
 """In this order. The broker of the story still runs when the last one ends: what is to be shown of its data comes

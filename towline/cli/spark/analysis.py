@@ -15,7 +15,9 @@ from towline.errors import TowlineError
 
 __all__ = ["reconcile", "report", "trace"]
 
-Groups = Annotated[list[str] | None, Parameter(name=("--group", "-g"), help="Only this group; may be repeated.")]
+Groups = Annotated[
+    list[str] | None, Parameter(name=("--group", "-g"), negative=(), help="Only this group; may be repeated.")
+]
 Since = Annotated[
     str | None, Parameter(name="--from", help="Only messages sent at this time or later, e.g. 2026-05-01T12:00Z.")
 ]

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from towline.cli.options import Connection, Usage
 from towline.cli.output import note
+from towline.cli.times import Duration  # noqa: F401 the fields of Connection are looked up here
 from towline.cli.when import parse_time
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ __all__ = ["Engine", "History", "Origin", "Topics", "parse_window"]
 
 Topics = Annotated[
     list[str] | None,
-    Parameter(name=("--topic", "-t"), help="Only this topic, or a prefix such as `orders.*`; may be repeated."),
+    Parameter(
+        name=("--topic", "-t"), negative=(), help="Only this topic, or a prefix such as `orders.*`; may be repeated."
+    ),
 ]
 
 
@@ -105,7 +108,7 @@ class Origin(Connection):
             raise Usage(str(error)) from None
 
 
-@Parameter(name="*", group="History")
+@Parameter(name="*", group="Connection")
 @dataclass(frozen=True)
 class History(Origin):
     """Where messages and events are read from: an archive, or a broker."""

@@ -63,8 +63,7 @@ def session(
         try:
             yield spark
         finally:
-            if not submitted:
-                spark.stop()
+            spark.stop()
 
 
 @contextmanager
