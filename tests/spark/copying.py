@@ -1,0 +1,42 @@
+"""A driver of its own: copies a topic into another, as a batch job or as a stream. Tests kill it at any moment."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def main(master: str, url: str, how: str, folder: str) -> None:
+    from pyspark.sql import SparkSession
+
+    import towline.spark
+
+    builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
+    for name, value in {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.executor.memory": "512m",
+        "spark.local.dir": f"{folder}/local",
+        "spark.sql.shuffle.partitions": "2",
+    }.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    towline.spark.register(spark)
+    options = {"url": url, "timeout": "60"}
+    if how == "batch":
+        rows = spark.read.format("towline").options(**options, topic="orders", rowsPerPartition="5000").load()
+        rows.select("body", "key").write.format("towline").mode("append").options(**options, topic="copies").save()
+    else:
+        source = spark.readStream.format("towline").options(**options, topic="orders", maxMessagesPerTrigger="5000")
+        rows = source.load().select("body", "key").repartition(2)  # an order that does not repeat
+        sink = rows.writeStream.format("towline").options(**options, topic="copies")
+        query = sink.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
+        query.awaitTermination()
+    Path(folder, "done").touch()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
