@@ -256,11 +256,9 @@ def _indexed(  # noqa: PLR0917 - as above
         taken = min(base + (size & _U32), end) - begin
         wanted.append(Wanted(number, location >> 32, location & _U32, base, begin, taken, at_us))
     for extent in extents(wanted):
-        buffer = memoryview(bytearray(extent.length))
         found: dict[int, Chunk] = {}
         try:
-            got = REAL.pread_into(fd, buffer, extent.position)
-            cut(stream, extent, buffer[:got].toreadonly(), found)
+            cut(stream, extent, memoryview(REAL.pread(fd, extent.length, extent.position)), found)
         except OSError:
             pass  # no frame of it can be had
         for frame in extent.frames:
