@@ -30,7 +30,14 @@ _log = logging.getLogger("towline.spark")
 BATCH_ROWS: Final = 20_000
 BATCH_BYTES: Final = 32 << 20
 SCHEMAS: Final[dict[Kind, Any]] = {"messages": MESSAGES, "dead": DEAD, "events": EVENTS, "schedule": SCHEDULE}
-_KINDS: Final[dict[str, Kind]] = {"lane": "messages", "dead": "dead", "pull": "events", "schedule": "schedule"}
+_KINDS: Final[dict[str, Kind]] = {
+    "lane": "messages",
+    "own": "messages",
+    "dead": "dead",
+    "pull": "events",
+    "schedule": "schedule",
+}
+"""By the first part of a stream's name; `own` lanes, of dead letters sent again, are for the archive."""
 GONE: Final = "it is not kept any more"
 
 
