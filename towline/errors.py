@@ -8,6 +8,7 @@
     │   ├── Conflict            it exists already, or with other settings
     │   └── WrongShard          the sender reckons with another number of shards than the topic has
     ├── NotFound                no such topic, group or message
+    ├── Partly                  done at some brokers of a cluster, and not at others
     ├── Refused                 permission
     │   └── NotLetIn            authentication: the token, secret or password is not right, or not any more
     ├── LeaseLost               an ack or nack by a consumer that no longer holds the messages
@@ -18,6 +19,7 @@
     ├── StoreLocked             another broker has the store's folder open
     ├── StoreDamaged            a stored range cannot be read because its bytes are damaged
     ├── Unavailable             the broker cannot be reached, or is shutting down (retriable)
+    │   ├── NotOwner            another broker serves this topic (retriable)
     │   └── Timeout             no answer in time (retriable)
     ├── ProtocolError           bytes that are not this protocol
     └── Closed                  the client, consumer or producer was closed
@@ -40,7 +42,9 @@ __all__ = [
     "LeaseLost",
     "NotFound",
     "NotLetIn",
+    "NotOwner",
     "OwnershipLost",
+    "Partly",
     "ProtocolError",
     "QueueFull",
     "Refused",
@@ -108,6 +112,12 @@ class NotFound(TowlineError):
     code = "not-found"
 
 
+class Partly(TowlineError):
+    """It was done at some brokers of the cluster, and not at others. Do it again when all are there."""
+
+    code = "partly"
+
+
 class Refused(TowlineError):
     """The broker does not let this client do that."""
 
@@ -169,6 +179,18 @@ class Unavailable(TowlineError):
 
     code = "unavailable"
     retriable = True
+
+
+class NotOwner(Unavailable):
+    """Another broker serves this topic."""
+
+    code = "not-owner"
+
+    @property
+    def address(self) -> str:
+        """Where it is served, if that is known."""
+        _, at, address = str(self).rpartition("by the broker at ")
+        return address if at else ""
 
 
 class Timeout(Unavailable):

@@ -178,6 +178,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             max_length=300,
         ),
     ] = ""
+    realms: Annotated[
+        int,
+        _help(
+            "Into how many parts brokers that share a database divide its topics; each is served by one of them at a "
+            "time. The same for all of them, and for good.",
+            ge=1,
+            le=64,
+        ),
+    ] = 1
     cluster_token: Annotated[str, _help("The token by which this broker is known to the others.", max_length=64)] = ""
     cluster_secret_file: Annotated[str, _help("A file with the secret of --cluster-token.")] = ""
     cluster_ca_file: Annotated[

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from towline.frame import encode
 from towline.model import GroupConfig
 from towline.protocol import PREFACE, Decoder, Envelope, decode_request, encode_envelope
+from towline.protocol.cluster import Brokers, ListBrokers
 from towline.protocol.messages import (
     Answer,
     Attach,
@@ -48,10 +49,10 @@ class Visitor:
         return hello
 
     def meet(self, **welcome: Any) -> None:
-        """A client's first connection beats once, to see that it works."""
+        """A client's first connection asks which brokers there are."""
         self.greet(**welcome)
-        assert isinstance(self.next(), Beat)
-        self.answer(Done())
+        assert isinstance(self.next(), ListBrokers)
+        self.answer(Brokers("peer", []))
 
     def attach(self, held: Sequence[int] = ()) -> Attach:
         attach = self.expect(Attach)

@@ -75,6 +75,9 @@ PULLS_PER_EPOCH = 1 << 40
 class Broker:
     """Open it with `Broker.open`; close it to leave everything durable and tidy."""
 
+    realms: Any = None
+    """Where brokers share a database: what there is of it here."""
+
     def __init__(self, store: Store, settings: BrokerSettings, clock: Clock) -> None:
         self.store = store
         self.settings = settings
@@ -284,7 +287,7 @@ class Broker:
         check_consumer(request.consumer)
         async with self._attaching:
             dispatcher = await self._group_for_consumer(request)
-        member = Member(dispatcher, request.consumer, address, self.clock.steady_s())
+        member = Member(self, dispatcher, request.consumer, address, self.clock.steady_s())
         self._orphans.pop((request.topic, request.group, request.consumer), None)
         dispatcher.attach(member, request.holding)
         return member

@@ -17,7 +17,7 @@ from towline.broker.pull_log import PullLog
 from towline.clock import SECOND_US, Clock
 from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip
 from towline.delivery.events import Failed, GaveUp, Overrun, Pulled, Released
-from towline.errors import BadRequest, LeaseLost, NotFound, TowlineError, Unavailable
+from towline.errors import BadRequest, LeaseLost, NotFound, OwnershipLost, TowlineError, Unavailable
 from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
 from towline.protocol import messages as wire
 from towline.store import Append, Appended, Store
@@ -291,6 +291,8 @@ class Dispatcher:
         for number, act in enumerate(acts):
             try:
                 events, appended = self.run(_command(member.consumer, act), self._durability)
+            except OwnershipLost:
+                raise
             except TowlineError as error:
                 refused.append((number, error.code, str(error)))
                 continue

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -35,6 +35,9 @@ Join = Callable[[wire.Attach], Awaitable[Member]]
 
 class Fan:
     """What a session has instead of a `Member` when a consumer subscribes by prefix."""
+
+    broker: Any = None
+    """Whose topics it joins."""
 
     def __init__(
         self, request: wire.Attach, join: Join, may: Callable[[str], bool], closing: Callable[[], bool]

@@ -11,6 +11,7 @@ from towline.model import GroupConfig
 from towline.protocol.cluster import ClientState
 
 if TYPE_CHECKING:
+    from towline.broker.broker import Broker
     from towline.broker.dispatcher import Dispatcher
 
 __all__ = ["Member"]
@@ -19,9 +20,10 @@ __all__ = ["Member"]
 class Member:
     """One consumer of one group. A second one under the same name takes over, and fences this one off."""
 
-    __slots__ = ("address", "consumer", "dispatcher", "fenced", "grace", "held", "last_seen_s", "waiting")
+    __slots__ = ("address", "broker", "consumer", "dispatcher", "fenced", "grace", "held", "last_seen_s", "waiting")
 
-    def __init__(self, dispatcher: Dispatcher, consumer: str, address: str, now_s: float) -> None:
+    def __init__(self, broker: Broker, dispatcher: Dispatcher, consumer: str, address: str, now_s: float) -> None:
+        self.broker = broker
         self.dispatcher = dispatcher
         self.consumer = consumer
         self.address = address

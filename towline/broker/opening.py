@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from towline.errors import BadRequest, StoreFailed
 from towline.settings import BrokerSettings
@@ -11,7 +12,10 @@ from towline.store.log import LogSettings, LogStore
 from towline.store.memory import MemoryStore
 from towline.store.spi import Store
 
-__all__ = ["open_store"]
+if TYPE_CHECKING:
+    from towline.store.sql import SqlSettings
+
+__all__ = ["open_store", "sql_settings"]
 
 
 async def open_store(settings: BrokerSettings) -> Store:
@@ -33,17 +37,24 @@ async def open_store(settings: BrokerSettings) -> Store:
     raise BadRequest(f"store {settings.store!r}: write memory:, file:DIR or mysql://USER@HOST:PORT/DATABASE{hint}")
 
 
-async def _open_sql(settings: BrokerSettings) -> Store:
+def sql_settings(settings: BrokerSettings) -> SqlSettings:
+    """What the settings say about the database."""
     try:
-        from towline.store.sql import open_sql, parse_url
+        from towline.store.sql import parse_url
     except ImportError as error:
         raise BadRequest(f"the SQL store needs more packages ({error.name}): pip install 'towline[sql]'") from None
-    database = parse_url(
+    return parse_url(
         settings.store,
         password_file=settings.store_password_file,
         tls_ca=settings.store_tls_ca,
         wait_s=settings.store_wait_s,
     )
+
+
+async def _open_sql(settings: BrokerSettings) -> Store:
+    database = sql_settings(settings)
+    from towline.store.sql import open_sql
+
     return await open_sql(
         database, owner=settings.name, address=settings.listen, max_frame_bytes=settings.max_frame_bytes
     )

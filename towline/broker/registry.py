@@ -77,11 +77,11 @@ class Registry:
 
     @property
     def shared(self) -> bool:
-        return self._kind in SHARED
+        return self._kind in SHARED and bool(self._settings.join)
 
     @property
     def clustered(self) -> bool:
-        return bool(self._settings.join or self.nodes) or self.shared
+        return bool(self._settings.join or self.nodes)
 
     async def load(self, epoch: int) -> None:
         """Who we are, and whom we knew. A broker without a store of its own is a new one with every start."""
@@ -141,7 +141,9 @@ class Registry:
             if state.id == self.id or not state.address:
                 continue
             if known is None:
-                if state.state != "gone" or state.store == "file":
+                # One without a disk that is not alive will not return under this id.
+                taken = any(one.state.address == state.address for one in self.nodes.values())
+                if state.store == "file" or (state.state == "alive" and not taken):
                     self._note(state)
             elif state.epoch > known.state.epoch:
                 # It has restarted, maybe elsewhere.

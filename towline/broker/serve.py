@@ -17,7 +17,7 @@ from towline.broker.broker import Broker
 from towline.broker.cluster import Cluster, advertised, join_addresses, split_address
 from towline.broker.companion import Companion
 from towline.broker.metrics_server import MetricsServer
-from towline.broker.opening import open_store
+from towline.broker.opening import open_store, sql_settings
 from towline.broker.server import Server
 from towline.broker.tls import tls_of
 from towline.errors import BadRequest, TowlineError
@@ -54,14 +54,14 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
     context = tls_of(settings)
     join_addresses(settings)
     _allow_files(settings.max_connections + 512)
-    store = await open_store(settings)
-    _stop_when_lost(store, stop)
-    broker = await Broker.open(store, settings)
+    broker = await _open(settings, stop)
     try:
         server = await Server.start(broker, host, port, context)
         broker.registry.address = advertised(settings, server.port)
         cluster = Cluster(broker)
         cluster.start()
+        if broker.realms is not None:
+            broker.realms.start(broker.registry.address)
         _settle_garbage_collector()
         _keep_memory()
         metrics = await _serve_metrics(server, settings)
@@ -84,6 +84,17 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
     if failure is not None:
         raise failure
     log.info("stopped")
+
+
+async def _open(settings: BrokerSettings, stop: asyncio.Event) -> Broker:
+    if settings.join and settings.store.startswith("mysql:"):
+        sql_settings(settings)
+        from towline.broker.realms import Realms
+
+        return (await Realms.open(settings)).front
+    store = await open_store(settings)
+    _stop_when_lost(store, stop)
+    return await Broker.open(store, settings)
 
 
 def _stop_when_lost(store: Store, stop: asyncio.Event) -> None:

@@ -38,6 +38,8 @@ from towline.errors import (
     Conflict,
     NotFound,
     NotLetIn,
+    NotOwner,
+    OwnershipLost,
     ProtocolError,
     QueueFull,
     Refused,
@@ -107,6 +109,8 @@ class Session(Connection):
     def __init__(self, line: Line, broker: Broker, access: Access) -> None:
         super().__init__(line)
         self._broker = broker
+        """Of the request that is taken just now: where there are several realms, each has its own."""
+        self._realms = broker.realms
         self._access = access
         self._guard: Guard | None = None
         """With security: asked before everything. Without it, None."""
@@ -146,7 +150,7 @@ class Session(Connection):
     def beat(self) -> None:
         self._seen_s = self._loop.time()
         for member in self._members.values():
-            self._broker.beat(member)
+            member.broker.beat(member)
 
     def gone(self) -> None:
         # Only pulls are broken off, and waiting to be asked: nobody is there to take the messages, or to answer. All
@@ -156,7 +160,7 @@ class Session(Connection):
         if self._awaiting is not None:
             self._awaiting.cancel()
         for member in self._members.values():
-            self._broker.disconnected(member)
+            member.broker.disconnected(member)
         self._members.clear()
         if self._login is not None:
             self._login.cancel()
@@ -270,7 +274,7 @@ class Session(Connection):
 
     async def _leave(self, member: Member | Fan) -> None:
         try:
-            await self._broker.detach(member)
+            await member.broker.detach(member)
         except TowlineError as error:
             log.warning("%s: %s", self.peer.address, error)
 
@@ -291,6 +295,8 @@ class Session(Connection):
                 guard.check(request)
                 if attachments and guard.meter.quota.bytes_per_s:
                     self._pay(guard, len(attachments))
+            if self._realms is not None:
+                self._broker = self._realms.choose(request, self._members)
             if isinstance(request, Send):
                 self._send(number, request, attachments)
                 return
@@ -384,16 +390,16 @@ class Session(Connection):
 
     def _start(self, number: int, request: Request) -> None:
         """Begin a request that takes its time."""
-        task = self._loop.create_task(self._run(number, request))
+        task = self._loop.create_task(self._run(number, request, self._broker))
         self._tasks.add(task)
         if len(self._tasks) >= RUNNING_MAX:
             self.hold(HOLD_RUNNING)
         task.add_done_callback(self._ran)
 
-    async def _run(self, number: int, request: Request) -> None:
+    async def _run(self, number: int, request: Request, broker: Broker) -> None:
         outcome = "done"
         try:
-            answer, buffers = await self._carry_out(request)
+            answer, buffers = await self._carry_out(request, broker)
             self.answer(number, answer, buffers, more=len(self._tasks) > 1)
         except Exception as error:
             outcome = error.code if isinstance(error, TowlineError) else TowlineError.code
@@ -407,23 +413,23 @@ class Session(Connection):
             self.release(HOLD_RUNNING)
         self.finish()
 
-    async def _carry_out(self, request: Request) -> tuple[Answer, Buffers]:
+    async def _carry_out(self, request: Request, broker: Broker) -> tuple[Answer, Buffers]:
         match request:
             case Settle():
-                return await self._broker.settle(self._member(request.subscription), request.acts), ()
+                return await broker.settle(self._member(request.subscription), request.acts), ()
             case Attach():
-                return await self._attach(request), ()
+                return await self._attach(request, broker), ()
             case Detach():
                 member = self._member(request.subscription)
                 del self._members[request.subscription]
-                await self._broker.detach(member)
+                await member.broker.detach(member)
                 return Done(), ()
             case Decide():
-                return await self._broker.transactions.decide(request, token=self._token), ()
+                return await broker.transactions.decide(request, token=self._token), ()
             case Publish():
-                return await self._broker.staging.publish(request, token=self._token), ()
+                return await broker.staging.publish(request, token=self._token), ()
             case Unstage():
-                await self._broker.staging.unstage(request, token=self._token)
+                await broker.staging.unstage(request, token=self._token)
                 return Done(), ()
             case Hello():
                 raise BadRequest("Hello was said already")
@@ -431,10 +437,12 @@ class Session(Connection):
                 request = msgspec.structs.replace(request, max_bytes=self._settings.max_pending_bytes)
         if request.kind in ACCOUNTS:
             return await carry_out(self._access, self._guard, request, self._name), ()
-        return await LATER[request.kind](self._broker, request)
+        return await LATER[request.kind](broker, request)
 
     def _fail(self, number: int, error: BaseException, kind: int) -> None:
-        if isinstance(error, TowlineError):
+        if isinstance(error, OwnershipLost):
+            failed = Failed(NotOwner.code, str(error))
+        elif isinstance(error, TowlineError):
             failed = Failed(error.code, str(error))
         else:
             log.error("%s: a request of kind %d failed", self.peer.address, kind, exc_info=error)
@@ -449,16 +457,17 @@ class Session(Connection):
             raise NotFound(f"there is no subscription {subscription} on this connection: attach first")
         return member
 
-    async def _attach(self, request: Attach) -> Attached:
+    async def _attach(self, request: Attach, broker: Broker) -> Attached:
         if len(self._members) >= SUBSCRIPTIONS_MAX:
             raise TooLarge(f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions: open another one")
         member: Member | Fan
         if is_pattern(request.topic):
-            member = await self._broker.fan(request, address=self.peer.address, may=self._may_consume)
+            member = await broker.fan(request, address=self.peer.address, may=self._may_consume)
+            member.broker = broker
         else:
-            member = await self._broker.attach(request, address=self.peer.address)
+            member = await broker.attach(request, address=self.peer.address)
         if self.state is State.CLOSED:
-            self._broker.disconnected(member)
+            broker.disconnected(member)
             raise Unavailable("the connection is gone")
         self._subscription += 1
         self._members[self._subscription] = member
@@ -483,7 +492,7 @@ class Session(Connection):
         try:
             if guard is not None and guard.meter.quota.in_flight:
                 request = await self._within_quota(guard, member, request)
-            pulled, buffers = await self._broker.pull(member, request)
+            pulled, buffers = await member.broker.pull(member, request)
         except asyncio.CancelledError:
             self._forget_pull(request)
             if self.state is not State.CLOSED:
@@ -502,7 +511,7 @@ class Session(Connection):
     async def _within_quota(self, guard: Guard, member: Member | Fan, request: Pull) -> Pull:
         """The same pull, for as many messages as the principal may still hold; it waits until that is one at least."""
         if request.acts:
-            settled = await self._broker.settle(member, request.acts)
+            settled = await member.broker.settle(member, request.acts)
             if settled.refused:
                 return request  # it says so itself
             request = msgspec.structs.replace(request, acts=[])
@@ -526,11 +535,11 @@ class Session(Connection):
     def _await_checks(self, number: int, request: AwaitChecks) -> None:
         if self._awaiting is not None:
             raise Conflict("this connection waits to be asked already: once at a time")
-        self._awaiting = self._loop.create_task(self._run_await(number, request))
+        self._awaiting = self._loop.create_task(self._run_await(number, request, self._broker))
 
-    async def _run_await(self, number: int, request: AwaitChecks) -> None:
+    async def _run_await(self, number: int, request: AwaitChecks, broker: Broker) -> None:
         try:
-            checks = await self._broker.transactions.asking.wait(request, token=self._token)
+            checks = await broker.transactions.asking.wait(request, token=self._token)
         except Exception as error:
             self._awaiting = None
             self._fail(number, error, request.kind)

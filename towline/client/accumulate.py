@@ -308,6 +308,58 @@ class Accumulator(Generic[P]):
                 placed.append(self._pending(lost, 0))
         return placed
 
+    # Another accumulator, for another broker
+
+    def evacuate(
+        self, never_left: Callable[[Parcel], bool], moves: Callable[[str], bool] | None = None
+    ) -> list[Parcel]:
+        """Take out what may go to another broker: all that is not on its way, and what `never_left`. What is ordered,
+        or has dedup ids, stays; unless it is said of which topics everything `moves`."""
+        parcels: list[Parcel] = []
+        for by_name in self._lanes:
+            if by_name is self._of_shards and moves is None:
+                continue
+            for lane in list(by_name.values()):
+                if moves is not None and not moves(lane.name if isinstance(lane.name, str) else lane.name[0]):
+                    continue
+                flying = lane.in_flight
+                if flying is not None and (moves is not None or not flying.pinned) and never_left(flying):
+                    self._end_flight(flying)
+                    lane.full.appendleft(flying)
+                elif flying is not None and moves is not None:
+                    # What follows must not overtake it.
+                    continue
+                if lane.filling is not None:
+                    lane.filling.count = len(lane.filling.bodies)
+                    lane.full.append(lane.filling)
+                    lane.filling = None
+                leaving = [parcel for parcel in lane.full if moves is not None or not parcel.pinned]
+                lane.full = deque(parcel for parcel in lane.full if parcel not in leaving)
+                for parcel in leaving:
+                    self._release(parcel)
+                parcels += leaving
+                if lane.empty and not lane.queued and not lane.retry_at:
+                    del by_name[lane.name]
+        return parcels
+
+    def topics(self) -> set[str]:
+        """What waits here, or is on its way."""
+        names = (lane.name for by_name in self._lanes for lane in by_name.values())
+        return {name if isinstance(name, str) else name[0] for name in names}
+
+    def adopt(self, parcel: Parcel) -> None:
+        """Take on a parcel that could not be sent elsewhere."""
+        parcel.refusal = None
+        if parcel.shards:
+            lane = self._shard_lane(parcel.topic, parcel.shards, parcel.lane)
+        else:
+            home = self._lanes[parcel.lane]
+            lane = home.get(parcel.topic) or home.setdefault(parcel.topic, _Lane(home, parcel.topic, parcel.lane))
+        lane.full.append(parcel)
+        self.messages += parcel.count
+        self.bytes += parcel.size
+        self._enqueue(lane)
+
     def expired(self, now: float) -> list[Parcel]:
         """Parcels on their way for too long: the driver gives them up with `refused`. Those that wait to be tried again
         are seen when their turn comes."""

@@ -10,11 +10,15 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Self, TypeVar
 
 from towline.client import dead, flows, search, sharding
 from towline.client import delays as delays_of
 from towline.client.access import AioAccess, measure
+from towline.client.aio_admin import Administering
+from towline.client.aio_cluster import AioCluster
+from towline.client.aio_cluster_consumer import ClusterConsumer
+from towline.client.aio_cluster_producer import ClusterProducer
 from towline.client.aio_consumer import Batch, Consumer
 from towline.client.aio_link import AioLink
 from towline.client.aio_producer import Pending, Producer
@@ -22,20 +26,22 @@ from towline.client.aio_survey import Surveying
 from towline.client.aio_transaction import Checker, PreparedTransaction, Transacting, Transaction
 from towline.client.delays import DelayedEntry, Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route
+from towline.client.fleet import Fleet
 from towline.client.message import DeadLetter, Message, Page
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
 from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability, as_time_us
 from towline.client.receipts import Receipts
+from towline.client.spreading import (
+    merge_figures,
+)
 from towline.client.subscription import Limits, LostLease
 from towline.client.telemetry import instrument
 from towline.client.trace import Trace, trace
 from towline.client.undertaking import Senders
 from towline.errors import Closed, WrongShard
-from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
+from towline.model import Durability, Priority, Receipt, RetryPolicy
 from towline.protocol.access import Measured
 from towline.protocol.cluster import BrokerState, ClientState
-from towline.protocol.messages import GroupState, TopicState
-from towline.protocol.ordering import Purged, Sought
 
 if TYPE_CHECKING:
     from towline.client.embedded import Embedded
@@ -52,14 +58,18 @@ __all__ = [
     "connect",
 ]
 
-T = TypeVar("T", bound="Client | Consumer")
+Opened = TypeVar("Opened", bound="Client | Consumer")
 C = TypeVar("C", Checker, Consumer, Producer)
+T = TypeVar("T")
+
+_ATTACH_S: Final = 2.0
+"""How long one broker of a cluster may take to let a consumer in, before it is tried again."""
 
 
-class _Opening(Generic[T]):
+class _Opening(Generic[Opened]):
     """What is about to be opened: await it, or enter it with `async with`."""
 
-    def __init__(self, thing: T) -> None:
+    def __init__(self, thing: Opened) -> None:
         self._thing = thing
 
     def __enter__(self) -> NoReturn:
@@ -68,11 +78,11 @@ class _Opening(Generic[T]):
     def __exit__(self, *_: object) -> None:
         """Never reached, but without it Python would not get as far as our message."""
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[Any, None, Opened]:
         yield from self._thing.start().__await__()
         return self._thing
 
-    async def __aenter__(self) -> T:
+    async def __aenter__(self) -> Opened:
         await self._thing.start()
         return self._thing
 
@@ -114,13 +124,15 @@ def connect(
     )
 
 
-class Client(Transacting, Surveying):
+class Client(Transacting, Surveying, Administering):
     """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have connections
     of their own: what one waits for never holds up another."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._embedded: Embedded | None = None
+        self._follower: AioLink | None = None
+        self._cluster: AioCluster | None = None
         self._children: list[Checker | Consumer | Producer] = []
         self._sender = options.sender()
         self._senders = Senders(options.token)
@@ -137,7 +149,12 @@ class Client(Transacting, Surveying):
             self._embedded = await acquire_here(options.target, options.timeout_s)
         try:
             self._started = self._new_link()
-            await self._link.run(flows.ping())
+            brokers = await self._link.run(flows.brokers())
+            if brokers.clustered and not options.target.embedded:
+                self._cluster = AioCluster(Fleet(brokers), self._link_to, options.timeout_s)
+                if not brokers.shared:
+                    # What is numbered by one broker is asked of this one, and of no other.
+                    self._link.route.learn([self._link.route.address])
         except BaseException:
             await self.close()
             raise
@@ -162,6 +179,10 @@ class Client(Transacting, Surveying):
                 for child in children:
                     stack.push_async_callback(child.close)
         finally:
+            if self._follower is not None:
+                await self._follower.close()
+            if self._cluster is not None:
+                await self._cluster.close()
             if self._started is not None:
                 await self._started.close()
             if self._embedded is not None:
@@ -205,9 +226,9 @@ class Client(Transacting, Surveying):
         level = -1 if durability is None else as_durability(durability)
         lives = FOREVER if ttl is None and timeout is None else self._sender.lives(ttl, timeout)
         at_us = as_deliver_at(delay, deliver_at, delay_level)
-        if shard_key is not None or self._shards.get(topic):
+        if shard_key is not None or self._shards.get(topic) or self._cluster is not None:
             content = sharding.Content.of_one(body, key, headers, shard_key, dedup_id=dedup_id, deliver_at_us=at_us)
-            return await self._link.run(sharding.send(self._common(priority, level, compress, lives), topic, content))
+            return (await self._send(self._common(priority, level, compress, lives), topic, content))[0]
         call = flows.send(
             self._sender,
             topic,
@@ -226,7 +247,7 @@ class Client(Transacting, Surveying):
             answer = await self._link.ask(call)
         except WrongShard:
             content = sharding.Content.of_one(body, key, headers, None, dedup_id=dedup_id, deliver_at_us=at_us)
-            return await self._link.run(sharding.send(self._common(priority, level, compress, lives), topic, content))
+            return (await self._send(self._common(priority, level, compress, lives), topic, content))[0]
         return flows.receipt(topic, priority, answer)
 
     async def send_many(
@@ -256,7 +277,7 @@ class Client(Transacting, Surveying):
         common = self._common(priority, as_durability(durability), compress, lives)
         times = as_deliver_at_each(len(bodies), delay, deliver_at, delay_level, delays)
         content = sharding.Content(bodies, keys, headers, shard_keys, dedup_ids, times)
-        return await self._link.run(sharding.send_many(common, topic, content))
+        return await self._send(common, topic, content)
 
     def _common(self, priority: Priority, durability: int, compress: bool, lives: Lives) -> sharding.Common:
         limit = self._max_request_bytes
@@ -299,10 +320,19 @@ class Client(Transacting, Surveying):
             spool_dir,
             spool_bytes,
         )
+        if self._cluster is None:
+            return self._adopt(self._producer(self._new_link(), options, block))
+        cluster = self._cluster
+
+        def make(broker: str) -> Producer:
+            return self._producer(cluster.new_link(broker), options.at(broker), block)
+
+        return self._adopt(ClusterProducer(cluster, make, self._shards, spool_dir is not None))
+
+    def _producer(self, link: AioLink, options: ProducerOptions, block: bool) -> Producer:
         limits = options.limits(self._max_request_bytes)
-        link = self._new_link()
         shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection, self._shards)
-        producer = self._adopt(Producer(link, shipping, limits, block))
+        producer = Producer(link, shipping, limits, block)
         instrument(producer)
         return producer
 
@@ -355,68 +385,26 @@ class Client(Transacting, Surveying):
             spool_dir,
             mode,
         )
-        subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
-        return _Opening(self._adopt(Consumer(self._new_link(), subscription)))
+        if self._cluster is None or self._cluster.fleet.shared:
+            link = self._new_link() if self._cluster is None else self._cluster.following_link()
+            subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
+            return _Opening(self._adopt(Consumer(link, subscription)))
+        cluster, named = self._cluster, options.named()
 
-    # Topics and groups
+        async def make(broker: str) -> Consumer:
+            link, of_broker = cluster.new_link(broker), named.at(broker, self._options.spool_dir)
+            timeout_s, link.timeout_s = link.timeout_s, min(link.timeout_s, _ATTACH_S)
+            consumer = Consumer(link, of_broker.subscription(self._options.timeout_s, self._options.spool_dir))
+            try:
+                await consumer.start()
+            except BaseException:
+                await link.close()
+                raise
+            link.timeout_s = timeout_s
+            return consumer
 
-    async def create_topic(
-        self,
-        name: str,
-        *,
-        retention_s: float | None = None,
-        shards: int = 0,
-        business_line: str = "",
-        author: str = "",
-        alarm_emails: Sequence[str] = (),
-    ) -> None:
-        """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)
-
-        With `shards` it is an ordered one: messages of one shard key are delivered in order, each shard to one consumer
-        at a time. One shard is serial consumption. The business line and the author say whose it is; the e-mail
-        addresses are told of alarms about it."""
-        await self._link.run(
-            flows.create_topic(
-                name, retention_s, shards, business_line=business_line, author=author, alarm_emails=alarm_emails
-            )
-        )
-        self._shards.forget(name)
-
-    async def put_topic(self, config: TopicConfig, *, template: bool = False) -> None:
-        """Change the settings of a topic, or with `template` those that topics made by the first send take over."""
-        await self._link.run(flows.put_topic(config, template=template))
-
-    async def template(self) -> TopicConfig:
-        """The settings that a topic takes over when it is made by the first send to it."""
-        return await self._link.run(flows.template())
-
-    async def delete_topic(self, name: str) -> None:
-        """Delete a topic with its messages, groups and dead letters."""
-        await self._link.run(flows.delete_topic(name))
-
-    async def topics(self) -> list[TopicState]:
-        return await self._link.run(flows.topics())
-
-    async def topic(self, name: str) -> TopicState:
-        return await self._link.run(flows.topic(name))
-
-    async def groups(self, topic: str = "") -> list[GroupState]:
-        """The groups of a topic, or of all topics."""
-        return await self._link.run(flows.groups(topic))
-
-    async def group(self, topic: str, name: str) -> GroupState:
-        return await self._link.run(flows.group(topic, name))
-
-    async def put_group(self, config: GroupConfig) -> None:
-        """Make a group, or change its settings.
-
-        mq.put_group(GroupConfig("orders", "billing", retry=RetryPolicy(max_attempts=3)))
-        """
-        await self._link.run(flows.put_group(config))
-
-    async def delete_group(self, topic: str, name: str) -> None:
-        """Forget a group, its progress and its dead letters."""
-        await self._link.run(flows.delete_group(topic, name))
+        about = named._replace(spool_dir=None).subscription(self._options.timeout_s)
+        return _Opening(self._adopt(ClusterConsumer(cluster, make, about, self._sender, idle_timeout)))
 
     # Delayed messages
 
@@ -436,7 +424,7 @@ class Client(Transacting, Surveying):
     ) -> int:
         """Cancel a delayed message by its id or receipt, or all with this key. How many it were: they will not be
         delivered. `Conflict` if the one with this id does not wait any more."""
-        return await self._link.run(delays_of.cancel(topic, id, key, dry_run))
+        return await self._run(topic, delays_of.cancel(topic, id, key, dry_run))
 
     async def reschedule(
         self,
@@ -452,32 +440,7 @@ class Client(Transacting, Surveying):
         """Deliver a delayed message, or all with this key, at another time. How many it were; they keep their ids.
         `Conflict` if the one with this id does not wait any more."""
         at_us = delays_of.as_new_time(delay, deliver_at, delay_level)
-        return await self._link.run(delays_of.reschedule(topic, id, key, at_us, dry_run))
-
-    # Moving groups and emptying topics
-
-    async def seek(self, topic: str, group: str, to: flows.Target, *, dry_run: bool = False) -> Sought:
-        """Let a group go on elsewhere: at the `"earliest"` message or behind the `"latest"`, at a time, or at sequence
-        numbers by lane (`{"middle": 17}`; of an ordered topic `{3: 17}`), where lanes that are not named stay.
-
-        Backwards, all from there on is delivered again. Forwards, all up to there is passed over, also what waits to be
-        tried again. Consumers lose what they hold of these messages. A `dry_run` only says how many that would be."""
-        return await self._link.run(flows.seek(topic, group, to, dry_run=dry_run))
-
-    async def pause(self, topic: str, group: str, reason: str = "") -> None:
-        """Let a group rest: its consumers get nothing until it is resumed, also after a restart of the broker."""
-        await self._link.run(flows.pause(topic, group, paused=True, reason=reason))
-
-    async def resume(self, topic: str, group: str) -> None:
-        await self._link.run(flows.pause(topic, group, paused=False, reason=""))
-
-    async def purge(self, topic: str, *, dry_run: bool = False) -> Purged:
-        """Drop all messages of a topic; its groups go on with what comes then. Dead letters are kept."""
-        return await self._link.run(flows.purge(topic, dry_run=dry_run))
-
-    async def edit_topic(self, name: str, *, retention_s: float | None) -> None:
-        """Change how long a topic keeps its messages: 0 is for ever, None as the broker does."""
-        await self._link.run(flows.edit_topic(name, retention_s))
+        return await self._run(topic, delays_of.reschedule(topic, id, key, at_us, dry_run))
 
     # Looking
 
@@ -492,21 +455,21 @@ class Client(Transacting, Surveying):
     ) -> Page[Message]:
         """Read messages of a lane (a priority, or the number of a shard) without consuming them, from number `first`
         on."""
-        return await self._link.run(flows.browse(topic, lane, first, max_messages, max_bytes))
+        return await self._run(topic, flows.browse(topic, lane, first, max_messages, max_bytes))
 
     async def dead_letters(
         self, topic: str, group: str, *, first: int = 0, max_messages: int = 100, max_bytes: int = 4 << 20
     ) -> Page[DeadLetter]:
         """The messages that a group gave up."""
-        return await self._link.run(flows.dead_letters(topic, group, first, max_messages, max_bytes))
+        return await self._run(topic, flows.dead_letters(topic, group, first, max_messages, max_bytes))
 
     async def resend(self, topic: str, group: str, dead: Sequence[int] | None = None) -> int:
         """Deliver dead letters to their group again: those with these numbers, or all. How many it were."""
-        return await self._link.run(flows.resend(topic, group, dead))
+        return await self._run(topic, flows.resend(topic, group, dead))
 
     async def dead_letter(self, topic: str, group: str, number: int) -> DeadLetter:
         """One dead letter of a group, by its number."""
-        return await self._link.run(dead.letter(topic, group, number))
+        return await self._run(topic, dead.letter(topic, group, number))
 
     async def find_dead(
         self,
@@ -526,7 +489,7 @@ class Client(Transacting, Surveying):
         found = dead.find(
             topic, group, reason=reason, key=key, since=since, until=until, resent=resent, first=first, limit=limit
         )
-        return await self._link.run(found)
+        return await self._run(topic, found)
 
     async def revise(
         self,
@@ -539,15 +502,15 @@ class Client(Transacting, Surveying):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Deliver one dead letter to its group again, with another body, key or headers; what is None stays."""
-        await self._link.run(dead.revise(topic, group, number, body=body, key=key, headers=headers))
+        await self._run(topic, dead.revise(topic, group, number, body=body, key=key, headers=headers))
 
     async def purge_dead(self, topic: str, group: str, before: int) -> int:
         """Drop the dead letters before this number for good. How many of them had not been sent again."""
-        return await self._link.run(dead.purge(topic, group, before))
+        return await self._run(topic, dead.purge(topic, group, before))
 
     async def locate(self, topic: str, lane: Priority | int, time: datetime | float) -> int:
         """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
-        return await self._link.run(flows.locate(topic, lane, as_time_us(time)))
+        return await self._run(topic, flows.locate(topic, lane, as_time_us(time)))
 
     async def message(self, message_id: str) -> Message:
         """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept."""
@@ -565,7 +528,7 @@ class Client(Transacting, Surveying):
     ) -> list[Message]:
         """Messages with exactly this key, sent since one time and before another: the oldest `limit` of them."""
         found = search.find(topic, key=key, since=since, until=until, priority=priority, limit=limit)
-        return await self._link.run(found)
+        return await self._run(topic, found)
 
     async def trace(self, message_id: str, *, group: str | None = None, whole: bool = False) -> Trace:
         """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
@@ -589,7 +552,7 @@ class Client(Transacting, Surveying):
 
     async def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""
-        return await self._link.run(flows.stat())
+        return merge_figures(await self._gather("", flows.stat))
 
     async def measure(self, topic: str = "") -> Measured:
         """Figures of the broker, its topics and its groups, as its metrics give them; or of one topic."""
@@ -615,8 +578,25 @@ class Client(Transacting, Surveying):
         return welcome.max_request_bytes
 
     def _new_link(self) -> AioLink:
+        return self._link_to(())
+
+    def _link_to(self, addresses: tuple[tuple[str, int], ...]) -> AioLink:
+        """A link to one of these, in turn; without any, to those of the URL."""
         options = self._options
-        return AioLink(options.route(), self._dial, options.connection(), options.timeout_s)
+        return AioLink(options.route(addresses), self._dial, options.connection(), options.timeout_s)
+
+    def _one_link(self) -> AioLink:
+        if self._cluster is None:
+            return self._link
+        if not self._cluster.fleet.shared:
+            return self._cluster.any_link()
+        self._follower = self._follower or self._cluster.following_link()
+        return self._follower
+
+    def _links_of_all(self) -> list[AioLink]:
+        if self._cluster is None:
+            return [self._new_link()]
+        return [self._cluster.new_link(one.id) for one in self._cluster.fleet.members]
 
     async def _dial(self, route: Route, protocol: Callable[[], asyncio.Protocol]) -> None:
         loop = asyncio.get_running_loop()

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from towline.client.backoff import Backoff
 from towline.client.connection import Buffer, Call, Connection
 from towline.client.dial import CONNECT_S, Route, never_better
 from towline.client.link import CLOSED, no_answer
 from towline.client.steps import Flow, Start, Wait
-from towline.errors import Closed, TowlineError, Unavailable
+from towline.errors import Closed, NotOwner, TowlineError, Unavailable
 
 __all__ = ["AioDial", "AioLink"]
 
 T = TypeVar("T")
+_FOLLOW_S: Final = 0.02
 AioDial = Callable[[Route, Callable[[], asyncio.Protocol]], Awaitable[None]]
 
 
@@ -36,7 +37,7 @@ class AioLink:
         self._retry_at = 0.0
         self._opened_at = 0.0
         self._down_since = time.monotonic()
-        self._cause: Exception | None = None
+        self.cause: Exception | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -66,7 +67,7 @@ class AioLink:
             return None
         answered = await self.wait(step.call, step.seconds)
         if not answered and not self.connection.ready and time.monotonic() - self._down_since > self.timeout_s:
-            raise no_answer(self.route, self._cause, False, self.timeout_s)
+            raise no_answer(self.route, self.cause, False, self.timeout_s)
         return answered
 
     async def ask(self, call: Call) -> Any:
@@ -81,7 +82,7 @@ class AioLink:
                 raise
             if not answered:
                 self._forget(call)
-                error = no_answer(self.route, self._cause, self.connection.ready, self.timeout_s)
+                error = no_answer(self.route, self.cause, self.connection.ready, self.timeout_s)
                 if self.last_received < begun:
                     self.give_up(error)
                 raise error
@@ -140,7 +141,7 @@ class AioLink:
                     await self._dial(self.route, lambda wire=wire: wire)  # type: ignore[misc]
             except OSError as error:
                 wire.drop()
-                self._cause = error
+                self.cause = error
                 final = never_better(self.route, error)
                 if self.route.failed():
                     if final is not None:
@@ -175,6 +176,11 @@ class AioLink:
             self.last_sent = time.monotonic()
             self._wire.write(buffers)
 
+    def follow(self) -> None:
+        """Its route leads to brokers that share a store: go to the one that serves what is asked for."""
+        self.connection.follows = True
+        self._backoff = Backoff(0.02, 0.3)
+
     def give_up(self, error: Exception) -> None:
         """The socket is of no use any more."""
         wire, self._wire = self._wire, None
@@ -182,14 +188,17 @@ class AioLink:
             return
         wire.drop()
         now = time.monotonic()
-        self._cause = error
+        self.cause = error
         if self.connection.ready:
             self._down_since = now
             if self.connection.answered:
                 self._backoff.reset()
         # A broker that stops, or that never got ready, is not the one to try again first.
         stay = self.connection.ready and not isinstance(error, Unavailable)
-        self._retry_at = now + self._backoff.next_s() if stay or self.route.failed() else now
+        if isinstance(error, NotOwner) and self.route.prefer(error.address):
+            self._retry_at = now + _FOLLOW_S
+        else:
+            self._retry_at = now + self._backoff.next_s() if stay or self.route.failed() else now
         self.connection.broken(error)
         self.writable()
         if self.connection.unanswered or self.connection.member is not None:

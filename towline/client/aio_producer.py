@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Set
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,10 +18,10 @@ from towline.client.outgoing import FOREVER, Body, as_body, as_dedup_id, as_head
 from towline.client.parcel import Parcel, call_back, with_origins
 from towline.client.producer import Shipping, raise_unseen
 from towline.client.sharding import without_spool
-from towline.errors import Closed, QueueFull, Timeout, TowlineError
+from towline.errors import Closed, NotOwner, QueueFull, Timeout, TowlineError
 from towline.model import Priority, Receipt
 
-__all__ = ["Pending", "Producer"]
+__all__ = ["Pending", "Producer", "done"]
 
 _IDLE_S: Final = 1.0
 
@@ -36,7 +36,7 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
         return f"<Pending message {self._index} of {self._parcel!r}>"
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        yield from _done(self._parcel).__await__()
+        yield from done(self._parcel).__await__()
         return self._parcel.receipt(self._index)
 
     def done(self) -> bool:
@@ -65,7 +65,7 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
             call_back(self._parcel)
 
 
-async def _done(parcel: Parcel) -> None:
+async def done(parcel: Parcel) -> None:
     if not parcel.done:
         if parcel.waiter is None:
             parcel.waiter = asyncio.get_running_loop().create_future()
@@ -91,6 +91,8 @@ class Producer:
         self._stirred = asyncio.Event()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
+        self._moved: frozenset[str] = frozenset()
+        self._barred = False
         self._task = asyncio.get_running_loop().create_task(self._work(), name="towline-producer")
 
     def __repr__(self) -> str:
@@ -138,8 +140,8 @@ class Producer:
         if shard_key is not None and not shards:
             as_key(shard_key)
             shards = await self._look_up(topic)
-        if self._closed or self._accumulator.is_full:
-            await self._make_room()
+        if self._barred or self._accumulator.is_full:
+            await self._make_room(topic)
         pending = self._accumulator.add(
             topic,
             body,
@@ -172,7 +174,7 @@ class Producer:
         try:
             async with asyncio.timeout(timeout):
                 for parcel in waiting:
-                    await _done(parcel)
+                    await done(parcel)
         except TimeoutError:
             raise Timeout(f"{self._accumulator.messages} messages are not acknowledged yet") from None
         raise_unseen(self._accumulator.take_failed())
@@ -181,7 +183,7 @@ class Producer:
         """Flush, then let go. What is not acknowledged in time is given up."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self._barred = True
         try:
             await self.flush(timeout)
         except Timeout:
@@ -196,8 +198,71 @@ class Producer:
             self._end(with_origins(left))
             self._shipping.close()
 
-    async def _make_room(self) -> None:
-        while self._accumulator.is_full and not self._closed:
+    # For a producer of many brokers
+
+    @property
+    def link(self) -> AioLink:
+        return self._link
+
+    @property
+    def owes(self) -> bool:
+        """Something waits here, or is on its way."""
+        return self._accumulator.messages > 0
+
+    @property
+    def buffered(self) -> int:
+        return self._accumulator.messages
+
+    def seal(self) -> list[Parcel]:
+        """Let nothing linger; what is not acknowledged yet."""
+        waiting = self._accumulator.seal()
+        self._stirred.set()
+        return waiting
+
+    def take_failed(self) -> list[Parcel]:
+        return self._accumulator.take_failed()
+
+    @property
+    def redirects(self) -> deque[tuple[str, str]]:
+        return self._shipping.redirects
+
+    def evacuate(self) -> list[Parcel]:
+        """Give away what never left."""
+        parcels = self._accumulator.evacuate(lambda parcel: self._shipping.recall(parcel, self._link.connection))
+        if parcels:
+            self._let_in()
+        return parcels
+
+    def give_away(self, topics: Set[str]) -> list[Parcel]:
+        """See `producer.Producer`."""
+        self._moved |= topics
+        self._barred = True
+        link = self._link
+        link.give_up(NotOwner("topics moved"))
+        self._end(self._shipping.settle(self._accumulator, time.monotonic()))
+        parcels = self._accumulator.evacuate(
+            lambda parcel: self._shipping.recall(parcel, link.connection, left_too=True), topics.__contains__
+        )
+        self._let_in()
+        return parcels
+
+    def topics(self) -> set[str]:
+        """What waits here, or is on its way."""
+        return self._accumulator.topics()
+
+    def welcome(self, topic: str) -> None:
+        """A topic that was given away is served here again."""
+        if topic in self._moved:
+            self._moved -= {topic}
+            self._barred = self._closed or bool(self._moved)
+
+    def adopt(self, parcel: Parcel) -> None:
+        """Take on what another could not send."""
+        self._accumulator.adopt(parcel)
+        self._stirred.set()
+
+    async def _make_room(self, topic: str) -> None:
+        while self._accumulator.is_full and not self._closed and topic not in self._moved:
             if not self._block:
                 raise QueueFull("the producer's buffer is full: the broker does not keep up, or cannot be reached")
             room = asyncio.get_running_loop().create_future()
@@ -205,6 +270,8 @@ class Producer:
             await room
         if self._closed:
             raise Closed("the producer was closed")
+        if topic in self._moved:
+            raise NotOwner
 
     # The task that sends
 
@@ -248,7 +315,11 @@ class Producer:
                 parcel.waiter.set_result(None)
             call_back(parcel)
         if ended:
-            while self._waiting:
-                room = self._waiting.popleft()
-                if not room.done():
-                    room.set_result(None)
+            self._let_in()
+
+    def _let_in(self) -> None:
+        """There is room again."""
+        while self._waiting:
+            room = self._waiting.popleft()
+            if not room.done():
+                room.set_result(None)

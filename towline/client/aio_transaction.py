@@ -169,18 +169,19 @@ class PreparedTransaction(_Gathering[Stored]):
 class Checker:
     """Answers when the broker asks what became of a transaction. Made by `Client.on_check`."""
 
-    def __init__(self, link: AioLink, producer_group: str, callback: OnCheck) -> None:
-        self._link = link
+    def __init__(self, links: Sequence[AioLink], producer_group: str, callback: OnCheck) -> None:
+        self._links = links
         self._group = check_producer_group(producer_group)
         self._callback = callback
-        self._task = asyncio.get_running_loop().create_task(self._work(), name=f"towline-checks-{producer_group}")
+        loop, name = asyncio.get_running_loop(), f"towline-checks-{producer_group}"
+        self._tasks = [loop.create_task(self._work(link), name=name) for link in links]
 
     def __repr__(self) -> str:
         return f"<Checker of producer group {self._group}>"
 
     @property
     def closed(self) -> bool:
-        return self._task.done()
+        return all(task.done() for task in self._tasks)
 
     async def __aenter__(self) -> Self:
         return self
@@ -192,17 +193,20 @@ class Checker:
 
     async def close(self) -> None:
         """Do not answer any more."""
-        await self._link.close()
-        if asyncio.current_task() is not self._task:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        for link in self._links:
+            await link.close()
+        others = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others)
 
-    async def _work(self) -> None:
+    async def _work(self, link: AioLink) -> None:
         backoff = Backoff(0.1, 10.0, eager=False)
         while True:
             try:
-                for check in await self._link.run(await_checks(self._group)):
-                    await self._answer(check)
+                for check in await link.run(await_checks(self._group)):
+                    await self._answer(link, check)
                 backoff.reset()
             except Closed:
                 return
@@ -210,14 +214,14 @@ class Checker:
                 log.warning("producer group %s cannot be asked after its transactions now: %s", self._group, error)
                 await asyncio.sleep(backoff.next_s())
 
-    async def _answer(self, check: Check) -> None:
+    async def _answer(self, link: AioLink, check: Check) -> None:
         try:
             said = self._callback(check)
             if inspect.isawaitable(said):
                 said = await said
             commit = verdict(said, check.transaction)
             if commit is not None:
-                await self._link.run(decide(check.transaction, commit=commit))
+                await link.run(decide(check.transaction, commit=commit))
         except Conflict as error:
             log.warning("%s", error)
         except Closed:
@@ -242,7 +246,12 @@ class Transacting:
     def _max_request_bytes(self) -> int:
         raise NotImplementedError
 
-    def _new_link(self) -> AioLink:
+    def _one_link(self) -> AioLink:
+        """To one broker, and no other."""
+        raise NotImplementedError
+
+    def _links_of_all(self) -> list[AioLink]:
+        """New ones, to all brokers there are."""
         raise NotImplementedError
 
     def _adopt(self, child: Any) -> Any:
@@ -262,7 +271,7 @@ class Transacting:
             timeout_s=timeout,
             compress=compress,
         )
-        return Transaction(self._link, core)
+        return Transaction(self._one_link(), core)
 
     def prepare(
         self,
@@ -284,13 +293,13 @@ class Transacting:
             max_request_bytes=self._max_request_bytes,
             durability=as_durability(durability),
         )
-        return PreparedTransaction(self._link, core)
+        return PreparedTransaction(self._one_link(), core)
 
     def on_check(self, producer_group: str, callback: OnCheck) -> Checker:
         """Have `callback(check)` called, in the background, when the broker wants to know what became of a prepared
         transaction of this producer group. It says "commit", "rollback", or None if it cannot tell yet; it may be a
         coroutine function."""
-        checker: Checker = self._adopt(Checker(self._new_link(), producer_group, callback))
+        checker: Checker = self._adopt(Checker(self._links_of_all(), producer_group, callback))
         return checker
 
     async def transactions(self, *, parked: bool = False, limit: int = 1_000) -> list[TransactionState]:

@@ -9,32 +9,38 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from towline.client import dead, flows, search, sharding
 from towline.client import delays as delays_of
 from towline.client.access import BlockingAccess, measure
+from towline.client.blocking_admin import Administering
 from towline.client.blocking_survey import Surveying
+from towline.client.cluster import Cluster
+from towline.client.cluster_consumer import ClusterConsumer
+from towline.client.cluster_producer import ClusterProducer
 from towline.client.consumer import Consumer
 from towline.client.delays import DelayedEntry, Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route, connect_socket
+from towline.client.fleet import Fleet
 from towline.client.link import Link
 from towline.client.message import DeadLetter, Message, Page
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
 from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability, as_time_us
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
+from towline.client.spreading import (
+    merge_figures,
+)
 from towline.client.subscription import Limits, LostLease
 from towline.client.telemetry import instrument
 from towline.client.trace import Trace, trace
 from towline.client.transaction import Checker, Transacting
 from towline.client.undertaking import Senders
 from towline.errors import WrongShard
-from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
+from towline.model import Durability, Priority, Receipt, RetryPolicy
 from towline.protocol.access import Measured
 from towline.protocol.cluster import BrokerState, ClientState
-from towline.protocol.messages import GroupState, TopicState
-from towline.protocol.ordering import Purged, Sought
 
 if TYPE_CHECKING:
     from towline.client.embedded import Embedded
@@ -42,6 +48,10 @@ if TYPE_CHECKING:
 __all__ = ["Client", "connect"]
 
 C = TypeVar("C", Checker, Consumer, Producer)
+T = TypeVar("T")
+
+_ATTACH_S: Final = 2.0
+"""How long one broker of a cluster may take to let a consumer in, before it is tried again."""
 
 
 def connect(
@@ -77,13 +87,15 @@ def connect(
     )
 
 
-class Client(Transacting, Surveying):
+class Client(Transacting, Surveying, Administering):
     """A connection to a broker; any number of threads may share it. Consumers and producers made from it have
     connections of their own: what one waits for never holds up another."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self._embedded: Embedded | None = None
+        self._follower: Link | None = None
+        self._cluster: Cluster | None = None
         self._children: list[Checker | Consumer | Producer] = []
         if options.target.embedded:
             from towline.client.embedded import acquire
@@ -95,7 +107,12 @@ class Client(Transacting, Surveying):
             self._senders = Senders(options.token)
             self._shards = sharding.ShardMap()
             instrument(self)
-            self._link.run(flows.ping())
+            brokers = self._link.run(flows.brokers())
+            if brokers.clustered and not options.target.embedded:
+                self._cluster = Cluster(Fleet(brokers), self._link_to, options.timeout_s)
+                if not brokers.shared:
+                    # What is numbered by one broker is asked of this one, and of no other.
+                    self._link.route.learn([self._link.route.address])
         except BaseException:
             self.close()
             raise
@@ -120,6 +137,10 @@ class Client(Transacting, Surveying):
                 for child in children:
                     stack.callback(child.close)
         finally:
+            if self._follower is not None:
+                self._follower.close()
+            if self._cluster is not None:
+                self._cluster.close()
             if hasattr(self, "_link"):
                 self._link.close()
             if self._embedded is not None:
@@ -163,9 +184,9 @@ class Client(Transacting, Surveying):
         level = -1 if durability is None else as_durability(durability)
         lives = FOREVER if ttl is None and timeout is None else self._sender.lives(ttl, timeout)
         at_us = as_deliver_at(delay, deliver_at, delay_level)
-        if shard_key is not None or self._shards.get(topic):
+        if shard_key is not None or self._shards.get(topic) or self._cluster is not None:
             content = sharding.Content.of_one(body, key, headers, shard_key, dedup_id=dedup_id, deliver_at_us=at_us)
-            return self._link.run(sharding.send(self._common(priority, level, compress, lives), topic, content))
+            return (self._send(self._common(priority, level, compress, lives), topic, content))[0]
         call = flows.send(
             self._sender,
             topic,
@@ -184,7 +205,7 @@ class Client(Transacting, Surveying):
             answer = self._link.ask(call)
         except WrongShard:
             content = sharding.Content.of_one(body, key, headers, None, dedup_id=dedup_id, deliver_at_us=at_us)
-            return self._link.run(sharding.send(self._common(priority, level, compress, lives), topic, content))
+            return (self._send(self._common(priority, level, compress, lives), topic, content))[0]
         return flows.receipt(topic, priority, answer)
 
     def send_many(
@@ -214,7 +235,7 @@ class Client(Transacting, Surveying):
         common = self._common(priority, as_durability(durability), compress, lives)
         times = as_deliver_at_each(len(bodies), delay, deliver_at, delay_level, delays)
         content = sharding.Content(bodies, keys, headers, shard_keys, dedup_ids, times)
-        return self._link.run(sharding.send_many(common, topic, content))
+        return self._send(common, topic, content)
 
     def _common(self, priority: Priority, durability: int, compress: bool, lives: Lives) -> sharding.Common:
         limit = self._max_request_bytes
@@ -257,10 +278,19 @@ class Client(Transacting, Surveying):
             spool_dir,
             spool_bytes,
         )
+        if self._cluster is None:
+            return self._adopt(self._producer(self._new_link(), options, block))
+        cluster = self._cluster
+
+        def make(broker: str) -> Producer:
+            return self._producer(cluster.new_link(broker), options.at(broker), block)
+
+        return self._adopt(ClusterProducer(cluster, make, self._shards, spool_dir is not None))
+
+    def _producer(self, link: Link, options: ProducerOptions, block: bool) -> Producer:
         limits = options.limits(self._max_request_bytes)
-        link = self._new_link()
         shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection, self._shards)
-        producer = self._adopt(Producer(link, shipping, limits, block))
+        producer = Producer(link, shipping, limits, block)
         instrument(producer)
         return producer
 
@@ -313,74 +343,29 @@ class Client(Transacting, Surveying):
             spool_dir,
             mode,
         )
-        subscription, link = options.subscription(self._options.timeout_s, self._options.spool_dir), self._new_link()
+        if self._cluster is None or self._cluster.fleet.shared:
+            link = self._new_link() if self._cluster is None else self._cluster.following_link()
+            return self._adopt(self._consumer(link, options))
+        cluster, named = self._cluster, options.named()
+
+        def make(broker: str) -> Consumer:
+            return self._consumer(cluster.new_link(broker), named.at(broker, self._options.spool_dir), _ATTACH_S)
+
+        about = named._replace(spool_dir=None).subscription(self._options.timeout_s)
+        return self._adopt(ClusterConsumer(cluster, make, about, self._sender, idle_timeout))
+
+    def _consumer(self, link: Link, options: ConsumerOptions, attach_s: float | None = None) -> Consumer:
+        subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
         try:
-            return self._adopt(Consumer(link, subscription))
+            timeout_s, link.timeout_s = link.timeout_s, min(link.timeout_s, attach_s or link.timeout_s)
+            consumer = Consumer(link, subscription)
+            link.timeout_s = timeout_s
+            return consumer
         except BaseException:
             link.close()
             if subscription.spool is not None:
                 subscription.spool.close()
             raise
-
-    # Topics and groups
-
-    def create_topic(
-        self,
-        name: str,
-        *,
-        retention_s: float | None = None,
-        shards: int = 0,
-        business_line: str = "",
-        author: str = "",
-        alarm_emails: Sequence[str] = (),
-    ) -> None:
-        """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)
-
-        With `shards` it is an ordered one: messages of one shard key are delivered in order, each shard to one consumer
-        at a time. One shard is serial consumption. The business line and the author say whose it is; the e-mail
-        addresses are told of alarms about it."""
-        self._link.run(
-            flows.create_topic(
-                name, retention_s, shards, business_line=business_line, author=author, alarm_emails=alarm_emails
-            )
-        )
-        self._shards.forget(name)
-
-    def put_topic(self, config: TopicConfig, *, template: bool = False) -> None:
-        """Change the settings of a topic, or with `template` those that topics made by the first send take over."""
-        self._link.run(flows.put_topic(config, template=template))
-
-    def template(self) -> TopicConfig:
-        """The settings that a topic takes over when it is made by the first send to it."""
-        return self._link.run(flows.template())
-
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic with its messages, groups and dead letters."""
-        self._link.run(flows.delete_topic(name))
-
-    def topics(self) -> list[TopicState]:
-        return self._link.run(flows.topics())
-
-    def topic(self, name: str) -> TopicState:
-        return self._link.run(flows.topic(name))
-
-    def groups(self, topic: str = "") -> list[GroupState]:
-        """The groups of a topic, or of all topics."""
-        return self._link.run(flows.groups(topic))
-
-    def group(self, topic: str, name: str) -> GroupState:
-        return self._link.run(flows.group(topic, name))
-
-    def put_group(self, config: GroupConfig) -> None:
-        """Make a group, or change its settings.
-
-        mq.put_group(GroupConfig("orders", "billing", retry=RetryPolicy(max_attempts=3)))
-        """
-        self._link.run(flows.put_group(config))
-
-    def delete_group(self, topic: str, name: str) -> None:
-        """Forget a group, its progress and its dead letters."""
-        self._link.run(flows.delete_group(topic, name))
 
     # Delayed messages
 
@@ -400,7 +385,7 @@ class Client(Transacting, Surveying):
     ) -> int:
         """Cancel a delayed message by its id or receipt, or all with this key. How many it were: they will not be
         delivered. `Conflict` if the one with this id does not wait any more."""
-        return self._link.run(delays_of.cancel(topic, id, key, dry_run))
+        return self._run(topic, delays_of.cancel(topic, id, key, dry_run))
 
     def reschedule(
         self,
@@ -416,32 +401,7 @@ class Client(Transacting, Surveying):
         """Deliver a delayed message, or all with this key, at another time. How many it were; they keep their ids.
         `Conflict` if the one with this id does not wait any more."""
         at_us = delays_of.as_new_time(delay, deliver_at, delay_level)
-        return self._link.run(delays_of.reschedule(topic, id, key, at_us, dry_run))
-
-    # Moving groups and emptying topics
-
-    def seek(self, topic: str, group: str, to: flows.Target, *, dry_run: bool = False) -> Sought:
-        """Let a group go on elsewhere: at the `"earliest"` message or behind the `"latest"`, at a time, or at sequence
-        numbers by lane (`{"middle": 17}`; of an ordered topic `{3: 17}`), where lanes that are not named stay.
-
-        Backwards, all from there on is delivered again. Forwards, all up to there is passed over, also what waits to be
-        tried again. Consumers lose what they hold of these messages. A `dry_run` only says how many that would be."""
-        return self._link.run(flows.seek(topic, group, to, dry_run=dry_run))
-
-    def pause(self, topic: str, group: str, reason: str = "") -> None:
-        """Let a group rest: its consumers get nothing until it is resumed, also after a restart of the broker."""
-        self._link.run(flows.pause(topic, group, paused=True, reason=reason))
-
-    def resume(self, topic: str, group: str) -> None:
-        self._link.run(flows.pause(topic, group, paused=False, reason=""))
-
-    def purge(self, topic: str, *, dry_run: bool = False) -> Purged:
-        """Drop all messages of a topic; its groups go on with what comes then. Dead letters are kept."""
-        return self._link.run(flows.purge(topic, dry_run=dry_run))
-
-    def edit_topic(self, name: str, *, retention_s: float | None) -> None:
-        """Change how long a topic keeps its messages: 0 is for ever, None as the broker does."""
-        self._link.run(flows.edit_topic(name, retention_s))
+        return self._run(topic, delays_of.reschedule(topic, id, key, at_us, dry_run))
 
     # Looking
 
@@ -456,21 +416,21 @@ class Client(Transacting, Surveying):
     ) -> Page[Message]:
         """Read messages of a lane (a priority, or the number of a shard) without consuming them, from number `first`
         on."""
-        return self._link.run(flows.browse(topic, lane, first, max_messages, max_bytes))
+        return self._run(topic, flows.browse(topic, lane, first, max_messages, max_bytes))
 
     def dead_letters(
         self, topic: str, group: str, *, first: int = 0, max_messages: int = 100, max_bytes: int = 4 << 20
     ) -> Page[DeadLetter]:
         """The messages that a group gave up."""
-        return self._link.run(flows.dead_letters(topic, group, first, max_messages, max_bytes))
+        return self._run(topic, flows.dead_letters(topic, group, first, max_messages, max_bytes))
 
     def resend(self, topic: str, group: str, dead: Sequence[int] | None = None) -> int:
         """Deliver dead letters to their group again: those with these numbers, or all. How many it were."""
-        return self._link.run(flows.resend(topic, group, dead))
+        return self._run(topic, flows.resend(topic, group, dead))
 
     def dead_letter(self, topic: str, group: str, number: int) -> DeadLetter:
         """One dead letter of a group, by its number."""
-        return self._link.run(dead.letter(topic, group, number))
+        return self._run(topic, dead.letter(topic, group, number))
 
     def find_dead(
         self,
@@ -490,7 +450,7 @@ class Client(Transacting, Surveying):
         found = dead.find(
             topic, group, reason=reason, key=key, since=since, until=until, resent=resent, first=first, limit=limit
         )
-        return self._link.run(found)
+        return self._run(topic, found)
 
     def revise(
         self,
@@ -503,15 +463,15 @@ class Client(Transacting, Surveying):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Deliver one dead letter to its group again, with another body, key or headers; what is None stays."""
-        self._link.run(dead.revise(topic, group, number, body=body, key=key, headers=headers))
+        self._run(topic, dead.revise(topic, group, number, body=body, key=key, headers=headers))
 
     def purge_dead(self, topic: str, group: str, before: int) -> int:
         """Drop the dead letters before this number for good. How many of them had not been sent again."""
-        return self._link.run(dead.purge(topic, group, before))
+        return self._run(topic, dead.purge(topic, group, before))
 
     def locate(self, topic: str, lane: Priority | int, time: datetime | float) -> int:
         """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
-        return self._link.run(flows.locate(topic, lane, as_time_us(time)))
+        return self._run(topic, flows.locate(topic, lane, as_time_us(time)))
 
     def message(self, message_id: str) -> Message:
         """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept."""
@@ -529,7 +489,7 @@ class Client(Transacting, Surveying):
     ) -> list[Message]:
         """Messages with exactly this key, sent since one time and before another: the oldest `limit` of them."""
         found = search.find(topic, key=key, since=since, until=until, priority=priority, limit=limit)
-        return self._link.run(found)
+        return self._run(topic, found)
 
     def trace(self, message_id: str, *, group: str | None = None, whole: bool = False) -> Trace:
         """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
@@ -553,7 +513,7 @@ class Client(Transacting, Surveying):
 
     def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""
-        return self._link.run(flows.stat())
+        return merge_figures(self._gather("", flows.stat))
 
     def measure(self, topic: str = "") -> Measured:
         """Figures of the broker, its topics and its groups, as its metrics give them; or of one topic."""
@@ -573,8 +533,25 @@ class Client(Transacting, Surveying):
         return welcome.max_request_bytes
 
     def _new_link(self) -> Link:
+        return self._link_to(())
+
+    def _link_to(self, addresses: tuple[tuple[str, int], ...]) -> Link:
+        """A link to one of these, in turn; without any, to those of the URL."""
         options = self._options
-        return Link(options.route(), self._dial, options.connection(), options.timeout_s)
+        return Link(options.route(addresses), self._dial, options.connection(), options.timeout_s)
+
+    def _one_link(self) -> Link:
+        if self._cluster is None:
+            return self._link
+        if not self._cluster.fleet.shared:
+            return self._cluster.any_link()
+        self._follower = self._follower or self._cluster.following_link()
+        return self._follower
+
+    def _links_of_all(self) -> list[Link]:
+        if self._cluster is None:
+            return [self._new_link()]
+        return [self._cluster.new_link(one.id) for one in self._cluster.fleet.members]
 
     def _dial(self, route: Route, timeout_s: float) -> socket.socket:
         dial = None if self._embedded is None else self._embedded.dial

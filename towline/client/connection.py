@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from towline.errors import NotLetIn, ProtocolError, Refused, TowlineError, Unavailable, from_code
+from towline.errors import NotLetIn, NotOwner, ProtocolError, Refused, TowlineError, Unavailable, from_code
 from towline.protocol import PREFACE, Decoder, Envelope, decode_answer, encode_envelope
 from towline.protocol.messages import (
     VERSION,
@@ -140,6 +140,8 @@ class Connection:
         self._hello = Hello(VERSION, VERSION, token, secret, "towline-python")
         self.state = State.DOWN
         self._closed_unmet = 0
+        self.follows = False
+        """Of the brokers of one store, it goes to the one that serves what it asks for."""
         self.welcome: Welcome | None = None
         self.member: Member | None = None
         self.answered = 0
@@ -246,9 +248,10 @@ class Connection:
             answer = decode_answer(envelope)
             self.answered += 1
             if isinstance(answer, Failed):
-                if answer.code == _UNAVAILABLE:
-                    # A broker that is going away. The call stays with us, for the next broker.
-                    raise Unavailable(answer.message)
+                if answer.code == _UNAVAILABLE or (self.follows and answer.code == NotOwner.code):
+                    # A broker that is going away, or not the right one. The call stays with us, for the next broker.
+                    call.sent -= 1
+                    raise from_code(answer.code, answer.message)
                 del self._calls[envelope.number]
                 call.fail(from_code(answer.code, answer.message))
             else:
@@ -285,7 +288,7 @@ class Connection:
         assert member is not None, "only a connection with a consumer attaches"
         if isinstance(answer, Failed):
             error = from_code(answer.code, answer.message)
-            if answer.code == _UNAVAILABLE:
+            if answer.code in (_UNAVAILABLE, NotOwner.code):
                 raise error
             self.member = None
             member.expelled(error)

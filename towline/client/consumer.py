@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
+from towline.client import flows
 from towline.client.batch import Batch as AnyBatch
 from towline.client.beat import Pulse
 from towline.client.heartbeat import Heartbeat
 from towline.client.lease import Lease
 from towline.client.link import Link
 from towline.client.message import Message
+from towline.client.standing import Standing, standing
 from towline.client.subscription import Subscription
 from towline.errors import Closed, TowlineError
 from towline.model import GroupConfig
@@ -188,6 +190,26 @@ class Consumer:
     def _check(self) -> None:
         if self._closed:
             raise Closed("the consumer was closed")
+
+    # For a consumer of many brokers
+
+    @property
+    def link(self) -> Link:
+        return self._link
+
+    @property
+    def subscription(self) -> Subscription:
+        return self._subscription
+
+    def handed_out(self) -> None:
+        """Messages of ours were given to the user."""
+        self._tell()
+
+    def standing(self) -> Standing:
+        """The rank of this consumer among those of its group, and how many they are."""
+        self._check()
+        state = self._link.run(flows.group(self.topic, self.group))
+        return standing(state, self.name)
 
     def _tell(self) -> None:
         self._subscription.report()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -33,6 +33,22 @@ class Route:
     @property
     def address(self) -> tuple[str, int]:
         return self.target.addresses[self._at]
+
+    def prefer(self, address: str) -> bool:
+        """Go on with this one, `host:port`, if we know it."""
+        for at, known in enumerate(self.target.addresses):
+            if show_address(*known) == address and at != self._at:
+                self._at = at
+                return True
+        return False
+
+    def learn(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """There are other addresses by now; the one in use stays in use, if it is among them."""
+        current = self.address
+        known = tuple(dict.fromkeys(addresses))
+        if known and known != self.target.addresses:
+            self.target = self.target._replace(addresses=known)
+            self._at = known.index(current) if current in known else 0
 
     @property
     def name(self) -> str:

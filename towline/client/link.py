@@ -19,7 +19,7 @@ from towline.client.connection import Buffer, Call, Connection
 from towline.client.dial import CONNECT_S, Route, explain, never_better
 from towline.client.steps import Flow, Start, Wait
 from towline.client.transport import Transport, make_transport
-from towline.errors import Closed, Timeout, TowlineError, Unavailable
+from towline.errors import Closed, NotOwner, Timeout, TowlineError, Unavailable
 
 __all__ = ["CLOSED", "Dial", "Link", "no_answer"]
 
@@ -27,6 +27,7 @@ T = TypeVar("T")
 Dial = Callable[[Route, float], socket.socket]
 
 _MAX_READS: Final = 100
+_FOLLOW_S: Final = 0.02
 CLOSED: Final = "the client was closed, or the consumer or producer that this belongs to"
 
 _generation = 0
@@ -59,7 +60,8 @@ class Link:
         self._retry_at = 0.0
         self._opened_at = 0.0
         self._down_since = time.monotonic()
-        self._cause: Exception | None = None
+        self.cause: Exception | None = None
+        """Why there is no connection."""
         self._closing = threading.Event()
         self._generation = _generation
 
@@ -119,7 +121,7 @@ class Link:
             if call.done:
                 return
             self._forget(call)
-            error = no_answer(self.route, self._cause, self.connection.ready, self.timeout_s)
+            error = no_answer(self.route, self.cause, self.connection.ready, self.timeout_s)
             if self.last_received < begun:
                 self._break(error)
             raise error
@@ -127,7 +129,7 @@ class Link:
     def _wait_while_up(self, step: Wait) -> bool:
         answered = self.wait(step.call, time.monotonic() + step.seconds)
         if not answered and not self.connection.ready and time.monotonic() - self._down_since > self.timeout_s:
-            raise no_answer(self.route, self._cause, False, self.timeout_s)
+            raise no_answer(self.route, self.cause, False, self.timeout_s)
         return answered
 
     def start(self, call: Call) -> None:
@@ -261,7 +263,7 @@ class Link:
             sock = self._dial(self.route, max(0.001, min(connect_s, CONNECT_S)))
         except OSError as error:
             with self.lock:
-                self._cause = error
+                self.cause = error
                 final = never_better(self.route, error)
                 if self.route.failed():
                     if final is not None:
@@ -323,15 +325,23 @@ class Link:
         now = time.monotonic()
         transport.shut_down()
         self._dead.append(transport)
-        self._cause = error
+        self.cause = error
         if self.connection.ready:
             self._down_since = now
             if self.connection.answered:
                 self._backoff.reset()
         # A broker that stops, or that never got ready, is not the one to try again first.
         stay = self.connection.ready and not isinstance(error, Unavailable)
-        self._retry_at = now + self._backoff.next_s() if stay or self.route.failed() else now
+        if isinstance(error, NotOwner) and self.route.prefer(error.address):
+            self._retry_at = now + _FOLLOW_S
+        else:
+            self._retry_at = now + self._backoff.next_s() if stay or self.route.failed() else now
         self.connection.broken(error)
+
+    def follow(self) -> None:
+        """Its route leads to brokers that share a store: go to the one that serves what is asked for."""
+        self.connection.follows = True
+        self._backoff = Backoff(0.02, 0.3)
 
     def give_up(self, error: Exception) -> None:
         """Treat the connection as broken: the broker does not answer on it any more."""

@@ -64,8 +64,8 @@ class Options:
     def __repr__(self) -> str:
         return f"<Options {self.target}>"
 
-    def route(self) -> Route:
-        return Route(self.target)
+    def route(self, addresses: tuple[tuple[str, int], ...] = ()) -> Route:
+        return Route(self.target._replace(addresses=addresses) if addresses else self.target)
 
     def connection(self) -> Connection:
         return Connection(self.token, self._secret)
@@ -89,6 +89,17 @@ class ConsumerOptions(NamedTuple):
     on_lost: Callable[[LostLease], None] | None
     spool_dir: str | Path | None = None
     mode: Literal["at-least-once", "at-most-once"] = "at-least-once"
+    own_name: str | None = None
+    """The name of one without a name, where several consumers are to have the same."""
+
+    def named(self) -> ConsumerOptions:
+        """With a name of its own."""
+        return self._replace(own_name=_own_name())
+
+    def at(self, broker: str, spool_dir: str | Path | None) -> ConsumerOptions:
+        """For the consumer at one broker of a cluster: what it cannot tell is kept for that broker."""
+        folder = self.spool_dir or (spool_dir if self.name is not None else None)
+        return self if folder is None else self._replace(spool_dir=Path(folder) / broker)
 
     def subscription(self, timeout_s: float, spool_dir: str | Path | None = None) -> Subscription:
         """`spool_dir` is the client's, for consumers that have a name and no folder of their own."""
@@ -103,7 +114,7 @@ class ConsumerOptions(NamedTuple):
             raise BadRequest(f"ack_interval={self.ack_interval}: give seconds from 0.001 to 60")
         if self.idle_timeout is not None and not 0 <= self.idle_timeout <= 86400 * 366:
             raise BadRequest(f"idle_timeout={self.idle_timeout}: give seconds, 0 or more")
-        name = check_consumer(self.name) if self.name is not None else _own_name()
+        name = check_consumer(self.name) if self.name is not None else self.own_name or _own_name()
         group = check_group(self.group) if self.group is not None else PRIVATE + name
         if self.group is not None and group.startswith(PRIVATE):
             raise BadRequest(f"group {group!r}: names that begin with {PRIVATE} are for consumers without a group")
@@ -145,6 +156,10 @@ class ProducerOptions(NamedTuple):
     compress: bool
     spool_dir: str | Path | None = None
     spool_bytes: int = 256 << 20
+
+    def at(self, broker: str) -> ProducerOptions:
+        """For the producer at one broker of a cluster."""
+        return self if self.spool_dir is None else self._replace(spool_dir=Path(self.spool_dir) / broker)
 
     def limits(self, max_request_bytes: int) -> BatchLimits:
         return BatchLimits(

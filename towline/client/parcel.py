@@ -45,6 +45,7 @@ class Parcel:
         "moved",
         "opened_at",
         "origins",
+        "pinned",
         "places",
         "refusal",
         "shard_keys",
@@ -66,6 +67,8 @@ class Parcel:
         self.keys: list[str | None] | None = None
         self.headers: list[dict[str, str] | None] | None = None
         self.dedup_ids: list[str | None] | None = None
+        self.pinned = False
+        """It belongs to one broker, which knows its dedup ids."""
         self.times: list[int] | None = None
         """What the deliver-at column says, if a message is delayed."""
         self.delayed = False
@@ -117,6 +120,7 @@ class Parcel:
         if dedup_id is not None or self.dedup_ids is not None:
             self.dedup_ids = self.dedup_ids if self.dedup_ids is not None else [None] * count
             self.dedup_ids.append(dedup_id)
+            self.pinned = True
         if deliver_at_us or self.times is not None:
             self.times = self.times if self.times is not None else [0] * count
             self.times.append(deliver_at_us)

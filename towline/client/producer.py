@@ -7,12 +7,13 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
 from types import TracebackType
 from typing import Any, Final, Self
 
 from towline.client.accumulate import Accumulator, BatchLimits, expired
-from towline.client.connection import Call
+from towline.client.connection import Call, Connection
 from towline.client.delays import Time, as_deliver_at
 from towline.client.draft import places
 from towline.client.link import Link
@@ -22,6 +23,7 @@ from towline.client.sharding import ShardMap, without_spool
 from towline.client.transport import wait_for
 from towline.errors import (
     Closed,
+    NotOwner,
     ProtocolError,
     QueueFull,
     Timeout,
@@ -57,6 +59,8 @@ class Shipping:
         self._compress = compress
         self._answered: list[tuple[Parcel, Call | TowlineError]] = []
         self._calls: dict[Parcel, Call] = {}
+        self.redirects: deque[tuple[str, str]] = deque(maxlen=1_000)
+        """Topics that another broker serves, and where that is."""
 
     def lives(self, ttl: float | None, timeout: float | None) -> Lives:
         return self._sender.lives(ttl, timeout)
@@ -103,6 +107,15 @@ class Shipping:
             self._answered.append((parcel, error))
         return call
 
+    def recall(self, parcel: Parcel, connection: Connection, *, left_too: bool = False) -> bool:
+        """Take back a parcel that is on its way, unless it has left; or even then, if its connection is down."""
+        call = self._calls.get(parcel)
+        if call is None or call.done or (call.sent and not (left_too and not connection.ready)):
+            return False
+        connection.abandon(call)
+        del self._calls[parcel]
+        return True
+
     def settle(self, accumulator: Accumulator[Any], now: float) -> list[Parcel]:
         """Tell the accumulator what was answered. The parcels that came to an end."""
         answered, self._answered = self._answered, []
@@ -116,6 +129,8 @@ class Shipping:
                 continue
             if error is None and not isinstance(answer, Sent):
                 error = ProtocolError(f"a send was answered by {type(answer).__name__}")
+            if isinstance(error, NotOwner):
+                self.redirects.append((parcel.topic, error.address))
             if isinstance(error, WrongShard) and self.keeps:
                 error = without_spool(parcel.topic)
             if error is not None:
@@ -179,8 +194,14 @@ class Producer:
         self._shards = shipping.shards
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._turning = threading.Lock()
+        """Held while parcels are taken and sent: none is in between for those who take them away."""
         self._asleep = False
         self._closed = False
+        self._moved: frozenset[str] = frozenset()
+        """Topics that were given away: what comes for them now must go the same way."""
+        self._barred = False
+        """It is closed, or topics were given away."""
         self._stop = False
         self._alarm, self._bell = socket.socketpair()
         self._alarm.setblocking(False)
@@ -238,8 +259,8 @@ class Producer:
             shards = self._look_up(topic)
         accumulator = self._accumulator
         with self._lock:
-            if self._closed or accumulator.is_full:
-                self._make_room()
+            if self._barred or accumulator.is_full:
+                self._make_room(topic)
             pending = self._add(
                 topic,
                 body,
@@ -287,7 +308,7 @@ class Producer:
         with self._lock:
             if self._closed:
                 return
-            self._closed = True
+            self._closed = self._barred = True
         try:
             self.flush(timeout)
         except Timeout:
@@ -303,15 +324,97 @@ class Producer:
             self._alarm.close()
             self._bell.close()
 
+    # For a producer of many brokers
+
+    @property
+    def link(self) -> Link:
+        return self._link
+
+    @property
+    def owes(self) -> bool:
+        """Something waits here, or is on its way."""
+        return self._accumulator.messages > 0
+
+    @property
+    def buffered(self) -> int:
+        return self._accumulator.messages
+
+    def seal(self) -> list[Parcel]:
+        """Let nothing linger; what is not acknowledged yet."""
+        with self._lock:
+            waiting = self._accumulator.seal()
+            self._ring()
+            return waiting
+
+    def take_failed(self) -> list[Parcel]:
+        with self._lock:
+            return self._accumulator.take_failed()
+
+    @property
+    def redirects(self) -> deque[tuple[str, str]]:
+        return self._shipping.redirects
+
+    def evacuate(self) -> list[Parcel]:
+        """Give away what never left."""
+
+        def never_left(parcel: Parcel) -> bool:
+            with self._link.lock:
+                return self._shipping.recall(parcel, self._link.connection)
+
+        with self._lock:
+            parcels = self._accumulator.evacuate(never_left)
+            if parcels:
+                self._changed.notify_all()
+            return parcels
+
+    def give_away(self, topics: Set[str]) -> list[Parcel]:
+        """Give away everything of these topics, in order, for the broker that serves them now. That one knows what
+        arrived here; so the connection is broken, and what was not answered goes along."""
+        link = self._link
+        with self._turning, self._lock:
+            self._moved |= topics
+            self._barred = True
+            with link.lock:
+                link.give_up(NotOwner("topics moved"))
+                ended = self._shipping.settle(self._accumulator, time.monotonic())
+                parcels = self._accumulator.evacuate(
+                    lambda parcel: self._shipping.recall(parcel, link.connection, left_too=True), topics.__contains__
+                )
+            self._conclude(ended)
+            self._changed.notify_all()
+        for parcel in ended:
+            _announce(parcel)
+        return parcels
+
+    def topics(self) -> set[str]:
+        """What waits here, or is on its way."""
+        with self._lock:
+            return self._accumulator.topics()
+
+    def welcome(self, topic: str) -> None:
+        """A topic that was given away is served here again."""
+        if topic in self._moved:
+            with self._lock:
+                self._moved -= {topic}
+                self._barred = self._closed or bool(self._moved)
+
+    def adopt(self, parcel: Parcel) -> None:
+        """Take on what another could not send."""
+        with self._lock:
+            self._accumulator.adopt(parcel)
+            self._ring()
+
     # With the lock held
 
-    def _make_room(self) -> None:
-        while self._accumulator.is_full and not self._closed:
+    def _make_room(self, topic: str) -> None:
+        while self._accumulator.is_full and not self._closed and topic not in self._moved:
             if not self._block or threading.current_thread() is self._thread:
                 raise QueueFull("the producer's buffer is full: the broker does not keep up, or cannot be reached")
             self._changed.wait()
         if self._closed:
             raise Closed("the producer was closed")
+        if topic in self._moved:
+            raise NotOwner
 
     def _ring(self) -> None:
         self._asleep = False
@@ -334,7 +437,7 @@ class Producer:
 
     def _end(self, error: TowlineError) -> None:
         with self._lock:
-            self._closed = True
+            self._closed = self._barred = True
             ended = self._accumulator.fail_all(error)
             self._shipping.rescue(ended)
             ended = with_origins(ended)
@@ -343,17 +446,18 @@ class Producer:
             _announce(parcel)
 
     def _turn(self) -> bool:
-        with self._lock:
-            if self._stop:
-                return False
-            parcels = self._accumulator.take(time.monotonic())
-        for parcel in parcels:
-            call = self._shipping.pack(parcel)
-            if call is not None:
-                try:
-                    self._link.start(call)
-                except Closed as error:
-                    self._shipping.forget(parcel, error)
+        with self._turning:
+            with self._lock:
+                if self._stop:
+                    return False
+                parcels = self._accumulator.take(time.monotonic())
+            for parcel in parcels:
+                call = self._shipping.pack(parcel)
+                if call is not None:
+                    try:
+                        self._link.start(call)
+                    except Closed as error:
+                        self._shipping.forget(parcel, error)
         self._empty_spool()
         self._sleep()
         self._settle()

@@ -22,7 +22,18 @@ from towline.model import Priority, Receipt, check_topic
 from towline.protocol.messages import FrameHead, Send, Sent
 from towline.protocol.ordering import ShardCount, Sharded
 
-__all__ = ["Common", "Content", "ShardMap", "refuse_joined", "send", "send_many", "shard_of", "without_spool"]
+__all__ = [
+    "Common",
+    "Content",
+    "ShardMap",
+    "joined",
+    "refuse_joined",
+    "send",
+    "send_many",
+    "shard_of",
+    "shards_of",
+    "without_spool",
+]
 
 T = TypeVar("T")
 
@@ -59,6 +70,15 @@ def refuse_joined(topic: str, dedup: bool) -> Never:
 
 def without_spool(topic: str) -> BadRequest:
     return BadRequest(f"topic {topic} is ordered, and sending to ordered topics with a spool_dir is not supported")
+
+
+def shards_of(topic: str, shards: int, content: Content, priority: Priority) -> list[int]:
+    """The shards of all messages of a call."""
+    given, keys = content.shard_keys, content.keys
+    none: Sequence[str | None] = [None] * len(content.bodies)
+    own, other = none if given is None else given, none if keys is None else keys
+    chosen = [key if one is None else one for one, key in zip(own, other, strict=True)]
+    return _shards_of(topic, shards, chosen, priority)
 
 
 class ShardMap:
@@ -143,6 +163,15 @@ class Content(NamedTuple):
             None if dedup_id is None else [dedup_id],
             [deliver_at_us] if deliver_at_us else None,
         )
+
+
+def joined(topic: str, count: int, parts: Sequence[tuple[Sequence[int], Receipts]]) -> Receipts:
+    """The receipts of a call whose messages went to several brokers; with each part, its places in the call."""
+    receipts = ShardReceipts(topic, count)
+    for numbers, some in parts:
+        for number, receipt in zip(numbers, some, strict=True):
+            receipts.put(int(receipt.lane), receipt.seq, [number], receipt.appended_at_us)
+    return receipts
 
 
 def send(common: Common, topic: str, content: Content) -> Flow[Receipt]:

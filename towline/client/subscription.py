@@ -117,7 +117,7 @@ class Subscription:
         self._prefetch = prefetch
         self._idle_timeout_s = idle_timeout_s
         self._leases: dict[int, Lease] = {}
-        self._nacks: deque[Act] = deque()
+        self.nacks: deque[Act] = deque()
         self._dirty: deque[Lease] = deque()
         self._settling: dict[Call, None] = {}
         self._pulling: deque[Call] = deque()
@@ -131,11 +131,11 @@ class Subscription:
     @property
     def holds(self) -> bool:
         """Something is held or to be told, so that the heartbeat has to look after it."""
-        return bool(self._leases or self._nacks or self._dirty)
+        return bool(self._leases or self.nacks or self._dirty)
 
     @property
     def has_acts(self) -> bool:
-        return bool(self._nacks or self._dirty)
+        return bool(self.nacks or self._dirty)
 
     @property
     def in_flight(self) -> int:
@@ -307,7 +307,7 @@ class Subscription:
             assert call.attachments is not None, "an answered call has its attachments, maybe empty"
             frames = split_attachments(call.attachments, [part.length for part in answer.parts])
             raw = list(zip(answer.parts, frames, strict=True))
-            lease = self._leases[answer.pull] = Lease(answer.pull, raw, self._nacks, self._dirty)
+            lease = self._leases[answer.pull] = Lease(answer.pull, raw, self.nacks, self._dirty)
             lease.in_tasks = self.in_tasks
             lease.topic, lease.shards = answer.topic or self.topic, answer.shards or self.shards
             if self.config.timeout_s:
@@ -316,8 +316,7 @@ class Subscription:
     def _give_back(self, call: Call) -> None:
         """Nobody will look at the answer of this pull. (If it is not there yet, then leaving gives it back.)"""
         if call.answer is not None and (lease := self._leases.get(call.answer.pull)) is not None:
-            lease.drop()
-            self._nacks.append(Act(GIVE_BACK, lease.pull))
+            self.put_back(lease)
 
     def _opened(self, call: Call) -> Lease | None:
         if isinstance(call.error, LeaseLost) and self._unique:
@@ -383,7 +382,7 @@ class Subscription:
 
     def _take_portions(self) -> list[list[Act]]:
         """What is to be told now: nacks first, in their order, then acks."""
-        acts = merged(_drain(self._nacks))
+        acts = merged(_drain(self.nacks))
         for lease in _drain(self._dirty):
             if not lease.lost:
                 acts += lease.take_acks()
@@ -447,6 +446,27 @@ class Subscription:
             return
         self.lost_messages += count
         self._reports.append(LostLease(self.topic, self.group, pull, count, reason))
+
+    # For those who tell it elsewhere
+
+    def lease(self, pull: int) -> Lease | None:
+        return self._leases.get(pull)
+
+    def unanswered(self) -> list[Call]:
+        """The requests under way that may carry acts."""
+        return [*self._settling, *self._pulling]
+
+    def untold(self, acts: list[Act]) -> None:
+        """These are not on their way any more."""
+        for act in acts:
+            lease = self._leases.get(act.pull)
+            if lease is not None:
+                lease.unanswered -= 1
+
+    def put_back(self, lease: Lease) -> None:
+        """Nobody will look at what this pull brought."""
+        lease.drop()
+        self.nacks.append(Act(GIVE_BACK, lease.pull))
 
     def _older(self, act: Act) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.pull < act.pull]

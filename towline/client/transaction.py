@@ -175,13 +175,15 @@ class PreparedTransaction(_Gathering[Stored]):
 class Checker:
     """Answers when the broker asks what became of a transaction. Made by `Client.on_check`."""
 
-    def __init__(self, link: Link, producer_group: str, callback: OnCheck) -> None:
-        self._link = link
+    def __init__(self, links: Sequence[Link], producer_group: str, callback: OnCheck) -> None:
+        self._links = links
         self._group = check_producer_group(producer_group)
         self._callback = callback
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._work, name=f"towline-checks-{producer_group}", daemon=True)
-        self._thread.start()
+        name = f"towline-checks-{producer_group}"
+        self._threads = [threading.Thread(target=self._work, args=(link,), name=name, daemon=True) for link in links]
+        for thread in self._threads:
+            thread.start()
 
     def __repr__(self) -> str:
         return f"<Checker of producer group {self._group}>"
@@ -201,16 +203,18 @@ class Checker:
     def close(self) -> None:
         """Do not answer any more."""
         self._stopped.set()
-        self._link.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5.0)
+        for link in self._links:
+            link.close()
+        for thread in self._threads:
+            if threading.current_thread() is not thread:
+                thread.join(timeout=5.0)
 
-    def _work(self) -> None:
+    def _work(self, link: Link) -> None:
         backoff = Backoff(0.1, 10.0, eager=False)
         while not self._stopped.is_set():
             try:
-                for check in self._link.run(await_checks(self._group)):
-                    self._answer(check)
+                for check in link.run(await_checks(self._group)):
+                    self._answer(link, check)
                 backoff.reset()
             except Closed:
                 return
@@ -218,11 +222,11 @@ class Checker:
                 log.warning("producer group %s cannot be asked after its transactions now: %s", self._group, error)
                 self._stopped.wait(backoff.next_s())
 
-    def _answer(self, check: Check) -> None:
+    def _answer(self, link: Link, check: Check) -> None:
         try:
             commit = verdict(self._callback(check), check.transaction)
             if commit is not None:
-                self._link.run(decide(check.transaction, commit=commit))
+                link.run(decide(check.transaction, commit=commit))
         except Conflict as error:
             log.warning("%s", error)
         except Closed:
@@ -245,7 +249,12 @@ class Transacting:
     def _max_request_bytes(self) -> int:
         raise NotImplementedError
 
-    def _new_link(self) -> Link:
+    def _one_link(self) -> Link:
+        """To one broker, and no other."""
+        raise NotImplementedError
+
+    def _links_of_all(self) -> list[Link]:
+        """New ones, to all brokers there are."""
         raise NotImplementedError
 
     def _adopt(self, child: Any) -> Any:
@@ -265,7 +274,7 @@ class Transacting:
             timeout_s=timeout,
             compress=compress,
         )
-        return Transaction(self._link, core)
+        return Transaction(self._one_link(), core)
 
     def prepare(
         self,
@@ -287,12 +296,12 @@ class Transacting:
             max_request_bytes=self._max_request_bytes,
             durability=as_durability(durability),
         )
-        return PreparedTransaction(self._link, core)
+        return PreparedTransaction(self._one_link(), core)
 
     def on_check(self, producer_group: str, callback: OnCheck) -> Checker:
         """Have `callback(check)` called, in the background, when the broker wants to know what became of a prepared
         transaction of this producer group. It says "commit", "rollback", or None if it cannot tell yet."""
-        checker: Checker = self._adopt(Checker(self._new_link(), producer_group, callback))
+        checker: Checker = self._adopt(Checker(self._links_of_all(), producer_group, callback))
         return checker
 
     def transactions(self, *, parked: bool = False, limit: int = 1_000) -> list[TransactionState]:

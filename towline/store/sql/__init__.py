@@ -14,7 +14,7 @@
 """
 
 from towline.store.sql.database import Database
-from towline.store.sql.opening import open_sql
+from towline.store.sql.opening import open_sql, prepare_database
 from towline.store.sql.ownership import MAIN, Holder, Lease, Ownership
 from towline.store.sql.roster import Present, Roster
 from towline.store.sql.settings import SqlSettings, parse_url
@@ -32,4 +32,5 @@ __all__ = [
     "SqlStore",
     "open_sql",
     "parse_url",
+    "prepare_database",
 ]

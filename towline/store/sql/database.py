@@ -211,6 +211,9 @@ class Database:
             self.galera = bool(found) and str(found[0][1]).upper() in {"ON", "1"}
         for text in _READY:
             await connection.send(text)
+        if "mariadb" in self.version.lower():
+            # A broker that hangs within a transaction must not keep the lock of its realm for ever.
+            await connection.send("SET SESSION idle_write_transaction_timeout = 1")
         if self.galera:
             # A read must see what was written through another node before it.
             await connection.send("SET SESSION wsrep_sync_wait = 1")

@@ -1,0 +1,213 @@
+"""Three brokers, each with its own disk: what goes on when one of them does not."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+import towline
+from tests.client.either import do, each, entered
+from tests.cluster.conftest import Brokers, eventually
+from tests.cluster.load import Load
+from towline.errors import BadRequest, Partly, Unavailable
+
+IN_HAND = 100
+"""What two consumers may have in their hands at once: it may come again when its broker dies."""
+
+
+def test_one_of_three_is_killed_and_everything_goes_on(brokers: Brokers, topic: str) -> None:
+    load = Load(brokers.url, topic)
+    try:
+        eventually(lambda: len(load.seen) > 300)
+        killed_at = time.monotonic()
+        brokers.kill(1)
+        time.sleep(2.5)
+        until = time.monotonic()
+        assert load.longest_gap(load.acked, killed_at, until) < 1.0
+        assert load.longest_gap(load.seen, killed_at, until) < 1.0
+        brokers.start(1)
+        load.stop_sending()
+        assert not load.failed
+        assert len(load.acked) == load.sent
+        eventually(lambda: not load.lost())
+        assert load.stored() == load.sent
+    finally:
+        load.stop()
+    assert not load.errors
+    assert len(load.doubled()) < IN_HAND
+
+
+def test_a_broker_that_hangs_is_passed_over_and_used_again(brokers: Brokers, topic: str) -> None:
+    load = Load(brokers.url, topic)
+    try:
+        eventually(lambda: len(load.seen) > 300)
+        frozen_at = time.monotonic()
+        brokers.freeze(2)
+        time.sleep(3.0)
+        until = time.monotonic()
+        assert load.longest_gap(load.acked, frozen_at, until) < 2.0
+        brokers.thaw(2)
+        load.stop_sending()
+        assert not load.failed
+        eventually(lambda: not load.lost())
+        assert load.stored() == load.sent
+    finally:
+        load.stop()
+    assert len(load.doubled()) < IN_HAND
+
+
+async def test_clients_given_one_broker_find_all_and_use_them(connect: Any, brokers: Brokers, topic: str) -> None:
+    url = f"towline://{brokers.address(1)}"
+    async with entered(connect(url)) as mq:
+        for number in range(30):
+            await do(mq.send(f"{topic}-{number}", b"x"))
+        ends = []
+        for number in range(3):
+            async with entered(connect(f"towline://{brokers.address(number)}")) as one:
+                ends.append(_messages(await do(one._link.run(towline.client.flows.topics())), topic))
+        assert sum(ends) == 30
+        assert all(ends), ends
+        assert _messages(await do(mq.topics()), topic) == 30
+
+
+def _messages(states: list[Any], prefix: str) -> int:
+    return sum(lane.end for state in states if state.config.name.startswith(prefix) for lane in state.lanes)
+
+
+async def test_ordered_keys_stay_with_their_broker_and_in_order(connect: Any, brokers: Brokers, topic: str) -> None:
+    async with entered(connect(brokers.url, timeout=20)) as mq:
+        await do(mq.create_topic(topic, shards=8))
+        async with entered(mq.producer()) as producer:
+            for number in range(600):
+                await do(producer.send(topic, b"%d" % number, key=f"k{number % 20}"))
+                if number == 300:
+                    await do(producer.flush())
+                    brokers.kill(0)
+                    brokers.start(0)
+        keys = [f"k{number % 20}" for number in range(600, 900)]
+        receipts = await do(mq.send_many(topic, [b"%d" % number for number in range(600, 900)], keys=keys))
+        assert len(receipts) == 300
+        assert len({receipt.lane for receipt in receipts}) > 1
+        seen: defaultdict[str, list[int]] = defaultdict(list)
+        async with entered(mq.consumer(topic, "g", idle_timeout=3.0)) as consumer:
+            async for message in each(consumer):
+                with message:
+                    seen[message.key].append(int(message.body))
+                if sum(map(len, seen.values())) == 900:
+                    break
+        assert sum(map(len, seen.values())) == 900
+        assert all(numbers == sorted(numbers) for numbers in seen.values())
+
+
+async def test_a_nack_whose_broker_is_away_goes_to_another_with_the_whole_message(
+    connect: Any, brokers: Brokers, topic: str
+) -> None:
+    retry = towline.RetryPolicy(max_attempts=5, delays_s=(0.1,))
+    async with (
+        entered(connect(brokers.url)) as mq,
+        entered(mq.consumer(topic, "g", retry=retry, ack_interval=0.05)) as consumer,
+    ):
+        await do(mq.send(topic, b"work", key="k", headers={"a": "b"}, priority="high"))
+        first = (await do(consumer.pull(wait=10)))[0]
+        [home] = [one for one in await do(mq.brokers()) if await _holds(connect, one.address, topic)]
+        number = brokers.ports.index(int(home.address.rpartition(":")[2]))
+        brokers.kill(number)
+        first.nack("it failed")
+        again = await _next(consumer)
+        assert (again.body, again.key, again.headers["a"], again.attempt) == (b"work", "k", "b", 2)
+        assert again.id == first.id
+        assert again.priority == "high"
+        again.ack()
+        brokers.start(number)
+        # Its broker is told that the message is done with: it comes no more.
+        assert not await do(consumer.pull(wait=3.0))
+        state = await do(mq.group(topic, "g"))
+        assert (state.lag, state.in_flight, state.retrying) == (0, 0, 0)
+
+
+async def _holds(connect: Any, address: str, topic: str) -> bool:
+    async with entered(connect(f"towline://{address}")) as one:
+        found = await do(one._link.run(towline.client.flows.topics()))
+        return _messages(found, topic) > 0
+
+
+async def _next(consumer: Any) -> Any:
+    deadline = time.monotonic() + 20
+    while not (batch := await do(consumer.pull(wait=0.5))):
+        assert time.monotonic() < deadline
+    return batch[0]
+
+
+def test_settings_reach_all_brokers_and_those_that_were_away(brokers: Brokers, topic: str) -> None:
+    with towline.connect(brokers.url, timeout=10) as mq:
+        late = f"{topic}-late"
+        mq.create_topic(f"{topic}-early", shards=4)
+        brokers.kill(2)
+        mq.create_topic(late, shards=6)
+        mq.put_group(towline.GroupConfig(late, "g"))
+        with pytest.raises(Partly, match=f"{brokers.ports[2]}"):
+            mq.pause(late, "g")
+        brokers.start(2)
+        brokers.wait_for(3)
+        eventually(lambda: _shards(brokers, 2, late) == 6)
+        mq.pause(late, "g", "resting")
+        for number in range(3):
+            with towline.connect(f"towline://{brokers.address(number)}") as one:
+                assert one._link.run(towline.client.flows.group(late, "g")).config.paused
+        mq.delete_topic(f"{topic}-early")
+        names = [state.config.name for state in mq.topics() if state.config.name.startswith(topic)]
+        assert names == [late]
+
+
+def _shards(brokers: Brokers, number: int, topic: str) -> int:
+    with towline.connect(f"towline://{brokers.address(number)}") as mq:
+        return mq._link.run(mq._shards.look_up(topic))
+
+
+async def test_a_transaction_is_whole_at_one_broker(connect: Any, brokers: Brokers, topic: str) -> None:
+    async with entered(connect(brokers.url)) as mq:
+        async with entered(mq.transaction()) as tx:
+            for number in range(20):
+                await do(tx.send(f"{topic}-{number % 4}", b"%d" % number))
+        homes = [one for one in await do(mq.brokers()) if await _holds(connect, one.address, topic)]
+        assert len(homes) == 1
+        assert _messages(await do(mq.topics()), topic) == 20
+
+
+def test_without_any_broker_a_send_fails_clearly(brokers: Brokers, topic: str) -> None:
+    with towline.connect(brokers.url, timeout=1.0) as mq:
+        mq.send(topic, b"x")
+        for number in range(3):
+            brokers.kill(number)
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            mq.send(topic, b"y")
+
+
+def test_a_stopping_broker_is_left_at_once(brokers: Brokers, topic: str) -> None:
+    load = Load(brokers.url, topic)
+    try:
+        eventually(lambda: len(load.seen) > 200)
+        begun = time.monotonic()
+        brokers.terminate(0)
+        time.sleep(1.5)
+        assert load.longest_gap(load.acked, begun, time.monotonic()) < 1.0
+        brokers.start(0)
+        load.stop_sending()
+        assert not load.failed
+        eventually(lambda: not load.lost())
+        assert load.stored() == load.sent
+    finally:
+        load.stop()
+    assert len(load.doubled()) < IN_HAND
+
+
+def test_a_join_that_is_no_address_is_refused() -> None:
+    from towline.broker.cluster import join_addresses
+    from towline.settings import load_settings
+
+    for text in ("somewhere", "0.0.0.0:7400", "host:0", "host:70000"):
+        with pytest.raises(BadRequest, match="join"):
+            join_addresses(load_settings({"join": text}, environment={}))

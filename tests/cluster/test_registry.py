@@ -1,0 +1,80 @@
+"""Who is there: brokers that find each other, and the clients they know."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import towline
+from tests.cluster.conftest import ROOT, Brokers, eventually
+
+
+def _cli(*arguments: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "towline", *arguments, "-o", "json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_command_line_shows_brokers_and_clients(brokers: Brokers) -> None:
+    url = f"towline://{brokers.address(0)}"
+    with (
+        towline.connect(brokers.url) as mq,
+        mq.consumer("orders", "g", name="b") as later,
+        mq.consumer("orders", "g", name="a") as first,
+    ):
+        assert (first.standing(), later.standing()) == ((0, 2), (1, 2))
+        shown = _cli("cluster", "ls", "-u", url)
+        assert [one["state"] for one in shown] == ["alive"] * 3
+        assert {one["name"] for one in shown} == {"b0", "b1", "b2"}
+        clients = _cli("clients", "orders", "-u", url)
+        found = sorted((one["broker"], one["consumer"], one["rank"], one["total"]) for one in clients)
+        assert found == [(f"b{n}", name, rank, 2) for n in range(3) for rank, name in enumerate("ab")]
+        here = _cli("clients", "orders", "g", "--here", "-u", url)
+        assert {one["broker"] for one in here} == {"b0"}
+        assert mq.stat()["connections"] >= 6
+
+    brokers.kill(2)
+    eventually(lambda: {one["state"] for one in _cli("cluster", "ls", "-u", url)} == {"alive", "silent"})
+    done = subprocess.run(
+        [sys.executable, "-m", "towline", "cluster", "forget", brokers.address(2), "-u", url],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_brokers_know_each_other_after_a_restart_without_being_told(cluster_of: Callable[..., Brokers]) -> None:
+    brokers = cluster_of(3).start().wait_for()
+    ids = {one.id for one in brokers.alive(0)}
+    brokers.kill(0)
+    brokers.start(0)
+    brokers.wait_for()
+    assert {one.id for one in brokers.alive(0)} == ids
+    assert max(one.epoch for one in brokers.alive(1)) == 2
+    with towline.connect(f"towline://{brokers.address(2)}") as mq:
+        assert {one.id for one in mq.brokers()} == ids
+
+
+def _flags(secret: Path) -> tuple[str, ...]:
+    tokens = f"{secret}.tokens"
+    return "--tokens-file", tokens, "--cluster-token", "cluster", "--cluster-secret-file", str(secret)
+
+
+def test_only_a_broker_with_the_clusters_secret_is_let_in(cluster_of: Callable[..., Brokers], tmp_path: Path) -> None:
+    for name, secret in (("ours", "pa55word"), ("theirs", "guess")):
+        (tmp_path / name).write_text(secret)
+        (tmp_path / f"{name}.tokens").write_text(f"cluster = {secret}\n")
+        (tmp_path / f"{name}.tokens").chmod(0o600)
+    brokers = cluster_of(3, *_flags(tmp_path / "ours"))
+    brokers.credentials = {"token": "cluster", "secret": "pa55word"}
+    brokers.start(0, 1)
+    brokers.wait_for(2)
+    brokers.flags = _flags(tmp_path / "theirs")
+    brokers.start(2)
+    log = brokers.folder / "2.log"
+    eventually(lambda: "not right" in log.read_text())
+    assert len(brokers.alive(0)) == 2
+    assert "pa55word" not in log.read_text() + (brokers.folder / "0.log").read_text()

@@ -1,0 +1,206 @@
+"""Three brokers on one database: each topic has one of them at a time, whatever happens to them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import towline
+from tests.client.either import do, each, entered
+from tests.cluster.conftest import Brokers, eventually
+from tests.cluster.load import Load
+from tests.sql.server import mariadb, new_database
+from towline.errors import BadRequest
+
+REALMS = 8
+TAKEOVER_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def _sql_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    stores = [new_database()] * 3
+    made = Brokers(tmp_path_factory.mktemp("sql"), 3, "--realms", str(REALMS), stores=stores)
+    try:
+        yield made.start()
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def brokers(_sql_brokers: Brokers) -> Brokers:
+    for number in list(_sql_brokers.stopped):
+        _sql_brokers.thaw(number)
+    dead = [number for number, process in enumerate(_sql_brokers.processes) if process is None]
+    brokers = _sql_brokers.start(*dead) if dead else _sql_brokers
+    brokers.wait_for()
+    eventually(lambda: len(_holders(brokers)) == REALMS and len(set(_holders(brokers).values())) > 1)
+    return brokers
+
+
+def _holders(brokers: Brokers) -> dict[str, str]:
+    """Who has which realm, by the address."""
+    database = brokers.stores[0].rpartition("/")[2]
+    rows = mariadb().sql("SELECT name, address FROM mq_realm WHERE expires_at > NOW(6) AND address <> ''", database)
+    return {row[0]: row[1] for row in rows}
+
+
+def _owner(brokers: Brokers, topic: str) -> int:
+    from crc32c import crc32c
+
+    number = crc32c(topic.encode()) % REALMS
+    address = _holders(brokers)["main" if not number else f"realm-{number}"]
+    return brokers.ports.index(int(address.rpartition(":")[2]))
+
+
+async def test_everything_works_whatever_broker_a_client_is_given(connect: Any, brokers: Brokers, topic: str) -> None:
+    async with entered(connect(f"towline://{brokers.address(1)}", timeout=20)) as mq:
+        names = [f"{topic}-{number}" for number in range(6)]
+        for name in names:
+            await do(mq.send(name, name.encode(), key="k"))
+            await do(mq.send_many(name, [b"%d" % number for number in range(100)]))
+        shown = {state.config.name: sum(lane.end for lane in state.lanes) for state in await do(mq.topics())}
+        assert {name: shown[name] for name in names} == dict.fromkeys(names, 101)
+        async with entered(mq.producer()) as producer:
+            for number in range(200):
+                await do(producer.send(names[number % 6], b"p%d" % number))
+        for name in names:
+            async with entered(mq.consumer(name, "g", idle_timeout=5.0)) as consumer:
+                seen = 0
+                async for message in each(consumer):
+                    message.ack()
+                    seen += 1
+                    if seen == 101 + sum(number % 6 == names.index(name) for number in range(200)):
+                        break
+                assert seen >= 134
+        assert len(await do(mq.browse(names[0], max_messages=10))) == 10
+        await do(mq.pause(names[1], "g"))
+        assert (await do(mq.group(names[1], "g"))).config.paused
+        tx = mq.transaction()
+        await do(tx.begin())
+        for name in names:
+            await do(tx.send(name, b"x"))
+        with pytest.raises(BadRequest, match="different realms"):
+            await do(tx.commit())
+
+
+def test_a_killed_brokers_topics_are_taken_over(brokers: Brokers, topic: str) -> None:
+    load = Load(brokers.url, topic)
+    try:
+        eventually(lambda: len(load.seen) > 200)
+        killed_at = time.monotonic()
+        brokers.kill(_owner(brokers, topic))
+        acked, seen = len(load.acked), len(load.seen)
+        eventually(lambda: len(load.acked) > acked + 10 and len(load.seen) > seen + 10, 20)
+        gap = load.longest_gap(load.acked, killed_at, time.monotonic())
+        assert gap < TAKEOVER_S, gap
+        load.stop_sending()
+        assert not load.failed
+        eventually(lambda: not load.lost())
+        assert load.stored() == load.sent
+    finally:
+        load.stop()
+    assert not load.errors
+
+
+def test_a_stopping_broker_hands_its_topics_over(brokers: Brokers, topic: str) -> None:
+    load = Load(brokers.url, topic)
+    try:
+        eventually(lambda: len(load.seen) > 200)
+        begun = time.monotonic()
+        brokers.terminate(_owner(brokers, topic))
+        acked = len(load.acked)
+        eventually(lambda: len(load.acked) > acked + 10, 20)
+        assert load.longest_gap(load.acked, begun, time.monotonic()) < TAKEOVER_S
+        load.stop_sending()
+        assert not load.failed
+        eventually(lambda: not load.lost())
+        assert load.stored() == load.sent
+    finally:
+        load.stop()
+
+
+def test_a_zombie_changes_nothing(brokers: Brokers, topic: str) -> None:
+    load = Load(brokers.url, topic)
+    try:
+        eventually(lambda: len(load.seen) > 200)
+        victim = _owner(brokers, topic)
+        brokers.freeze(victim)
+        acked = len(load.acked)
+        eventually(lambda: len(load.acked) > acked + 50, 20)
+        assert _owner(brokers, topic) != victim
+        brokers.thaw(victim)
+        time.sleep(1.0)
+        load.stop_sending()
+        assert not load.failed
+        eventually(lambda: not load.lost())
+        assert load.stored() == load.sent
+    finally:
+        load.stop()
+    assert _holes(brokers, topic) == 0
+
+
+def _holes(brokers: Brokers, topic: str) -> int:
+    database = brokers.stores[0].rpartition("/")[2]
+    holes = 0
+    for lane in ("high", "middle", "low"):
+        found = mariadb().sql(f"SHOW TABLES LIKE 'msg\\_p\\_{topic.replace('-', '%')}\\_{lane}'", database)
+        for [table] in found:
+            [[count, last]] = mariadb().sql(f"SELECT COUNT(*), COALESCE(MAX(id) + 1, 0) FROM `{table}`", database)
+            holes += int(last) - int(count)
+    return holes
+
+
+def test_brokers_come_and_go_at_random(brokers: Brokers, topic: str, request: pytest.FixtureRequest) -> None:
+    """Ordered and unordered topics through kills and freezes: nothing lost, doubled, out of order, or missing."""
+    chance = random.Random(7)
+    rounds = max(request.config.getoption("--kills") // 12, 2)
+    ordered = f"{topic}-ordered"
+    load = Load(brokers.url, topic, producers=2, consumers=1)
+    seen: defaultdict[str, list[int]] = defaultdict(list)
+    try:
+        with towline.connect(brokers.url, timeout=30) as mq, mq.producer(linger_ms=2, delivery_timeout=60) as producer:
+            mq.create_topic(ordered, shards=4)
+            sent = 0
+            for _ in range(rounds):
+                victim = _owner(brokers, chance.choice((topic, ordered)))
+                frozen = chance.random() < 0.4
+                brokers.freeze(victim) if frozen else brokers.kill(victim)
+                deadline = time.monotonic() + 3.5
+                while time.monotonic() < deadline:
+                    producer.send(ordered, b"%d" % sent, key=f"k{sent % 8}")
+                    sent += 1
+                    time.sleep(0.01)
+                brokers.thaw(victim) if frozen else brokers.start(victim)
+                eventually(lambda: len(_holders(brokers)) == REALMS)
+            producer.flush(60)
+            with mq.consumer(ordered, "g", idle_timeout=5.0) as consumer:
+                for message in consumer:
+                    with message:
+                        seen[message.key or ""].append(int(message.body))
+                    if sum(map(len, seen.values())) >= sent:
+                        break
+        load.stop_sending()
+        assert not load.failed
+        eventually(lambda: not load.lost())
+        assert load.stored() == load.sent
+    finally:
+        load.stop()
+    assert sum(map(len, seen.values())) == sent
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+    assert _holes(brokers, topic) == 0
+
+
+def test_the_number_of_realms_is_for_good(brokers: Brokers, cluster_of: Callable[..., Brokers], topic: str) -> None:
+    with towline.connect(brokers.url) as mq:
+        for number in range(8):
+            mq.send(f"{topic}-{number}", b"x")
+    other = cluster_of(1, "--realms", str(REALMS + 1), stores=[brokers.stores[0]])
+    for number in range(3):
+        brokers.kill(number)
+    other.start()
+    eventually(lambda: "number of realms" in (other.folder / "0.log").read_text())

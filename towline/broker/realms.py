@@ -1,0 +1,299 @@
+"""Brokers on one database: which of them has which realm, and which realm a request is for.
+
+The topics of a database are divided into realms (`--realms`), by a hash of their names. A realm is owned by one broker
+at a time: a lease with an epoch in the database, which fences every write (`store/sql/ownership.py`), so that what is
+said here about who should own what can be wrong without harm. Each broker computes, by rendezvous hashing over those
+that it knows to be alive, who ought to have each realm; takes those of its own that are free; hands over those that
+another one ought to have; and takes any that nobody has taken for a while. Requests for a realm of another broker are
+answered with `NotOwner`, which says where it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, Final
+
+from crc32c import crc32c
+
+from towline.broker.broker import Broker
+from towline.broker.fan import Fan
+from towline.broker.member import Member
+from towline.broker.opening import sql_settings
+from towline.clock import SYSTEM, Clock
+from towline.errors import BadRequest, NotFound, NotOwner, TowlineError
+from towline.model import is_pattern
+from towline.protocol import messages as wire
+from towline.protocol.cluster import ForgetBroker, ListBrokers, ListClients, Meet
+from towline.protocol.messages import Beat, ListGroups, ListTopics, Pull, Request, Settle, Stat
+from towline.protocol.transactions import Prepare
+from towline.settings import BrokerSettings
+from towline.store.memory import MemoryStore
+from towline.store.sql import Database, Holder, Ownership, SqlStore, prepare_database
+
+__all__ = ["Front", "Realms"]
+
+log = logging.getLogger("towline.cluster")
+
+MAIN: Final = "main"
+LOOK_S: Final = 0.2
+PATIENCE_S: Final = 1.0
+"""A realm that is free for so long is taken by whoever sees it."""
+SETTLE_S: Final = 3.0
+"""A broker that has been alive for so long is given what ought to be its own."""
+
+_HERE: Final = (Beat, Meet, ListBrokers, ListClients, ForgetBroker, ListTopics, Stat)
+
+
+class _Store(SqlStore):
+    heir = ""
+
+    async def close(self, heir: str = "") -> None:
+        await super().close(heir or self.heir)
+
+
+class Front(Broker):
+    """What a broker on a shared database is when no topic is asked for: its name, its registry, and the sum of its
+    realms."""
+
+    @property
+    def _realms(self) -> Realms:
+        assert isinstance(self.realms, Realms), "a front has realms"
+        return self.realms
+
+    @classmethod
+    async def open_front(cls, settings: BrokerSettings) -> Front:
+        store = MemoryStore(1_000, 1 << 20)
+        front = cls(store, settings, SYSTEM)
+        await front._recover()
+        return front
+
+    def topic_states(self) -> list[wire.TopicState]:
+        return [state for broker in self._realms.owned.values() for state in broker.topic_states()]
+
+    def group_states(self, topic: str = "") -> list[wire.GroupState]:
+        return [state for broker in self._realms.owned.values() for state in broker.group_states(topic)]
+
+    def has_topic(self, name: str) -> bool:
+        return any(broker.has_topic(name) for broker in self._realms.owned.values())
+
+    def has_group(self, topic: str, group: str) -> bool:
+        return any(broker.has_group(topic, group) for broker in self._realms.owned.values())
+
+    def figures(self) -> dict[str, Any]:
+        figures = super().figures()
+        for broker in self._realms.owned.values():
+            for name, value in broker.figures().items():
+                if name not in ("name", "epoch", "uptime_s", "store", "durability", "connections", "brokers"):
+                    figures[name] = figures.get(name, 0) + value if isinstance(value, int | float) else value
+        figures["realms"] = len(self._realms.owned)
+        return figures
+
+    def release_waiters(self) -> None:
+        super().release_waiters()
+        for broker in self._realms.owned.values():
+            broker.release_waiters()
+
+    async def close(self) -> None:
+        await self._realms.close()
+        await super().close()
+
+
+class Realms:
+    """The realms of one broker process."""
+
+    def __init__(self, front: Front, database: Database, clock: Clock = SYSTEM) -> None:
+        settings = front.settings
+        self.front = front
+        self.owned: dict[str, Broker] = {}
+        self._settings = settings
+        self._database = database
+        self._clock = clock
+        self._names = [MAIN, *(f"realm-{number}" for number in range(1, settings.realms))]
+        self._holders: dict[str, Holder] = {}
+        self._free_since: dict[str, float] = {}
+        self._moving: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ownership: Ownership
+        self._closing = False
+
+    @classmethod
+    async def open(cls, settings: BrokerSettings) -> Realms:
+        database = await prepare_database(sql_settings(settings), max_frame_bytes=settings.max_frame_bytes)
+        front = await Front.open_front(settings)
+        realms = front.realms = cls(front, database)
+        return realms
+
+    def start(self, address: str) -> None:
+        """Begin to take realms; we are reached at this address by now."""
+        self._ownership = Ownership(self._database, self.front.registry.id, address)
+        self._spawn(self._work())
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Which request goes where
+
+    def realm_of(self, topic: str) -> str:
+        return self._names[crc32c(topic.encode()) % len(self._names)]
+
+    def choose(self, request: Request, members: Mapping[int, Member | Fan]) -> Broker:
+        """The broker of a request; `NotOwner` if it is not one of ours."""
+        if isinstance(request, Pull | Settle | wire.Detach):
+            member = members.get(request.subscription)
+            if member is None:
+                raise NotFound(f"there is no subscription {request.subscription} on this connection: attach first")
+            if isinstance(member, Fan):
+                return self._broker(MAIN, "")
+            return self._broker(self.realm_of(member.config.topic), member.config.topic)
+        if isinstance(request, _HERE) or (isinstance(request, ListGroups) and not request.topic):
+            return self.front
+        topics = _topics_of(request)
+        if any(map(is_pattern, topics)):
+            if len(self._names) > 1:
+                raise BadRequest("a subscription by prefix needs brokers with realms=1")
+            return self._broker(MAIN, "")
+        realms = {self.realm_of(topic) for topic in topics} or {MAIN}
+        if len(realms) > 1:
+            raise BadRequest(
+                f"the topics {', '.join(sorted(topics))} belong to different realms of the database, and one unit can "
+                "only be stored in one: send to them apart, or run the brokers with realms=1"
+            )
+        [realm] = realms
+        if isinstance(request, Prepare) and len(self._names) > 1:
+            raise BadRequest("prepared transactions need brokers with realms=1")
+        return self._broker(realm, next(iter(topics), ""))
+
+    def _broker(self, realm: str, topic: str) -> Broker:
+        broker = self.owned.get(realm)
+        if broker is not None:
+            return broker
+        what = f"topic {topic}" if topic else f"realm {realm}"
+        holder = self._holders.get(realm)
+        if holder is None or not holder.address or holder.left_s <= 0 or holder.owner == self.front.registry.id:
+            raise NotOwner(f"{what} has no broker in this moment: try again")
+        raise NotOwner(f"{what} is served by the broker at {holder.address}")
+
+    # Taking and giving
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except TowlineError as error:
+                log.warning("the realms of the database could not be looked at: %s", error)
+            except Exception:
+                log.exception("looking after the realms of the database failed")
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        self._holders = {holder.realm: holder for holder in await self._ownership.holders()}
+        now_s = self._clock.steady_s()
+        alive = [one for one in self.front.registry.states() if one.state == "alive"]
+        settled = [one.id for one in alive if one.uptime_s > SETTLE_S]
+        for realm in self._names:
+            holder = self._holders.get(realm)
+            free = holder is None or holder.left_s <= 0 or holder.heir == self.front.registry.id
+            since_s = self._free_since.setdefault(realm, now_s) if free else self._free_since.pop(realm, now_s)
+            if realm in self._moving:
+                continue
+            if realm in self.owned:
+                heir = _chosen(realm, settled)
+                if heir and heir != self.front.registry.id and self.front.registry.id in settled:
+                    self._move(realm, self._hand_over(realm, heir))
+            elif free:
+                first = _chosen(realm, [one.id for one in alive]) == self.front.registry.id
+                if first or now_s - since_s > PATIENCE_S:
+                    self._move(realm, self._take(realm))
+
+    def _move(self, realm: str, work: Any) -> None:
+        self._moving.add(realm)
+
+        async def move() -> None:
+            try:
+                await work
+            except TowlineError as error:
+                log.error("realm %s: %s", realm, error)
+            except Exception:
+                log.exception("realm %s could not be taken or given", realm)
+            finally:
+                self._moving.discard(realm)
+
+        self._spawn(move())
+
+    async def _take(self, realm: str) -> None:
+        lease = await self._ownership.acquire(realm)
+        if lease is None or self._closing:
+            return
+        store = await _Store.open(self._database, lease, clock=self._clock)
+        try:
+            broker = await Broker.open(store, self._settings, clock=self._clock)
+        except BaseException:
+            await store.close()
+            raise
+        broker.registry = self.front.registry
+        strangers = [one.config.name for one in broker.topic_states() if self.realm_of(one.config.name) != realm]
+        if strangers:
+            await broker.close()
+            raise BadRequest(
+                f"topic {strangers[0]} is in it, but with realms={len(self._names)} it would belong to "
+                f"{self.realm_of(strangers[0])}: start all brokers with the number of realms that this database has"
+            )
+        self.owned[realm] = broker
+        log.info("realm %s is served here, in epoch %d", realm, lease.epoch)
+        store.lost.add_done_callback(lambda _: self._lost(realm, broker))
+
+    def _lost(self, realm: str, broker: Broker) -> None:
+        """Another one has it, or the database failed: nothing that we know of it counts any more."""
+        if self.owned.get(realm) is broker:
+            del self.owned[realm]
+            log.warning("realm %s was lost", realm)
+            self._spawn(self._drop(broker))
+
+    async def _drop(self, broker: Broker) -> None:
+        broker.release_waiters()
+        await broker.close()
+
+    async def _hand_over(self, realm: str, heir: str) -> None:
+        broker = self.owned.pop(realm)
+        assert isinstance(broker.store, _Store)
+        broker.store.heir = heir
+        log.info("realm %s is handed over to %s", realm, heir)
+        await self._drop(broker)
+
+    async def close(self) -> None:
+        """Hand everything over to those who stay."""
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        others = [one.id for one in self.front.registry.states() if one.state == "alive"][1:]
+        for realm in list(self.owned):
+            try:
+                await self._hand_over(realm, _chosen(realm, others) or "")
+            except TowlineError as error:
+                log.error("realm %s could not be handed over: %s", realm, error)
+        await self._database.close()
+
+
+def _chosen(realm: str, brokers: list[str]) -> str | None:
+    return max(brokers, key=lambda broker: blake2b(f"{realm}|{broker}".encode(), digest_size=8).digest(), default=None)
+
+
+def _topics_of(request: Any) -> set[str]:
+    """The topics that a request is about; none if it is about everything."""
+    frames = getattr(request, "frames", None)
+    if frames:
+        return {frame.topic for frame in frames}
+    config = getattr(request, "config", None)
+    topic = getattr(request, "topic", "")
+    if not topic and config is not None:
+        topic = getattr(config, "topic", "") or config.name
+    stream = getattr(request, "stream", "")
+    if not topic and stream.count("/") >= 1:
+        topic = stream.split("/")[1]
+    return {topic} if topic else set()

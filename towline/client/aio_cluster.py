@@ -1,0 +1,274 @@
+"""A cluster as an asyncio client sees it. The counterpart of `cluster`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from towline.client import sharding
+from towline.client.aio_link import AioLink
+from towline.client.connection import Buffer, Call
+from towline.client.fleet import DEDUP, Fleet, address_of
+from towline.client.link import no_answer
+from towline.client.receipts import Receipts
+from towline.client.spreading import Outcome, merge_outcomes, split_by_home
+from towline.client.steps import Flow, Start
+from towline.errors import Closed, NotOwner, TowlineError, Unavailable
+from towline.protocol.cluster import BrokerState, ListBrokers
+
+__all__ = ["AioCluster", "Child"]
+
+log = logging.getLogger("towline.client")
+
+T = TypeVar("T")
+
+_TICK_S: Final = 0.1
+_ASK_EVERY_S: Final = 1.0
+_ASK_S: Final = 1.0
+_SLICE_S: Final = 0.1
+_FOLLOW_S: Final = 0.05
+_FOLLOWING_MAX: Final = 1_000
+_AWAY_S: Final = 1.0
+
+MakeLink = Callable[[tuple[tuple[str, int], ...]], AioLink]
+
+
+class Child(Protocol):
+    @property
+    def closed(self) -> bool: ...
+
+    async def tend(self, now: float) -> None:
+        """Look after the branches at single brokers. Called ten times a second."""
+
+
+class AioCluster:
+    def __init__(self, fleet: Fleet, make_link: MakeLink, timeout_s: float) -> None:
+        self.fleet = fleet
+        self.timeout_s = timeout_s
+        self._make_link = make_link
+        self._salt = secrets.token_hex(4)
+        self._links: dict[tuple[str, str], AioLink] = {}
+        self._started: dict[Call, str] = {}
+        self._buffers: dict[Call, Sequence[Buffer]] = {}
+        """What calls that were started carry, in case they have to be asked elsewhere."""
+        self._children: list[Child] = []
+        self._watch = make_link(tuple(address_of(one) for one in fleet.members))
+        self._following: list[AioLink] = []
+        self._asking: Call | None = None
+        self._asked_at = 0.0
+        self._closed = False
+        self._task = asyncio.get_running_loop().create_task(self._work(), name="towline-cluster")
+
+    def __repr__(self) -> str:
+        return f"<AioCluster {self.fleet!r}>"
+
+    # Links
+
+    def following_link(self) -> AioLink:
+        """Where brokers share a store: a link that goes to the one that serves what it asks for."""
+        link = self._make_link(tuple(address_of(one) for one in self.fleet.members))
+        link.follow()
+        self._following = [*self._following[-_FOLLOWING_MAX:], link]
+        return link
+
+    def any_link(self) -> AioLink:
+        """To a broker that is there."""
+        return self.link(self.fleet.route(secrets.token_hex(4), ""))
+
+    def new_link(self, broker: str) -> AioLink:
+        """A link of one's own to a broker."""
+        state = self.fleet.get(broker)
+        if state is None:
+            raise Unavailable(f"broker {broker} is not in the cluster any more")
+        return self._make_link((address_of(state),))
+
+    def link(self, broker: str) -> AioLink:
+        """The link that all share who ask this broker only now and then."""
+        state = self.fleet.get(broker)
+        if state is None:
+            raise Unavailable(f"broker {broker} is not in the cluster any more")
+        if self._closed:
+            raise Closed("the client was closed")
+        key = broker, state.address
+        found = self._links.get(key)
+        if found is None:
+            found = self._links[key] = self._make_link((address_of(state),))
+        return found
+
+    # Sending
+
+    async def send_many(self, common: sharding.Common, topic: str, content: sharding.Content) -> Receipts:
+        if self.fleet.shared:
+            return await self.run(topic, sharding.send_many(common, topic, content))
+        needed = content.shard_keys is not None
+        shards = common.shards.get(topic)
+        if shards is None or (needed and not shards):
+            shards = await self.run(topic, common.shards.find(topic, needed=needed))
+        if shards:
+            by_home = split_by_home(self.fleet, common, topic, shards, content)
+            if len(by_home) == 1:
+                [(home, _, part)] = by_home
+                return await self.run(topic, sharding.send_many(common, topic, part), at=home)
+            parts = [
+                (numbers, await self.run(topic, sharding.send_many(common, topic, part), at=home))
+                for home, numbers, part in by_home
+            ]
+            return sharding.joined(topic, len(content.bodies), parts)
+        dedup = content.dedup_ids is not None and any(one is not None for one in content.dedup_ids)
+        home = self.fleet.home(topic, DEDUP) if dedup else ""
+        return await self.run(topic, sharding.send_many(common, topic, content), at=home)
+
+    async def run(self, topic: str, flow: Flow[T], at: str = "") -> T:
+        """Run a flow at the broker that is right for a topic, or another one when that cannot be reached; or `at` one
+        broker and no other."""
+        result, error = None, None
+        try:
+            while True:
+                step = flow.send(result) if error is None else flow.throw(error)
+                result = error = None
+                try:
+                    if isinstance(step, Start):
+                        if self.fleet.shared:
+                            self._buffers[step.call] = step.call.buffers
+                        await self._start(topic, step.call, at)
+                    else:
+                        assert isinstance(step, Call), "only requests are routed"
+                        result = await self._follow(topic, step, at)
+                except BaseException as caught:
+                    error = caught
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+    async def _start(self, topic: str, call: Call, at: str, but: frozenset[str] = frozenset()) -> str:
+        broker = at or self.fleet.owner(topic) or self.fleet.pick(self._salt + topic, but)
+        broker = broker or self.fleet.route(self._salt, topic)
+        await self.link(broker).start(call)
+        self._started[call] = broker
+        return broker
+
+    async def _follow(self, topic: str, call: Call, at: str) -> Any:
+        """Ask; and where brokers share a store, ask again whom the answer points to."""
+        if not self.fleet.shared:
+            return await self._ask(topic, call, at)
+        request, buffers = call.request, self._buffers.pop(call, call.buffers)
+        deadline, again = time.monotonic() + self.timeout_s, call
+        while True:
+            try:
+                answer = await self._ask(topic, again, at)
+            except NotOwner as error:
+                self.fleet.learn_owner(topic, error.address)
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(_FOLLOW_S)
+                again = Call(request, buffers)
+                continue
+            call.error, call.answer, call.attachments = None, again.answer, again.attachments
+            return answer
+
+    async def _ask(self, topic: str, call: Call, at: str) -> Any:
+        broker = self._started.pop(call, "") or await self._start(topic, call, at)
+        deadline = time.monotonic() + self.timeout_s + call.patience_s
+        tried: frozenset[str] = frozenset()
+        try:
+            while True:
+                link = self.link(broker)
+                if await link.wait(call, max(0.0, min(deadline - time.monotonic(), _SLICE_S))):
+                    break
+                if time.monotonic() >= deadline:
+                    self._recall(link, call, given_up=True)
+                    raise no_answer(link.route, link.cause, link.connection.ready, self.timeout_s)
+                if not at and not link.connection.ready and self._recall(link, call):
+                    self.fleet.suspect(broker)
+                    tried |= {broker}
+                    if not self.fleet.pick("", tried):
+                        tried = frozenset()
+                    broker = await self._start(topic, call, at, tried)
+        finally:
+            self._started.pop(call, None)
+        if call.error is not None:
+            raise call.error
+        self.fleet.trust(broker)
+        return call.answer
+
+    def _recall(self, link: AioLink, call: Call, *, given_up: bool = False) -> bool:
+        """See `cluster.Cluster`."""
+        if call.done or (call.sent and not given_up and not self.fleet.shared):
+            return False
+        link.connection.abandon(call)
+        call.number = -1
+        return True
+
+    # All of them
+
+    async def everywhere(self, make_flow: Callable[[], Flow[T]], what: str, *, catch_up: bool = False) -> list[T]:
+        """Run a flow at every broker. `catch_up`: a broker that is away will hear of it when it returns."""
+        return merge_outcomes(await self.outcomes(make_flow), what, catch_up=catch_up)
+
+    async def outcomes(self, make_flow: Callable[[], Flow[T]]) -> list[Outcome[T]]:
+        return list(await asyncio.gather(*(self._outcome(one, make_flow()) for one in self.fleet.members)))
+
+    async def _outcome(self, member: BrokerState, flow: Flow[T]) -> Outcome[T]:
+        usable = self.fleet.usable(member.id)
+        link = self._make_link((address_of(member),))
+        link.timeout_s = self.timeout_s if usable else min(_AWAY_S, self.timeout_s)
+        try:
+            return Outcome(member, await link.run(flow), None)
+        except TowlineError as error:
+            return Outcome(member, None, error)
+        finally:
+            await link.close()
+
+    # Watching
+
+    def adopt(self, child: Child) -> None:
+        self._children = [one for one in self._children if not one.closed] + [child]
+
+    async def _work(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            try:
+                now = time.monotonic()
+                self.fleet.refresh()
+                await self._look(now)
+                for child in list(self._children):
+                    if not child.closed:
+                        await child.tend(now)
+            except Closed:
+                return
+            except Exception:
+                log.exception("watching the brokers of a cluster failed")
+
+    async def _look(self, now: float) -> None:
+        """Ask a broker, now and then, who is there; when it does not answer, the next one."""
+        link, call = self._watch, self._asking
+        if call is None:
+            if now - self._asked_at < _ASK_EVERY_S:
+                return
+            call = self._asking = Call(ListBrokers())
+            self._asked_at = now
+            await link.start(call)
+        if call.done:
+            self._asking = None
+            if call.error is None:
+                self.fleet.update(call.answer)
+                for one in (link, *self._following):
+                    one.route.learn([address_of(member) for member in self.fleet.members])
+        elif now - self._asked_at > _ASK_S:
+            link.connection.abandon(call)
+            link.route.failed()
+            self._asking = None
+            link.give_up(TimeoutError("no answer"))
+
+    async def close(self) -> None:
+        self._closed = True
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._watch.close()
+        links, self._links = self._links, {}
+        for link in links.values():
+            await link.close()

@@ -1,0 +1,189 @@
+"""The asyncio producer of a cluster. The counterpart of `cluster_producer`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping
+
+from towline.client.aio_cluster import AioCluster
+from towline.client.aio_producer import Pending, Producer, done
+from towline.client.cluster_producer import Pulse
+from towline.client.delays import Time
+from towline.client.fleet import DEDUP
+from towline.client.outgoing import Body
+from towline.client.producer import raise_unseen
+from towline.client.sharding import ShardMap, shard_of
+from towline.errors import Closed, NotOwner, Refused, Timeout, Unavailable
+from towline.model import Priority
+
+__all__ = ["ClusterProducer"]
+
+
+class ClusterProducer(Producer):
+    """Sends in the background, many messages at a time, to the brokers of a cluster. Made by `Client.producer`."""
+
+    def __init__(self, cluster: AioCluster, make: Callable[[str], Producer], shards: ShardMap, keeps: bool) -> None:
+        # Not the parent's: this one has no connection of its own.
+        self._cluster = cluster
+        self._fleet = cluster.fleet
+        self._make = make
+        self._shards = shards
+        self._keeps = keeps
+        self._salt = secrets.token_hex(4)
+        self._branches: dict[str, Producer] = {}
+        self._pulses: dict[str, Pulse] = {}
+        self._routes: dict[str, Producer] = {}
+        self._version = self._fleet.version
+        self._closed = False
+        cluster.adopt(self)
+
+    def __repr__(self) -> str:
+        return f"<ClusterProducer of {len(self._branches)} brokers{', closed' if self._closed else ''}>"
+
+    async def send(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        key: str | None = None,
+        priority: Priority = "middle",
+        headers: Mapping[str, str] | None = None,
+        dedup_id: str | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
+        shard_key: str | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+    ) -> Pending:
+        if self._closed:
+            raise Closed("the producer was closed")
+        shards = self._shards.get(topic)
+        if shards is None or (shard_key is not None and not shards):
+            shards = await self._count_shards(topic, needed=shard_key is not None)
+        if self._fleet.shared:
+            branch = self._routes.get(topic) or self._route(topic)
+        elif shards:
+            branch = self._branch(self._fleet.home(topic, shard_of(topic, shards, key, shard_key, priority)))
+        elif dedup_id is not None:
+            branch = self._branch(self._fleet.home(topic, DEDUP))
+        else:
+            branch = self._routes.get(topic) or self._route(topic)
+        while True:
+            try:
+                return await branch.send(
+                    topic,
+                    body,
+                    key=key,
+                    priority=priority,
+                    headers=headers,
+                    dedup_id=dedup_id,
+                    delay=delay,
+                    deliver_at=deliver_at,
+                    delay_level=delay_level,
+                    shard_key=shard_key,
+                    ttl=ttl,
+                    timeout=timeout,
+                )
+            except NotOwner:
+                # It was just given away.
+                self._routes.pop(topic, None)
+                branch = self._route(topic)
+
+    async def _count_shards(self, topic: str, *, needed: bool) -> int:
+        if self._keeps:
+            return 0
+        try:
+            return await self._cluster.run(topic, self._shards.find(topic, needed=needed))
+        except (Unavailable, Refused):
+            if needed:
+                raise
+            return 0
+
+    def _route(self, topic: str) -> Producer:
+        found = self._routes[topic] = self._branch(self._fleet.route(self._salt, topic))
+        found.welcome(topic)
+        return found
+
+    def _branch(self, broker: str) -> Producer:
+        found = self._branches.get(broker)
+        if found is None:
+            found = self._branches[broker] = self._make(broker)
+            self._pulses[broker] = Pulse()
+        return found
+
+    async def tend(self, now: float) -> None:
+        away = [broker for broker, branch in self._branches.items() if self._is_away(broker, branch, now)]
+        self._take_redirects()
+        if self._version != self._fleet.version:
+            self._version = self._fleet.version
+            if self._fleet.shared:
+                self._move_topics()
+            self._routes.clear()
+        for broker in () if self._fleet.shared else away:
+            self._evacuate(broker)
+
+    def _is_away(self, broker: str, branch: Producer, now: float) -> bool:
+        link = branch.link
+        away = self._pulses[broker].is_away(
+            now, waiting=branch.owes, ready=link.connection.ready, heard_at=link.last_received
+        )
+        if away:
+            self._fleet.suspect(broker)
+        elif link.connection.ready:
+            self._fleet.trust(broker)
+        return away or (branch.owes and not self._fleet.usable(broker))
+
+    def _take_redirects(self) -> None:
+        for branch in self._branches.values():
+            while branch.redirects:
+                self._fleet.learn_owner(*branch.redirects.popleft())
+
+    def _move_topics(self) -> None:
+        """What is not served any more where it was sent goes to where it is."""
+        for broker, branch in list(self._branches.items()):
+            topics = branch.topics() | {topic for topic, route in self._routes.items() if route is branch}
+            moved = {topic for topic in topics if self._fleet.route(self._salt, topic) != broker}
+            for parcel in branch.give_away(moved) if moved else ():
+                target = self._branch(self._fleet.route(self._salt, parcel.topic))
+                target.welcome(parcel.topic)
+                target.adopt(parcel)
+
+    def _evacuate(self, broker: str) -> None:
+        if self._fleet.pick("", (broker,)) is None:
+            # There is nowhere to go.
+            return
+        for parcel in self._branches[broker].evacuate():
+            target = self._fleet.pick(self._salt + parcel.topic, (broker,)) or broker
+            self._branch(target).adopt(parcel)
+
+    async def flush(self, timeout: float | None = None) -> None:
+        branches = list(self._branches.values())
+        waiting = [parcel for branch in branches for parcel in branch.seal()]
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
+                for parcel in waiting:
+                    await done(parcel)
+        except TimeoutError:
+            count = sum(branch.buffered for branch in branches)
+            raise Timeout(f"{count} messages are not acknowledged yet") from None
+        raise_unseen([parcel for branch in branches for parcel in branch.take_failed()])
+
+    async def close(self, timeout: float | None = None) -> None:
+        if self._closed:
+            return
+        try:
+            await self.flush(timeout)
+        except Timeout:
+            if not self._keeps:
+                raise
+        finally:
+            self._closed = True
+            for branch in list(self._branches.values()):
+                try:
+                    await branch.close(0.0)
+                except Timeout:
+                    pass

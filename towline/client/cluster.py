@@ -1,0 +1,289 @@
+"""A cluster as a blocking client sees it: a link to each broker, a thread that watches, and what goes where."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Protocol, TypeVar
+
+from towline.client import sharding
+from towline.client.connection import Buffer, Call
+from towline.client.fleet import DEDUP, Fleet, address_of
+from towline.client.link import Link, no_answer
+from towline.client.receipts import Receipts
+from towline.client.spreading import Outcome, merge_outcomes, split_by_home
+from towline.client.steps import Flow, Start
+from towline.errors import Closed, NotOwner, TowlineError, Unavailable
+from towline.protocol.cluster import BrokerState, ListBrokers
+
+__all__ = ["Cluster"]
+
+log = logging.getLogger("towline.client")
+
+T = TypeVar("T")
+
+_TICK_S: Final = 0.1
+_ASK_EVERY_S: Final = 1.0
+_ASK_S: Final = 1.0
+"""How long a broker may take to say who is there, before the next one is asked."""
+_SLICE_S: Final = 0.1
+_FOLLOW_S: Final = 0.05
+_FOLLOWING_MAX: Final = 1_000
+_AWAY_S: Final = 1.0
+"""How long something that goes to all brokers tries to reach one that is said to be away."""
+
+
+class Child(Protocol):
+    @property
+    def closed(self) -> bool: ...
+
+    def tend(self, now: float) -> None:
+        """Look after the branches at single brokers. Called ten times a second."""
+
+
+class Cluster:
+    def __init__(
+        self, fleet: Fleet, make_link: Callable[[tuple[tuple[str, int], ...]], Link], timeout_s: float
+    ) -> None:
+        self.fleet = fleet
+        self.timeout_s = timeout_s
+        self._make_link = make_link
+        self._salt = secrets.token_hex(4)
+        self._links: dict[tuple[str, str], Link] = {}
+        self._started: dict[Call, str] = {}
+        self._buffers: dict[Call, Sequence[Buffer]] = {}
+        """What calls that were started carry, in case they have to be asked elsewhere."""
+        self._lock = threading.Lock()
+        self._children: list[Child] = []
+        self._watch = make_link(tuple(address_of(one) for one in fleet.members))
+        self._following: list[Link] = []
+        self._asking: Call | None = None
+        self._asked_at = 0.0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="towline-cluster", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<Cluster {self.fleet!r}>"
+
+    # Links
+
+    def following_link(self) -> Link:
+        """Where brokers share a store: a link that goes to the one that serves what it asks for."""
+        link = self._make_link(tuple(address_of(one) for one in self.fleet.members))
+        link.follow()
+        self._following = [*self._following[-_FOLLOWING_MAX:], link]
+        return link
+
+    def any_link(self) -> Link:
+        """To a broker that is there."""
+        return self.link(self.fleet.route(secrets.token_hex(4), ""))
+
+    def new_link(self, broker: str) -> Link:
+        """A link of one's own to a broker."""
+        state = self.fleet.get(broker)
+        if state is None:
+            raise Unavailable(f"broker {broker} is not in the cluster any more")
+        return self._make_link((address_of(state),))
+
+    def link(self, broker: str) -> Link:
+        """The link that all share who ask this broker only now and then."""
+        state = self.fleet.get(broker)
+        if state is None:
+            raise Unavailable(f"broker {broker} is not in the cluster any more")
+        with self._lock:
+            if self._closing.is_set():
+                raise Closed("the client was closed")
+            key = broker, state.address
+            found = self._links.get(key)
+            if found is None:
+                found = self._links[key] = self._make_link((address_of(state),))
+            return found
+
+    # Sending
+
+    def send_many(self, common: sharding.Common, topic: str, content: sharding.Content) -> Receipts:
+        if self.fleet.shared:
+            return self.run(topic, sharding.send_many(common, topic, content))
+        needed = content.shard_keys is not None
+        shards = common.shards.get(topic)
+        if shards is None or (needed and not shards):
+            shards = self.run(topic, common.shards.find(topic, needed=needed))
+        if shards:
+            by_home = split_by_home(self.fleet, common, topic, shards, content)
+            if len(by_home) == 1:
+                [(home, _, part)] = by_home
+                return self.run(topic, sharding.send_many(common, topic, part), at=home)
+            parts = [
+                (numbers, self.run(topic, sharding.send_many(common, topic, part), at=home))
+                for home, numbers, part in by_home
+            ]
+            return sharding.joined(topic, len(content.bodies), parts)
+        dedup = content.dedup_ids is not None and any(one is not None for one in content.dedup_ids)
+        home = self.fleet.home(topic, DEDUP) if dedup else ""
+        return self.run(topic, sharding.send_many(common, topic, content), at=home)
+
+    def run(self, topic: str, flow: Flow[T], at: str = "") -> T:
+        """Run a flow at the broker that is right for a topic, or another one when that cannot be reached; or `at` one
+        broker and no other."""
+        result, error = None, None
+        try:
+            while True:
+                step = flow.send(result) if error is None else flow.throw(error)
+                result = error = None
+                try:
+                    if isinstance(step, Start):
+                        if self.fleet.shared:
+                            self._buffers[step.call] = step.call.buffers
+                        self._start(topic, step.call, at)
+                    else:
+                        assert isinstance(step, Call), "only requests are routed"
+                        result = self._follow(topic, step, at)
+                except BaseException as caught:
+                    error = caught
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+
+    def _start(self, topic: str, call: Call, at: str, but: frozenset[str] = frozenset()) -> str:
+        broker = at or self.fleet.owner(topic) or self.fleet.pick(self._salt + topic, but)
+        broker = broker or self.fleet.route(self._salt, topic)
+        self.link(broker).start(call)
+        self._started[call] = broker
+        return broker
+
+    def _follow(self, topic: str, call: Call, at: str) -> Any:
+        """Ask; and where brokers share a store, ask again whom the answer points to."""
+        if not self.fleet.shared:
+            return self._ask(topic, call, at)
+        request, buffers = call.request, self._buffers.pop(call, call.buffers)
+        deadline, again = time.monotonic() + self.timeout_s, call
+        while True:
+            try:
+                answer = self._ask(topic, again, at)
+            except NotOwner as error:
+                self.fleet.learn_owner(topic, error.address)
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_FOLLOW_S)
+                again = Call(request, buffers)
+                continue
+            call.error, call.answer, call.attachments = None, again.answer, again.attachments
+            return answer
+
+    def _ask(self, topic: str, call: Call, at: str) -> Any:
+        broker = self._started.pop(call, "") or self._start(topic, call, at)
+        begun = time.monotonic()
+        deadline = begun + self.timeout_s + call.patience_s
+        tried: frozenset[str] = frozenset()
+        try:
+            while True:
+                link = self.link(broker)
+                now = time.monotonic()
+                if link.wait(call, min(deadline, now + _SLICE_S)):
+                    break
+                if time.monotonic() >= deadline:
+                    self._recall(link, call, given_up=True)
+                    raise no_answer(link.route, link.cause, link.connection.ready, self.timeout_s)
+                if not at and not link.connection.ready and self._recall(link, call):
+                    self.fleet.suspect(broker)
+                    tried |= {broker}
+                    if not self.fleet.pick("", tried):
+                        tried = frozenset()
+                    broker = self._start(topic, call, at, tried)
+        finally:
+            self._started.pop(call, None)
+        if call.error is not None:
+            raise call.error
+        self.fleet.trust(broker)
+        return call.answer
+
+    def _recall(self, link: Link, call: Call, *, given_up: bool = False) -> bool:
+        """Take a call back from a broker that is away. What may have reached it stays with it: at another one it might
+        be doubled. Where brokers share a store, they all know what came."""
+        with link.lock:
+            if call.done or (call.sent and not given_up and not self.fleet.shared):
+                return False
+            link.connection.abandon(call)
+            call.number = -1
+            return True
+
+    # All of them
+
+    def everywhere(self, make_flow: Callable[[], Flow[T]], what: str, *, catch_up: bool = False) -> list[T]:
+        """Run a flow at every broker. `catch_up`: a broker that is away will hear of it when it returns."""
+        outcomes = self.outcomes(make_flow)
+        return merge_outcomes(outcomes, what, catch_up=catch_up)
+
+    def outcomes(self, make_flow: Callable[[], Flow[T]]) -> list[Outcome[T]]:
+        members = self.fleet.members
+        with ThreadPoolExecutor(max_workers=min(len(members), 16), thread_name_prefix="towline-everywhere") as pool:
+            return list(pool.map(lambda one: self._outcome(one, make_flow()), members))
+
+    def _outcome(self, member: BrokerState, flow: Flow[T]) -> Outcome[T]:
+        usable = self.fleet.usable(member.id)
+        link = self._make_link((address_of(member),))
+        link.timeout_s = self.timeout_s if usable else min(_AWAY_S, self.timeout_s)
+        try:
+            return Outcome(member, link.run(flow), None)
+        except TowlineError as error:
+            return Outcome(member, None, error)
+        finally:
+            link.close()
+
+    # Watching
+
+    def adopt(self, child: Child) -> None:
+        with self._lock:
+            self._children = [one for one in self._children if not one.closed] + [child]
+
+    def _work(self) -> None:
+        while not self._closing.wait(_TICK_S):
+            try:
+                now = time.monotonic()
+                self.fleet.refresh()
+                self._look(now)
+                for child in list(self._children):
+                    if not child.closed:
+                        child.tend(now)
+            except Closed:
+                return
+            except Exception:
+                log.exception("watching the brokers of a cluster failed")
+
+    def _look(self, now: float) -> None:
+        """Ask a broker, now and then, who is there; when it does not answer, the next one."""
+        link, call = self._watch, self._asking
+        if call is None:
+            if now - self._asked_at < _ASK_EVERY_S:
+                return
+            call = self._asking = Call(ListBrokers())
+            self._asked_at = now
+            link.start(call)
+        link.pump(0.02)
+        if call.done:
+            self._asking = None
+            if call.error is None:
+                self.fleet.update(call.answer)
+                for one in (link, *self._following):
+                    one.route.learn([address_of(member) for member in self.fleet.members])
+        elif now - self._asked_at > _ASK_S:
+            with link.lock:
+                link.connection.abandon(call)
+                link.route.failed()
+            self._asking = None
+            link.give_up(TimeoutError("no answer"))
+
+    def close(self) -> None:
+        self._closing.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+        self._watch.close()
+        with self._lock:
+            links, self._links = self._links, {}
+        for link in links.values():
+            link.close()

@@ -1,0 +1,231 @@
+"""The batching producer of a cluster: a producer for each broker that it sends to.
+
+A topic has one broker at a time, so that what this producer sends to it stays in order; another topic, or another
+producer, has another. When that broker is away, the topic goes on at the next one, with everything that never left. A
+batch that was on its way stays with its broker, which may have it: it is sent there again when the broker returns, or
+fails after `delivery_timeout`. Ordered topics wait for the brokers of their shards.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from towline.client.cluster import Cluster
+from towline.client.delays import Time
+from towline.client.fleet import DEDUP
+from towline.client.outgoing import Body
+from towline.client.parcel import Parcel, Pending
+from towline.client.producer import Producer, raise_unseen
+from towline.client.sharding import ShardMap, shard_of
+from towline.errors import Closed, NotOwner, Refused, Timeout, Unavailable
+from towline.model import Priority
+
+__all__ = ["HANGS_S", "ClusterProducer", "Pulse"]
+
+HANGS_S: Final = 1.0
+"""A broker that owes us an answer and says nothing for so long is taken for away."""
+_BREAKS_S: Final = 0.05
+
+
+class Pulse:
+    """Whether a broker that owes us answers gives any."""
+
+    __slots__ = ("_since",)
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def is_away(self, now: float, *, waiting: bool, ready: bool, heard_at: float) -> bool:
+        if not waiting:
+            self._since = None
+            return False
+        if self._since is None or (ready and heard_at > self._since):
+            self._since = now
+        return now - self._since > (HANGS_S if ready else _BREAKS_S)
+
+
+class ClusterProducer(Producer):
+    """Sends in the background, many messages at a time, to the brokers of a cluster. Made by `Client.producer`."""
+
+    def __init__(self, cluster: Cluster, make: Callable[[str], Producer], shards: ShardMap, keeps: bool) -> None:
+        # Not the parent's: this one has no connection of its own.
+        self._cluster = cluster
+        self._fleet = cluster.fleet
+        self._make = make
+        self._shards = shards
+        self._keeps = keeps
+        self._salt = secrets.token_hex(4)
+        self._guard = threading.RLock()
+        self._branches: dict[str, Producer] = {}
+        self._pulses: dict[str, Pulse] = {}
+        self._routes: dict[str, Producer] = {}
+        self._version = self._fleet.version
+        self._closed = False
+        cluster.adopt(self)
+
+    def __repr__(self) -> str:
+        return f"<ClusterProducer of {len(self._branches)} brokers{', closed' if self._closed else ''}>"
+
+    def send(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        key: str | None = None,
+        priority: Priority = "middle",
+        headers: Mapping[str, str] | None = None,
+        dedup_id: str | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
+        shard_key: str | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+    ) -> Pending:
+        if self._closed:
+            raise Closed("the producer was closed")
+        shards = self._shards.get(topic)
+        if shards is None or (shard_key is not None and not shards):
+            shards = self._count_shards(topic, needed=shard_key is not None)
+        if self._fleet.shared:
+            branch = self._routes.get(topic) or self._route(topic)
+        elif shards:
+            branch = self._branch(self._fleet.home(topic, shard_of(topic, shards, key, shard_key, priority)))
+        elif dedup_id is not None:
+            branch = self._branch(self._fleet.home(topic, DEDUP))
+        else:
+            branch = self._routes.get(topic) or self._route(topic)
+        while True:
+            try:
+                return branch.send(
+                    topic,
+                    body,
+                    key=key,
+                    priority=priority,
+                    headers=headers,
+                    dedup_id=dedup_id,
+                    delay=delay,
+                    deliver_at=deliver_at,
+                    delay_level=delay_level,
+                    shard_key=shard_key,
+                    ttl=ttl,
+                    timeout=timeout,
+                )
+            except NotOwner:
+                # It was just given away.
+                self._routes.pop(topic, None)
+                branch = self._route(topic)
+
+    def _count_shards(self, topic: str, *, needed: bool) -> int:
+        if self._keeps:
+            return 0
+        try:
+            return self._cluster.run(topic, self._shards.find(topic, needed=needed))
+        except (Unavailable, Refused):
+            if needed:
+                raise
+            return 0
+
+    def _route(self, topic: str) -> Producer:
+        with self._guard:
+            found = self._routes[topic] = self._branch(self._fleet.route(self._salt, topic))
+            found.welcome(topic)
+            return found
+
+    def _branch(self, broker: str) -> Producer:
+        found = self._branches.get(broker)
+        if found is None:
+            with self._guard:
+                found = self._branches.get(broker)
+                if found is None:
+                    found = self._branches[broker] = self._make(broker)
+                    self._pulses[broker] = Pulse()
+        return found
+
+    # In the thread that watches
+
+    def tend(self, now: float) -> None:
+        with self._guard:
+            if self._closed:
+                return
+            away = [broker for broker, branch in self._branches.items() if self._is_away(broker, branch, now)]
+            self._take_redirects()
+            if self._version != self._fleet.version:
+                self._version = self._fleet.version
+                if self._fleet.shared:
+                    self._move_topics()
+                self._routes.clear()
+            for broker in () if self._fleet.shared else away:
+                self._evacuate(broker)
+
+    def _is_away(self, broker: str, branch: Producer, now: float) -> bool:
+        link = branch.link
+        away = self._pulses[broker].is_away(
+            now, waiting=branch.owes, ready=link.connection.ready, heard_at=link.last_received
+        )
+        if away:
+            self._fleet.suspect(broker)
+        elif link.connection.ready:
+            self._fleet.trust(broker)
+        return away or (branch.owes and not self._fleet.usable(broker))
+
+    def _take_redirects(self) -> None:
+        for branch in self._branches.values():
+            while branch.redirects:
+                self._fleet.learn_owner(*branch.redirects.popleft())
+
+    def _move_topics(self) -> None:
+        """What is not served any more where it was sent goes to where it is."""
+        for broker, branch in list(self._branches.items()):
+            topics = branch.topics() | {topic for topic, route in self._routes.items() if route is branch}
+            moved = {topic for topic in topics if self._fleet.route(self._salt, topic) != broker}
+            for parcel in branch.give_away(moved) if moved else ():
+                target = self._branch(self._fleet.route(self._salt, parcel.topic))
+                target.welcome(parcel.topic)
+                target.adopt(parcel)
+
+    def _evacuate(self, broker: str) -> None:
+        if self._fleet.pick("", (broker,)) is None:
+            # There is nowhere to go.
+            return
+        for parcel in self._branches[broker].evacuate():
+            target = self._fleet.pick(self._salt + parcel.topic, (broker,)) or broker
+            self._branch(target).adopt(parcel)
+
+    # The end
+
+    def flush(self, timeout: float | None = None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._guard:
+            branches = list(self._branches.values())
+            waiting: list[Parcel] = [parcel for branch in branches for parcel in branch.seal()]
+        for parcel in waiting:
+            left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            try:
+                parcel.wait(left_s)
+            except Timeout:
+                count = sum(branch.buffered for branch in branches)
+                raise Timeout(f"{count} messages are not acknowledged yet") from None
+        raise_unseen([parcel for branch in branches for parcel in branch.take_failed()])
+
+    def close(self, timeout: float | None = None) -> None:
+        if self._closed:
+            return
+        try:
+            self.flush(timeout)
+        except Timeout:
+            if not self._keeps:
+                raise
+        finally:
+            with self._guard:
+                self._closed = True
+                branches = list(self._branches.values())
+            for branch in branches:
+                try:
+                    branch.close(0.0)
+                except Timeout:
+                    pass
