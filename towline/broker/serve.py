@@ -80,7 +80,7 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
         await server.drain_and_close()
     finally:
         await broker.close()
-    failure: TowlineError | None = getattr(store, "failure", None)
+    failure: TowlineError | None = getattr(broker.store, "failure", None)
     if failure is not None:
         raise failure
     log.info("stopped")
