@@ -18,7 +18,7 @@ from towline.client.backoff import Backoff
 from towline.client.outgoing import FOREVER, Lives, as_lane
 from towline.client.parcel import Parcel
 from towline.client.sharding import refuse_joined, shard_of
-from towline.errors import BadRequest, Timeout, TowlineError, WrongShard
+from towline.errors import BadRequest, NotOwner, Timeout, TowlineError, WrongShard
 from towline.model import LANES, Priority, check_topic
 
 __all__ = ["Accumulator", "BatchLimits", "expired"]
@@ -258,7 +258,8 @@ class Accumulator(Generic[P]):
             parcel.refusal = error
             lane.full.appendleft(parcel)
             lane.backoff = lane.backoff or Backoff(0.02, 1.0, eager=False)
-            lane.retry_at = now + lane.backoff.next_s()
+            # Another broker takes it over in a moment.
+            lane.retry_at = now + (0.1 if isinstance(error, NotOwner) else lane.backoff.next_s())
             self._retrying.append(lane)
             return True
         parcel.error = error
