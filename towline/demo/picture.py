@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -39,10 +38,11 @@ def report(story: Story) -> None:
 
 def _timeline(story: Story) -> None:
     """Orders a second, and what happened meanwhile: the gaps are the kills."""
-    columns = int((time.time() - story.begin_s) / STEP_S) + 1
     rows = {"sent": story.shop.at_s}
     for group in GROUPS:
         rows[group] = [told.at_s for each in story.consumers if each.group == group for told in each.handled]
+    end_s = max(at_s for times in (*rows.values(), [at_s for at_s, _ in story.marks]) for at_s in times)
+    columns = int((end_s - story.begin_s) / STEP_S) + 1
     for name, times in rows.items():
         counts = Counter(int((at_s - story.begin_s) / STEP_S) for at_s in times)
         most = max(counts.values(), default=1)
