@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 
 # Tests may share their machine with others: none fails for being slow.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+# Brokers that tests start bring no web console along, unless they ask for one.
+os.environ.setdefault("TOWLINE_CONSOLE", "off")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -51,7 +51,8 @@ class Cli:
 
     def start(self, *arguments: str | Path, **options: Any) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TOWLINE_")}
-        environment |= {"TOWLINE_URL": self.url, "PYTHONPATH": str(ROOT)} | options.pop("env", {})
+        environment |= {"TOWLINE_URL": self.url, "TOWLINE_CONSOLE": "off", "PYTHONPATH": str(ROOT)}
+        environment |= options.pop("env", {})
         return subprocess.Popen(
             [sys.executable, "-m", "towline", *map(str, arguments)],
             stdin=options.pop("stdin", subprocess.PIPE),

@@ -65,6 +65,8 @@ class Companion:
     async def stop(self) -> None:
         if self._process.stdin is not None:
             self._process.stdin.close()
+        if self._process.returncode is None:
+            self._process.terminate()
         try:
             await asyncio.wait_for(self._process.wait(), END_S)
         except TimeoutError:
