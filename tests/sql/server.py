@@ -10,7 +10,9 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -149,6 +151,9 @@ def mariadb() -> MariaDb:
     needs_mariadb()
     server = MariaDb().install().start()
     atexit.register(server.remove)
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        # A test run that is ended from outside must not leave its server behind.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     return server
 
 
