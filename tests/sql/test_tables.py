@@ -10,6 +10,8 @@ import pytest
 from tests.broker.conftest import ACK, NACK, World
 from tests.sql.server import mariadb
 from towline.frame import encode
+from towline.model import GroupConfig, TopicConfig
+from towline.protocol.messages import PutTopic
 from towline.store.sql import open_sql, parse_url
 from towline.store.sql.checks import problems
 
@@ -78,6 +80,31 @@ def test_progress_status_and_dead_letters_can_be_read(world: World) -> None:
             assert dead == [["3", "billing", "orders/middle/3", "never"]]
             events = ask(world, "SELECT events FROM mq_pull_log")
             assert any("no stock" in one[0] for one in events)
+
+    asyncio.run(main())
+
+
+def test_topics_business_lines_and_groups_can_be_read(world: World) -> None:
+    topics = (
+        "SELECT t.topic, b.name, t.author, t.alarm_emails FROM mq_topic t LEFT JOIN mq_biz b ON b.id = t.biz_id "
+        "ORDER BY t.topic"
+    )
+
+    async def main() -> None:
+        async with world.open() as bench:
+            mine = TopicConfig("orders", business_line="shop", author="mia", alarm_emails=("mia@example.com",))
+            await bench.broker.create_topic(mine)
+            await bench.broker.create_topic(TopicConfig("stock"))
+            await bench.broker.put_group(GroupConfig("orders", "billing"))
+            await bench.broker.maintain()
+            shown = ask(world, topics)
+            assert [row[:3] for row in shown] == [["orders", "shop", "mia"], ["stock", "NULL", "NULL"]]
+            assert "mia@example.com" in shown[0][3]
+            assert ask(world, "SELECT topic, group_id FROM mq_group") == [["orders", "billing"]]
+
+            await bench.broker.put_topic(PutTopic(TopicConfig("orders", author="leo")))
+            await bench.broker.maintain()
+            assert ask(world, topics)[0][:3] == ["orders", "NULL", "leo"]
 
     asyncio.run(main())
 

@@ -84,13 +84,19 @@ class Projection:
         lines = {str(one.get("business_line") or "") for one in now.values()} - {""}
         for line in sorted(lines):
             yield b"INSERT IGNORE INTO `mq_biz` (`name`) VALUES (%b)" % literal(line[:64])
+        without = []
         for name in changed:
             line = str(now[name].get("business_line") or "")[:64]
-            if line:
-                yield (
-                    b"UPDATE `mq_topic` SET `biz_id` = (SELECT `id` FROM `mq_biz` WHERE `name` = %b) WHERE `topic` = %b"
-                    % (literal(line), literal(name))
-                )
+            if not line:
+                without.append(literal(name))
+                continue
+            yield (
+                b"UPDATE `mq_topic` SET `biz_id` = (SELECT `id` FROM `mq_biz` WHERE `name` = %b) WHERE `topic` = %b"
+                % (literal(line), literal(name))
+            )
+        for at in range(0, len(without), 500):
+            names = b",".join(without[at : at + 500])
+            yield b"UPDATE `mq_topic` SET `biz_id` = 0 WHERE `biz_id` <> 0 AND `topic` IN (%b)" % names
 
     def _show_groups(self, groups: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
         now = {(check_topic(one["topic"]), check_group(one["name"])): msgspec.json.encode(one) for one in groups}
