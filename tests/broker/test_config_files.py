@@ -135,6 +135,18 @@ def test_events_behind_the_predecessor_of_the_last_snapshot_are_kept(disk: World
     asyncio.run(main())
 
 
+def test_the_schedule_keeps_its_progress_in_a_file_with_a_version(disk: World) -> None:
+    async def main() -> None:
+        versions = []
+        for _ in range(2):
+            async with disk.open() as bench:
+                await bench.send("orders", b"later", deliver_at_us=[-3_600_000_000])
+            versions.append(document(disk, "delayOffset.json")["version"])
+        assert versions[0] < versions[1]
+
+    asyncio.run(main())
+
+
 # --- the template
 
 

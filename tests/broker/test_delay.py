@@ -20,6 +20,7 @@ from towline.errors import BadRequest, Conflict, NotFound, QueueFull
 from towline.frame import encode
 from towline.model import Durability, TopicConfig, parse_delay_levels
 from towline.protocol.messages import CancelDelayed, ListDelayed, MoveDelayed
+from towline.settings import BrokerSettings
 from towline.store import Append, Appended
 
 DAY_S = 86_400
@@ -72,6 +73,13 @@ def test_levels_are_the_brokers(world: World) -> None:
                 await bench.send("orders", b"x", deliver_at_us=[-200 * 365 * DAY_S * SECOND_US])
 
     asyncio.run(main())
+
+
+def test_by_default_there_are_eighteen_levels() -> None:
+    minutes = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)
+    levels = (1, 5, 10, 30, *(60 * minute for minute in minutes))
+    assert parse_delay_levels(BrokerSettings().delay_levels) == tuple(s * SECOND_US for s in levels)
+    assert len(levels) == 18
 
 
 def test_the_table_of_levels_is_read_as_people_write_it() -> None:
@@ -276,6 +284,25 @@ def test_a_full_memory_store_still_delivers_what_is_due() -> None:
             assert got == sent
 
     asyncio.run(main())
+
+
+def test_a_delivery_that_fails_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(bench: Bench) -> None:
+        failures = [QueueFull("no room") for _ in range(3)]
+        deliver = bench.broker.scheduler._deliver
+
+        def fail_at_first(taken: Sequence[Any]) -> Appended | None:
+            if failures:
+                raise failures.pop()
+            return deliver(taken)
+
+        monkeypatch.setattr(bench.broker.scheduler, "_deliver", fail_at_first)
+        member = await bench.attach()
+        await bench.send("orders", b"later", deliver_at_us=[-10_000])
+        assert (await bench.pull(member, wait_ms=20_000)).bodies == [b"later"]
+        assert not failures
+
+    world.run(scenario)
 
 
 def test_a_damaged_parcel_harms_only_itself(disk: World) -> None:

@@ -1,4 +1,4 @@
-"""Nacks whose broker is away, handed to another one with the whole messages; sans I/O (seed 001).
+"""Nacks whose broker is away, handed to another one with the whole messages; sans I/O.
 
 At its own broker the messages are still leased to us, so each nack becomes an ack there, to be told when that broker is
 back. A nack that was on its way may have arrived there all the same: then its message comes twice, which is better than
