@@ -48,7 +48,9 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def test_a_dead_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# A title\n[a](#a-title) [b](page.md#none) [c](no.md) [d](https://example.com/)\n```\n[e](x)\n```\n")
+    page.write_text(
+        "# A title\n[a](#a-title) [b](page.md#none) [c](no.md) [d](https://example.com/)\n```\n[e](x)\n```\n"
+    )
     assert dead_links(page) == ["page.md#none", "no.md"]
 
 
@@ -107,7 +109,7 @@ def test_every_path_and_test_of_the_lineage_is_there() -> None:
 
 def test_what_is_not_there_is_found() -> None:
     page = "`broker/nothing.py` `test_nothing` `tests/test_docs.py::test_nothing` `--nothing 1` `./dev bench nothing`"
-    assert wrong_names(page) == [name for name in _NAMED.findall(page)]
+    assert wrong_names(page) == _NAMED.findall(page)
     page = "`broker/lane.py` `test_what_is_not_there_is_found` `tests/` `--store mysql://…` `./dev bench ordered`"
     assert wrong_names(page) == []
 

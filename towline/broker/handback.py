@@ -1,5 +1,4 @@
-"""Taking in messages of another broker, which a consumer could not give back there (docs/lineage.md, 001: the whole message goes
-to the error log of another broker)."""
+"""Taking in messages of another broker, which a consumer could not give back there: they go to the error log here."""
 
 from __future__ import annotations
 
