@@ -57,7 +57,7 @@ class Bench:
 
     async def flush(self) -> None:
         """A pull is answered before its event is written; wait until it is."""
-        for dispatcher in self.broker._dispatchers():
+        for dispatcher in self.broker.topics.dispatchers():
             dispatcher.log.catch_up()
         await self.store.append([], Durability.OS).done
 

@@ -71,7 +71,7 @@ def test_letters_expire_when_their_group_says_so(world: World) -> None:
         await die(bench, dead_retention_s=3600.0)
         await bench.broker.maintain()
         assert bench.broker.group_state("orders", "billing").dead == 3
-        dispatcher = bench.broker._dispatcher("orders", "billing")
+        dispatcher = bench.broker.groups.named("orders", "billing")
         config = dispatcher.group.config
         dispatcher.group.config = type(config)(config.topic, config.name, dead_retention_s=1e-6)
         await bench.broker.maintain()

@@ -88,7 +88,7 @@ def test_a_unit_is_seen_all_at_once_though_one_lane_has_something_slower_before_
         slow = broker.send([("orders", 1, encode([bytes(300_000)]))], Durability.FSYNC)
         unit = broker.send([("orders", 1, encode([b"x"])), ("stock", 1, encode([b"y"]))], Durability.OS)
         later = broker.send([("stock", 1, encode([b"z"]))], Durability.OS)
-        orders, stock = broker._topics["orders"].lanes[1], broker._topics["stock"].lanes[1]
+        orders, stock = broker.topics["orders"].lanes[1], broker.topics["stock"].lanes[1]
         while not (unit.done() and later.done() and slow.done() and orders.end == 3):
             assert (orders.end == 3) == (stock.end == 2), "one half was seen without the other"
             await asyncio.sleep(0)

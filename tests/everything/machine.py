@@ -357,7 +357,7 @@ class Machine:
                 broker.beat(member)
         silent = [
             (key, consumer)
-            for dispatcher in broker._dispatchers()
+            for dispatcher in broker.topics.dispatchers()
             for key in [(dispatcher.group.config.topic, dispatcher.group.config.name)]
             for consumer, member in dispatcher.members.items()
             if now_s - member.last_seen_s > HEARTBEAT_S

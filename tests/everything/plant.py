@@ -131,7 +131,7 @@ class Plant:
     # Looking
 
     def dispatcher(self, key: Key) -> Dispatcher:
-        return self.broker._topics[key[0]].groups[key[1]]
+        return self.broker.topics[key[0]].groups[key[1]]
 
     def states(self, key: Key) -> dict[Name, tuple[object, ...]]:
         """Every message that is not over and done with in this group; none may be in two states."""
@@ -180,10 +180,10 @@ class Plant:
         """Let all that goes on by itself come to its end."""
         async with asyncio.timeout(30):
             await asyncio.sleep(0)
-            while self.broker._burying or any(one.group.dying for one in self.broker._dispatchers()):
+            while self.broker.groups.burying or any(one.group.dying for one in self.broker.topics.dispatchers()):
                 await asyncio.sleep(0)
         await self.broker.scheduler.catch_up()
-        for dispatcher in self.broker._dispatchers():
+        for dispatcher in self.broker.topics.dispatchers():
             dispatcher.log.catch_up()
         await self.store.append([], Durability.OS).done
         for _ in range(3):

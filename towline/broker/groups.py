@@ -1,0 +1,204 @@
+"""The groups of a broker's topics: how they are found, made, changed, paused and deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from towline.broker.burial import bury, dead_letters
+from towline.broker.catalog import Catalog
+from towline.broker.dispatcher import Dispatcher
+from towline.broker.recovery import Snapshots, recover_group
+from towline.broker.starting import start_of
+from towline.broker.topic import Topic
+from towline.broker.topics import Topics
+from towline.clock import Clock
+from towline.delivery import Group, Start
+from towline.errors import BadRequest, NotFound, TooLarge, TowlineError, Unavailable
+from towline.model import MAX_GROUPS_PER_TOPIC, PRIVATE, Durability, GroupConfig, check_group
+from towline.protocol import messages as wire
+from towline.protocol import ordering
+from towline.settings import BrokerSettings
+from towline.store import Store
+
+__all__ = ["Groups"]
+
+log = logging.getLogger("towline.broker")
+
+
+class Groups:
+    """All groups of all topics, each with the dispatcher that works for it."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: BrokerSettings,
+        clock: Clock,
+        catalog: Catalog,
+        topics: Topics,
+        *,
+        next_pull: Callable[[], int],
+        closing: Callable[[], bool],
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._catalog = catalog
+        self._topics = topics
+        self._next_pull = next_pull
+        self._closing = closing
+        self._start = start
+        self._durability = Durability.parse(settings.durability)
+        self._making = asyncio.Lock()
+        self.burying: set[Dispatcher] = set()
+        """Those whose dying messages are on their way to the dead letters."""
+
+    async def recover(self, snapshots: Snapshots) -> None:
+        for (topic, name), config in list(self._catalog.groups.items()):
+            if topic not in self._topics:
+                self._catalog.drop_group(topic, name)
+                continue
+            shards, known = self._topics[topic].config.shards, snapshots.groups.get((topic, name))
+            self._install(self._topics[topic], await recover_group(self._store, config, known, shards))
+
+    def _install(self, topic: Topic, group: Group) -> Dispatcher:
+        dispatcher = Dispatcher(
+            group,
+            topic.lanes,
+            self._store,
+            self._clock,
+            next_pull=self._next_pull,
+            durability=self._durability,
+        )
+        for lane, source in enumerate(dispatcher.lanes):
+            if group.next[lane] > source.end:
+                log.error(
+                    "%s: its position %d on %s is beyond the end %d, and is set back",
+                    dispatcher.label, group.next[lane], source.stream, source.end,
+                )  # fmt: skip
+                group.next[lane] = source.end
+        dispatcher.observe()
+        dispatcher.on_dying = self._bury_soon
+        topic.groups[group.config.name] = dispatcher
+        dispatcher.arm()
+        if group.dying:
+            self._bury_soon(dispatcher)
+        return dispatcher
+
+    # Finding
+
+    def named(self, topic: str, name: str) -> Dispatcher:
+        found = self._topics.named(topic).groups.get(check_group(name))
+        if found is None:
+            raise NotFound(f"there is no group {name} on topic {topic}")
+        return found
+
+    async def for_consumer(self, request: wire.Attach) -> Dispatcher:
+        """A group to consume from; the first consumer makes it, where it may."""
+        async with self._making:
+            return await self._found_or_made(request)
+
+    async def _found_or_made(self, request: wire.Attach) -> Dispatcher:
+        topic = self._topics.get(request.topic)
+        found = topic.groups.get(request.group) if topic else None
+        if found is not None:
+            return found
+        if not self._settings.auto_create_groups and not request.group.startswith(PRIVATE):
+            raise NotFound(
+                f"there is no group {request.group} on topic {request.topic}, and this broker does not make groups by "
+                "itself: create it first"
+            )
+        topic = topic or self._topics.for_send(request.topic)
+        config = request.config or GroupConfig(request.topic, request.group)
+        if (config.topic, config.name) != (request.topic, request.group):
+            raise BadRequest(f"settings of group {config.name} on topic {config.topic} do not fit this request")
+        return await self._make(topic, config)
+
+    # Making, changing and deleting
+
+    async def _make(self, topic: Topic, config: GroupConfig) -> Dispatcher:
+        if self._closing():
+            raise Unavailable("the broker is shutting down")
+        if len(topic.groups) >= MAX_GROUPS_PER_TOPIC:
+            raise TooLarge(f"topic {config.topic} has {MAX_GROUPS_PER_TOPIC} groups already")
+        start = config.start or topic.config.start or self._settings.group_start
+        config = msgspec.structs.replace(config, created_at_us=self._clock.now_us(), start=start)
+        dispatcher = self._install(topic, Group(config, topic.config.shards))
+        try:
+            positions = await start_of(self._store, topic, config.start)
+            owns = tuple(lane.end for lane in dispatcher.lanes[len(topic.lanes) :])
+            _, appended = dispatcher.run(Start(positions + owns), Durability.FSYNC)
+            assert appended is not None
+            await appended.done
+        except BaseException:
+            del topic.groups[config.name]
+            dispatcher.close()
+            raise
+        self._catalog.put_group(config)
+        if not config.ephemeral:
+            await self._catalog.save()
+        return dispatcher
+
+    async def put(self, config: GroupConfig) -> None:
+        topic = self._topics.named(config.topic)
+        async with self._making:
+            dispatcher = topic.groups.get(config.name)
+            if dispatcher is None:
+                await self._make(topic, config)
+                return
+            old = dispatcher.group.config
+            # Whether it rests is not a setting: it has a request of its own.
+            await self._change(
+                dispatcher,
+                msgspec.structs.replace(
+                    config, created_at_us=old.created_at_us, paused=old.paused, pause_reason=old.pause_reason
+                ),
+            )
+
+    async def pause(self, request: ordering.Pause) -> None:
+        dispatcher = self.named(request.topic, request.group)
+        async with self._making:
+            reason = request.reason if request.paused else ""
+            config = msgspec.structs.replace(dispatcher.group.config, paused=request.paused, pause_reason=reason)
+            await self._change(dispatcher, config)
+        dispatcher.wake()
+
+    async def _change(self, dispatcher: Dispatcher, config: GroupConfig) -> None:
+        dispatcher.group.config = config
+        self._catalog.put_group(config)
+        await self._catalog.save()
+
+    async def delete(self, topic: str, name: str) -> None:
+        dispatcher = self.named(topic, name)
+        dispatcher.close()
+        for member in list(dispatcher.members.values()):
+            member.fenced = True
+        self._topics[topic].groups.pop(name, None)
+        self._catalog.drop_group(topic, name)
+        if not dispatcher.group.config.ephemeral:
+            await self._catalog.save()
+        owns = dispatcher.streams[dispatcher.group.topic_lanes :]
+        for stream in (dispatcher.stream, dead_letters(dispatcher)[0], *owns):
+            first, end, _ = self._store.bounds(stream)
+            if first < end:
+                await self._store.trim(stream, end)
+
+    # Burying what dies
+
+    def _bury_soon(self, dispatcher: Dispatcher) -> None:
+        if dispatcher not in self.burying and not self._closing():
+            self.burying.add(dispatcher)
+            self._start(self._bury(dispatcher))
+
+    async def _bury(self, dispatcher: Dispatcher) -> None:
+        try:
+            await bury(dispatcher, self._durability)
+        except TowlineError as error:
+            log.error("%s: dying messages could not be moved to the dead letters yet: %s", dispatcher.label, error)
+        finally:
+            self.burying.discard(dispatcher)

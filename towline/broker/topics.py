@@ -1,0 +1,154 @@
+"""The topics of a broker by name: how they are found, made, changed and counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import msgspec
+
+from towline.broker.catalog import Catalog
+from towline.broker.dispatcher import Dispatcher
+from towline.broker.ordering import wrong_shard
+from towline.broker.topic import Topic
+from towline.clock import Clock
+from towline.errors import BadRequest, Conflict, NotFound, TooLarge, TowlineError, Unavailable
+from towline.model import MAX_SHARDS_IN_ALL, MAX_TOPICS, TopicConfig, check_topic
+from towline.protocol import messages as wire
+from towline.protocol import ordering
+from towline.settings import BrokerSettings
+from towline.store import Store
+
+__all__ = ["Topics"]
+
+log = logging.getLogger("towline.broker")
+
+
+class Topics(dict[str, Topic]):
+    """Topics at work. The catalog knows one a moment earlier: while it is being made."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: BrokerSettings,
+        clock: Clock,
+        catalog: Catalog,
+        *,
+        closing: Callable[[], bool],
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        super().__init__()
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._catalog = catalog
+        self._closing = closing
+        self._start = start
+        self.on_made: Callable[[str], None] = lambda name: None
+        """Told the name of a topic that is new."""
+
+    def recover(self) -> None:
+        self.update({name: Topic(config, self._store) for name, config in self._catalog.topics.items()})
+
+    # Finding
+
+    def named(self, name: str) -> Topic:
+        topic = self.get(check_topic(name))
+        if topic is None:
+            raise NotFound(f"there is no topic {name}")
+        return topic
+
+    def of_delayed(self, name: str) -> Topic:
+        """A topic that has delayed messages was there when they were sent; a crash may have forgotten it."""
+        return self.get(name) or self._make(TopicConfig(name, self._clock.now_us()))
+
+    def for_send(self, name: str) -> Topic:
+        """A topic to send to; the first send makes it, where it may."""
+        topic = self.get(name)
+        if topic is not None:
+            return topic
+        check_topic(name)
+        if name in self._catalog.topics:
+            raise Unavailable(f"topic {name} is being made in this moment: try again")
+        if not self._settings.auto_create_topics:
+            raise NotFound(f"there is no topic {name}, and this broker does not make topics by itself: create it first")
+        topic = self._make(self._catalog.from_template(name))
+        self._start(self._save_catalog())
+        return topic
+
+    def dispatchers(self) -> Iterator[Dispatcher]:
+        """All groups of all topics, at work."""
+        for topic in self.values():
+            yield from topic.groups.values()
+
+    def shard_count(self, name: str) -> int:
+        topic = self.get(check_topic(name))
+        return topic.config.shards if topic is not None else 0
+
+    def expect_shards(self, name: str, shards: int) -> None:
+        """Refuse a sender that reckons with another number of shards: it put the messages into the wrong ones."""
+        actual = 0 if (topic := self.get(name)) is None else topic.config.shards
+        if actual != shards:
+            raise wrong_shard(name, actual, shards)
+
+    # Making and changing
+
+    async def create(self, config: TopicConfig) -> None:
+        if config.name in self._catalog.topics:
+            raise Conflict(f"topic {config.name} exists already")
+        self._check_room(config)
+        config = msgspec.structs.replace(config, created_at_us=self._clock.now_us())
+        self._catalog.put_topic(config)
+        # Nothing may be sent to it before its number of shards is durable: the messages alone do not tell it.
+        try:
+            await self._catalog.save()
+        except BaseException:
+            self._catalog.drop_topic(config.name)
+            raise
+        self._make(config)
+
+    def _make(self, config: TopicConfig) -> Topic:
+        self._check_room(config)
+        topic = self[config.name] = Topic(config, self._store)
+        self._catalog.put_topic(config)
+        self.on_made(config.name)
+        return topic
+
+    def _check_room(self, config: TopicConfig) -> None:
+        if self._closing():
+            raise Unavailable("the broker is shutting down")
+        if len(self) >= MAX_TOPICS:
+            raise TooLarge(f"this broker has {MAX_TOPICS} topics already: topic {config.name} is not made")
+        others = (one.shards for one in self._catalog.topics.values() if one.name != config.name)
+        if config.shards and sum(others) > MAX_SHARDS_IN_ALL - config.shards:
+            raise TooLarge(f"the topics of this broker may have {MAX_SHARDS_IN_ALL} shards in all: not so many more")
+
+    async def put(self, request: wire.PutTopic) -> None:
+        """Change the settings of a topic, or of the template for topics that are yet to be made by themselves."""
+        if request.template:
+            if request.config.shards:
+                raise BadRequest("the template is for topics made by the first send: they are not ordered")
+            self._catalog.put_template(request.config)
+        else:
+            topic = self.named(request.config.name)
+            if request.config.shards != topic.config.shards:
+                raise BadRequest(
+                    f"topic {request.config.name} was made with shards={topic.config.shards}, which cannot be changed "
+                    f"to {request.config.shards}"
+                )
+            topic.config = msgspec.structs.replace(request.config, created_at_us=topic.config.created_at_us)
+            self._catalog.put_topic(topic.config)
+        await self._catalog.save()
+
+    async def edit(self, request: ordering.EditTopic) -> None:
+        topic = self.named(request.topic)
+        topic.config = msgspec.structs.replace(topic.config, retention_s=request.retention_s)
+        self._catalog.put_topic(topic.config)
+        await self._catalog.save()
+
+    async def _save_catalog(self) -> None:
+        try:
+            await self._catalog.save()
+        except TowlineError as error:
+            log.error("the list of topics could not be written, and will be tried again: %s", error)
