@@ -1,0 +1,110 @@
+"""Consuming: attach, pull, settle, detach."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from towline.model import GroupConfig
+from towline.protocol.base import MANY, Answer, Name, Natural, Request, Text
+
+__all__ = ["Act", "Attach", "Attached", "Detach", "Part", "Pull", "Pulled", "Settle", "Settled"]
+
+
+class Attach(Request, frozen=True, array_like=True):
+    """Become a consumer of a group of a topic; or come back as one, keeping what was held."""
+
+    kind = 4
+    topic: Name
+    group: Name
+    """`~name` for a consumer without a group."""
+    consumer: Name
+    config: GroupConfig | None = None
+    """How the group is made if it does not exist yet."""
+    holding: Annotated[list[int], msgspec.Meta(max_length=MANY)] = []  # noqa: RUF012 - a Struct copies it
+    """The pulls that the consumer is working on. Others that it had been given go back to the group."""
+
+
+class Attached(Answer, frozen=True, array_like=True):
+    kind = 132
+    subscription: int
+    """Names this consumer on this connection."""
+    held: list[int]
+    """The pulls that this consumer still holds."""
+    config: GroupConfig
+    shards: int = 0
+    """The shards of the topic, if it is an ordered one: lanes from there on are the group's own."""
+
+
+class Act(msgspec.Struct, frozen=True, array_like=True):
+    """Settle messages of one pull."""
+
+    what: Annotated[int, msgspec.Meta(ge=0, le=3)]
+    """0 ack; 1 nack: try again later; 2 nack: straight to the dead letters; 3 give back untouched."""
+    pull: Natural
+    spans: Annotated[list[tuple[int, int, int]], msgspec.Meta(max_length=MANY)] = []
+    """(lane, first, count) of the messages; empty means all of the pull that are not settled yet."""
+    up_to: bool = False
+    """Also all older pulls of this consumer, whole (ack only)."""
+    delay_s: Annotated[float, msgspec.Meta(ge=0, le=366 * 86400)] | None = None
+    """When to try again, instead of the group's policy (1 only)."""
+    reason: Text = ""
+
+
+class Pull(Request, frozen=True, array_like=True):
+    """Ask for messages; `acts` are carried out first."""
+
+    kind = 5
+    subscription: Natural
+    max_messages: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=300_000)] = 0
+    min_messages: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    acts: Annotated[list[Act], msgspec.Meta(max_length=MANY)] = []  # noqa: RUF012 - a Struct copies it
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Messages `start` to `start + count` of the attached frame: `count` messages of a lane from `first` on."""
+
+    lane: int
+    first: int
+    count: int
+    start: int
+    length: int
+    attempt: int
+    appended_at_us: int
+    source: bytes
+
+
+class Pulled(Answer, frozen=True, array_like=True):
+    """`pull` is 0 and there are no parts when nothing came in time. `refused` answers the acts, as in `Settled`."""
+
+    kind = 133
+    pull: int
+    parts: list[Part]
+    refused: list[tuple[int, str, str]] = []  # noqa: RUF012 - a Struct copies it
+    topic: str = ""
+    """Of a subscription by prefix: where the messages are from, …"""
+    shards: int = 0
+    """… and how many shards that has."""
+
+
+class Settle(Request, frozen=True, array_like=True):
+    kind = 6
+    subscription: Natural
+    acts: Annotated[list[Act], msgspec.Meta(min_length=1, max_length=MANY)]
+
+
+class Settled(Answer, frozen=True, array_like=True):
+    """Durable. `refused` lists the acts that were not carried out: (number of the act, error code, message)."""
+
+    kind = 134
+    refused: list[tuple[int, str, str]] = []  # noqa: RUF012 - a Struct copies it
+
+
+class Detach(Request, frozen=True, array_like=True):
+    """Leave: what is still held is given back at once. Answered by `Done`."""
+
+    kind = 7
+    subscription: Natural

@@ -1,0 +1,66 @@
+"""Groups: listing, making, changing and deleting them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from towline.model import GroupConfig
+from towline.protocol.base import Answer, Name, Request
+
+__all__ = ["DeleteGroup", "GroupInfo", "GroupState", "Groups", "ListGroups", "MemberState", "PutGroup"]
+
+
+class MemberState(msgspec.Struct, frozen=True, array_like=True):
+    consumer: str
+    address: str
+    in_flight: int
+    waiting: bool
+    last_seen_s: float
+
+
+class GroupState(Answer, frozen=True, array_like=True):
+    kind = 141
+    config: GroupConfig
+    positions: list[tuple[str, int, int]]
+    """(lane, next sequence number to deliver, end of the lane)."""
+    lag: int
+    """Messages neither consumed nor dead: waiting, in flight and retrying."""
+    in_flight: int
+    retrying: int
+    next_retry_at_us: int
+    dying: int
+    dead: int
+    members: list[MemberState]
+
+
+class ListGroups(Request, frozen=True, array_like=True):
+    """The groups of a topic, or of all topics when it is empty."""
+
+    kind = 12
+    topic: Name = ""
+
+
+class Groups(Answer, frozen=True, array_like=True):
+    kind = 140
+    groups: list[GroupState]
+
+
+class GroupInfo(Request, frozen=True, array_like=True):
+    kind = 13
+    topic: Name
+    group: Name
+
+
+class PutGroup(Request, frozen=True, array_like=True):
+    """Make a group, or change its settings. Answered by `Done`."""
+
+    kind = 14
+    config: GroupConfig
+
+
+class DeleteGroup(Request, frozen=True, array_like=True):
+    """Forget a group, its progress and its dead letters. Answered by `Done`."""
+
+    kind = 15
+    topic: Name
+    group: Name

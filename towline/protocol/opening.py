@@ -1,0 +1,53 @@
+"""Opening a connection, and what any request may be answered with."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from towline.protocol.base import Answer, Name, Request
+
+__all__ = ["Beat", "Done", "Failed", "Hello", "Welcome"]
+
+
+class Hello(Request, frozen=True, array_like=True):
+    """The first request on every connection."""
+
+    kind = 1
+    version_min: int
+    version_max: int
+    token: Annotated[str, msgspec.Meta(max_length=64)]
+    """Who is calling, as kept beside each message it sends: for example `appid-340101;sid-p0912`."""
+    secret: Annotated[str, msgspec.Meta(max_length=512)] = ""
+    """Proves who is calling, where the broker asks for it."""
+    software: Name = ""
+
+
+class Welcome(Answer, frozen=True, array_like=True):
+    kind = 129
+    version: int
+    broker: str
+    epoch: int
+    """Grows with every start of the broker: tells a client whether it met the same broker process again."""
+    max_request_bytes: int
+    heartbeat_s: float
+    """A consumer that is not heard of for this long loses what it holds; beat three times as often."""
+
+
+class Failed(Answer, frozen=True, array_like=True):
+    kind = 255
+    code: str
+    message: str
+
+
+class Done(Answer, frozen=True, array_like=True):
+    """It was done, and there is nothing more to say."""
+
+    kind = 254
+
+
+class Beat(Request, frozen=True, array_like=True):
+    """I am alive. Answered by `Done`."""
+
+    kind = 2
