@@ -20,8 +20,9 @@ PATIENCE_MS = 20_000
 expect.set_options(timeout=PATIENCE_MS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """For one file only: while it is open, its event loop counts as running, and no other test could run one."""
     if not CHROMIUM:
         pytest.skip("chromium is not installed")
     with sync_playwright() as playwright:
