@@ -207,7 +207,8 @@ async def resend(
     numbers = sorted(set(request.dead)) or open_[: request.limit]
     unknown = [number for number in numbers if not first <= number < end]
     if unknown:
-        raise NotFound(f"{dispatcher.label} has no dead letter {unknown[0]}: they are numbered {first} to {end - 1}")
+        known = f"they are numbered {first} to {end - 1}" if first < end else "it has none"
+        raise NotFound(f"{dispatcher.label} has no dead letter {unknown[0]}: {known}")
     by_lane: dict[int, list[Letter]] = {}
     for number in numbers:
         letter = change(await _read_letter(dispatcher, stream, number))

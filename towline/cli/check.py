@@ -30,8 +30,8 @@ class Finding(NamedTuple):
 
 def check(
     *,
-    topic: Annotated[str, Parameter(help="Only this topic.")] = "",
-    group: Annotated[str, Parameter(help="Only groups of this name.")] = "",
+    topic: Annotated[str, Parameter(help="Only this topic.", show_default=False)] = "",
+    group: Annotated[str, Parameter(help="Only groups of this name.", show_default=False)] = "",
     warn_lag: Annotated[Count, Parameter(help="Warn of a group with this many messages to go.")] = None,
     crit_lag: Annotated[Count, Parameter(help="The same is critical.")] = None,
     warn_age: Annotated[Duration | None, Parameter(help="Warn if the oldest message of a group waits so long.")] = None,
@@ -39,7 +39,10 @@ def check(
     warn_dead: Annotated[Count, Parameter(help="Warn of a group with this many dead letters.")] = None,
     crit_dead: Annotated[Count, Parameter(help="The same is critical.")] = None,
     need_consumers: Annotated[
-        bool, Parameter(help="A group with messages to go and without a consumer is critical.", negative=())
+        bool,
+        Parameter(
+            help="A group with messages to go and without a consumer is critical.", negative=(), show_default=False
+        ),
     ] = False,
     output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008

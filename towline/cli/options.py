@@ -41,15 +41,17 @@ class Connection:
     token: Annotated[
         str,
         Parameter(
-            env_var="TOWLINE_TOKEN", help="Who is calling, as the broker's tokens file names it.", show_default=False
+            env_var="TOWLINE_TOKEN",
+            help="Who is calling: a token, or a user of a broker with security.",
+            show_default=False,
         ),
     ] = ""
     secret_file: Annotated[
         Path | None,
         Parameter(
             env_var="TOWLINE_SECRET_FILE",
-            help="A file with the secret of the token. Without it the secret is taken from TOWLINE_SECRET; there is "
-            "no flag for the secret itself, since everyone can see the arguments of a process.",
+            help="A file with the secret of the token, or the user's password. Without it the secret is taken from "
+            "TOWLINE_SECRET; there is no flag for the secret itself: everyone can see the arguments of a process.",
         ),
     ] = None
 
@@ -77,7 +79,7 @@ class Connection:
             raise Usage(str(error)) from None
 
     def secret(self) -> str:
-        if self.secret_file is None:
+        if self.secret_file is None or self.secret_file == Path():  # an empty variable
             return os.environ.get("TOWLINE_SECRET", "")
         try:
             return self.secret_file.read_text(encoding="utf-8").strip()

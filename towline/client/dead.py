@@ -24,10 +24,8 @@ MAX_BYTES: Final = 4 << 20
 def letter(topic: str, group: str, number: int) -> Flow[DeadLetter]:
     page = yield from flows.dead_letters(topic, group, number, 1, 1)
     if not page or page[0].number != number:
-        raise NotFound(
-            f"group {group} on topic {topic} has no dead letter {number}: they are numbered {page.start} to "
-            f"{page.end - 1}"
-        )
+        known = f"they are numbered {page.start} to {page.end - 1}" if page.start < page.end else "it has none"
+        raise NotFound(f"group {group} on topic {topic} has no dead letter {number}: {known}")
     return page[0]
 
 

@@ -210,6 +210,17 @@ def test_what_retention_dropped_first_is_an_error_unless_it_may_be_skipped(spark
     assert (found.problems, found.lost, found.compared) == ([], 15, 15)
 
 
+def test_a_purged_topic_is_passed_over(spark: SparkSession, mq: towline.Client, tmp_path: Path) -> None:
+    mq.send_many("orders", [b"x"] * 10)
+    mq.send_many("other", [b"y"] * 3)
+    assert mq.purge("orders").messages == 10
+    to, source = tmp_path / "archive", Source.of(path=str(tmp_path / "data"))
+    assert archive(spark, source, str(to), SMALL).rows == 3
+    mq.send("orders", b"after it")
+    assert archive(spark, source, str(to), SMALL).rows == 1
+    assert rows_of(to) == [("orders", 10, b"after it"), *[("other", n, b"y") for n in range(3)]]
+
+
 def test_following_ends_when_it_is_told_to(spark: SparkSession, mq: towline.Client, tmp_path: Path) -> None:
     mq.send("orders", b"first")
     stop, seen = threading.Event(), []

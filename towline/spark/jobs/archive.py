@@ -143,6 +143,8 @@ class _Job:
             if position >= lane.end:
                 continue
             begin = max(lane.first, position)
+            if begin >= lane.end:  # it was emptied; what was not archived is missed when something comes behind it
+                continue
             rows = _rows_per_task(lane.end - begin, lane.size_bytes, lane.end - lane.first, self.options.task_rows)
             for at in range(begin, lane.end, rows):
                 pieces.append((lane, at, min(at + rows, lane.end)))
@@ -187,7 +189,7 @@ def _rows_per_task(rows: int, size_bytes: int, of_rows: int, task_rows: int) -> 
     mean = max(1, size_bytes // max(1, of_rows))
     most = max(1, min(task_rows, TASK_BYTES // mean))
     pieces = -(-rows // most)
-    return -(-rows // max(1, pieces))
+    return -(-rows // pieces)
 
 
 def _write(place: Place, source: Source, spans: list[Range], skip_lost: bool) -> _Written:
