@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_architecture import ROOT
+from towline.cli import app
 from towline.cli.serve import settings
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -134,8 +135,43 @@ def test_every_dependency_has_its_reason() -> None:
     assert names - given == set()
 
 
-def test_every_package_is_in_the_tree() -> None:
+def tree() -> str:
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    tree = page.partition("## The tree")[2].partition("## Import directions")[0]
+    return page.partition("## The tree")[2].partition("## Import directions")[0]
+
+
+def test_every_package_is_in_the_tree() -> None:
     folders = [path.parent.name for path in (ROOT / "towline").rglob("__init__.py")]
-    assert [name for name in folders if name != "towline" and f"{name}/" not in tree] == []
+    assert [name for name in folders if name != "towline" and f"{name}/" not in tree()] == []
+
+
+def test_every_module_of_the_tree_is_there() -> None:
+    there = {path.name for path in (ROOT / "towline").rglob("*.py")}
+    assert set(re.findall(r"\w+\.py", tree())) - there == set()
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    """In backticks, by its path from the root, from `towline/` or from the page's own folder."""
+    missing = []
+    for page in PAGES:
+        for name in _NAMED.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):
+            places = (ROOT, ROOT / "towline", page.parent)
+            if re.fullmatch(r"[\w-]+(/[\w.-]+)+\.(py|md|txt)", name) and not any((at / name).exists() for at in places):
+                missing.append(f"{page.name}: {name}")
+    assert missing == []
+
+
+def commands(page: str) -> set[tuple[str, str]]:
+    """The commands of `towline` that a page shows, in backticks or as lines of its examples."""
+    lines = [line for block in _FENCE.findall(page) for line in block.splitlines()] + _NAMED.findall(
+        _FENCE.sub("", page)
+    )
+    return set(re.findall(r"^(?:.* \| )?towline ([a-z]+)(?: ([a-z]+)\b)?", "\n".join(lines), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_command_of_a_page_is_there(page: Path) -> None:
+    for command, verb in commands(page.read_text(encoding="utf-8")):
+        assert command in app, command
+        verbs = [name for name in app[command] if not name.startswith("-")]
+        assert not (verbs and verb) or verb in verbs, f"{command} {verb}"
