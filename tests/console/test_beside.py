@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -54,6 +55,33 @@ def test_it_is_there_and_ends_however_the_broker_ends(tmp_path: Path, number: si
             pytest.fail("the console outlived its broker")
 
 
+def test_it_knows_its_broker_by_the_certificate_whatever_names_stand_in_that(tmp_path: Path) -> None:
+    new = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    names = ["-subj", "/CN=broker.example", "-addext", "subjectAltName=DNS:broker.example"]
+    subprocess.run(
+        [*new, *names, "-keyout", "key.pem", "-out", "cert.pem"], cwd=tmp_path, check=True, capture_output=True
+    )
+    with serve(tmp_path, "--console", "127.0.0.1:0", "--tls-cert", "cert.pem", "--tls-key", "key.pem") as process:
+        url = wait_for(process, r"console at (https://\S+)")
+        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        context.check_hostname = False
+        with urllib.request.urlopen(url + "api/topics", timeout=20, context=context) as answer:
+            assert answer.status == 200
+        process.terminate()
+        process.communicate(timeout=30)
+
+
 def test_an_address_in_use_leaves_the_broker_alone(tmp_path: Path) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
@@ -74,7 +102,8 @@ def test_without_its_packages_the_broker_says_so_once_and_goes_on(tmp_path: Path
         "from towline.cli import main\nsys.argv[0] = 'towline'\nmain()"
     )
     command = [sys.executable, "-c", script, "serve", "--store", "memory:", "--listen", "127.0.0.1:0"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TOWLINE_")}
+    environment["PYTHONPATH"] = str(ROOT)
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
         wait_for(process, r"no web console: nicegui is not installed")
         process.terminate()

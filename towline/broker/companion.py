@@ -41,6 +41,8 @@ class Companion:
         command += ["--broker", f"{scheme}://{reached}:{port}"]
         if settings.tls_cert:
             command += ["--tls-cert", settings.tls_cert, "--tls-key", settings.tls_key, "--ca-file", settings.tls_cert]
+            if not settings.join:  # it speaks to this broker only, and knows its certificate
+                command.append("--pin")
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,

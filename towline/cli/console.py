@@ -30,6 +30,7 @@ def console(
         ),
     ] = None,
     beside_broker: Annotated[bool, Parameter(show=False, negative=())] = False,
+    pin: Annotated[bool, Parameter(show=False, negative=())] = False,
     connection: Connection = Connection(),  # noqa: B008
 ) -> int:
     """Serve the web console until SIGTERM or Ctrl-C; with the REST door at /api.
@@ -52,6 +53,7 @@ def console(
         allow_remote=allow_remote,
         host_names=tuple(host_name or ()),
         beside=beside_broker,
+        pin=pin,
         ca_file=None if connection.ca_file is None else str(connection.ca_file),
         timeout=connection.patience,
     )

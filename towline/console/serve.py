@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -26,11 +28,16 @@ def serve(
     allow_remote: bool = False,
     host_names: tuple[str, ...] = (),
     beside: bool = False,
+    pin: bool = False,
     **options: Any,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; `beside` a broker, until its end of stdin is closed."""
+    """Serve until SIGTERM or SIGINT; `beside` a broker, until its end of stdin is closed.
+
+    With `pin`, the broker is the one that has the certificate `ca_file`, by whatever address it is reached."""
     if bool(tls_cert) != bool(tls_key):
         raise BadRequest("TLS takes both a certificate (--tls-cert) and its key (--tls-key)")
+    if pin:
+        options["ssl_context"] = _pinned(options.pop("ca_file"))
     logging.basicConfig(level="WARNING", stream=sys.stderr, format="console: %(message)s", force=True)
     sock = listen_on(listen, remote=allow_remote or bool(tls_cert))
     host, port = sock.getsockname()[:2]
@@ -56,6 +63,18 @@ def serve(
     sys.stdout.flush()
     asyncio.run(server.serve(sockets=[sock]))
     return 0
+
+
+def _pinned(cert_file: str) -> ssl.SSLContext:
+    """Trusts the first certificate of the file and no other: by loopback, its broker has none of the names in it."""
+    mark = "-----END CERTIFICATE-----"
+    first, found, _ = Path(cert_file).read_text(encoding="ascii", errors="replace").partition(mark)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=first[first.find("-----BEGIN CERTIFICATE-----") :] + found + "\n")
+    return context
 
 
 def _watch(server: Server) -> None:

@@ -22,6 +22,7 @@ from towline.store.sql.settings import SqlSettings
 __all__ = ["Connection", "Database"]
 
 log = logging.getLogger("towline.store")
+logging.getLogger("asyncmy").setLevel(logging.ERROR)  # it would report every table that is there already
 
 T = TypeVar("T")
 
