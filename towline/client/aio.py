@@ -5,43 +5,41 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
-from towline.client import dead, flows, search, sharding
-from towline.client import delays as delays_of
-from towline.client.access import AioAccess, measure
+from towline.client import flows, sharding
+from towline.client.access import AioAccess
 from towline.client.aio_admin import Administering
 from towline.client.aio_cluster import AioCluster
 from towline.client.aio_cluster_consumer import ClusterConsumer
 from towline.client.aio_cluster_producer import ClusterProducer
 from towline.client.aio_consumer import Batch, Consumer
+from towline.client.aio_dead import Reviving
 from towline.client.aio_link import AioLink
+from towline.client.aio_messages import Looking
+from towline.client.aio_opening import Opening
 from towline.client.aio_producer import Pending, Producer
 from towline.client.aio_survey import Surveying
 from towline.client.aio_transaction import Checker, PreparedTransaction, Transacting, Transaction
-from towline.client.delays import DelayedEntry, Time, as_deliver_at, as_deliver_at_each
+from towline.client.delays import Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route
 from towline.client.fleet import Fleet
-from towline.client.message import DeadLetter, Message, Page
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
-from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability, as_time_us
+from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability
 from towline.client.receipts import Receipts
 from towline.client.spreading import (
     merge_figures,
 )
 from towline.client.subscription import Limits, LostLease
 from towline.client.telemetry import instrument
-from towline.client.trace import Trace, trace
 from towline.client.undertaking import Senders
 from towline.errors import Closed, WrongShard
 from towline.model import Durability, Priority, Receipt, RetryPolicy
-from towline.protocol.access import Measured
-from towline.protocol.cluster import BrokerState, ClientState
 
 if TYPE_CHECKING:
     from towline.client.embedded import Embedded
@@ -58,38 +56,11 @@ __all__ = [
     "connect",
 ]
 
-Opened = TypeVar("Opened", bound="Client | Consumer")
 C = TypeVar("C", Checker, Consumer, Producer)
 T = TypeVar("T")
 
 _ATTACH_S: Final = 2.0
 """How long one broker of a cluster may take to let a consumer in, before it is tried again."""
-
-
-class _Opening(Generic[Opened]):
-    """What is about to be opened: await it, or enter it with `async with`."""
-
-    def __init__(self, thing: Opened) -> None:
-        self._thing = thing
-
-    def __enter__(self) -> NoReturn:
-        raise TypeError("this is for asyncio: use `async with` instead of `with`")
-
-    def __exit__(self, *_: object) -> None:
-        """Never reached, but without it Python would not get as far as our message."""
-
-    def __await__(self) -> Generator[Any, None, Opened]:
-        yield from self._thing.start().__await__()
-        return self._thing
-
-    async def __aenter__(self) -> Opened:
-        await self._thing.start()
-        return self._thing
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._thing.close()
 
 
 def connect(
@@ -103,14 +74,14 @@ def connect(
     cert_file: str | None = None,
     key_file: str | None = None,
     spool_dir: str | Path | None = None,
-) -> _Opening[Client]:
+) -> Opening[Client]:
     """Connect to a broker. The parameters are those of `towline.connect`.
 
         async with towline.aio.connect("towline://127.0.0.1:7400") as mq:
             await mq.send("orders", b"...", key="order-4423")
 
     or, without a block, `mq = await towline.aio.connect(url)` and, in the end, `await mq.close()`."""
-    return _Opening(
+    return Opening(
         Client(
             Options(
                 url,
@@ -124,7 +95,7 @@ def connect(
     )
 
 
-class Client(Transacting, Surveying, Administering):
+class Client(Transacting, Surveying, Administering, Looking, Reviving):
     """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have connections
     of their own: what one waits for never holds up another."""
 
@@ -356,7 +327,7 @@ class Client(Transacting, Surveying, Administering):
         on_lost: Callable[[LostLease], None] | None = None,
         spool_dir: str | Path | None = None,
         mode: Literal["at-least-once", "at-most-once"] = "at-least-once",
-    ) -> _Opening[Consumer]:
+    ) -> Opening[Consumer]:
         """A consumer of a topic: one of a `group` that shares the work, or, without a group, one that sees every
         message itself (its progress is kept under its `name`; without a name it is forgotten when it leaves).
 
@@ -388,7 +359,7 @@ class Client(Transacting, Surveying, Administering):
         if self._cluster is None or self._cluster.fleet.shared:
             link = self._new_link() if self._cluster is None else self._cluster.following_link()
             subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
-            return _Opening(self._adopt(Consumer(link, subscription)))
+            return Opening(self._adopt(Consumer(link, subscription)))
         cluster, named = self._cluster, options.named()
 
         async def make(broker: str) -> Consumer:
@@ -404,159 +375,13 @@ class Client(Transacting, Surveying, Administering):
             return consumer
 
         about = named._replace(spool_dir=None).subscription(self._options.timeout_s)
-        return _Opening(self._adopt(ClusterConsumer(cluster, make, about, self._sender, idle_timeout)))
+        return Opening(self._adopt(ClusterConsumer(cluster, make, about, self._sender, idle_timeout)))
 
-    # Delayed messages
-
-    async def delayed(
-        self, topic: str | None = None, *, after: DelayedEntry | Time | None = None, max_messages: int = 100
-    ) -> list[DelayedEntry]:
-        """The messages of a topic, or of all, that wait for their time: soonest first, `after` a time or an entry."""
-        return await self._link.run(delays_of.delayed(topic, after, max_messages))
-
-    async def cancel(
-        self,
-        topic: str,
-        id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
-        *,
-        key: str | None = None,
-        dry_run: bool = False,
-    ) -> int:
-        """Cancel a delayed message by its id or receipt, or all with this key. How many it were: they will not be
-        delivered. `Conflict` if the one with this id does not wait any more."""
-        return await self._run(topic, delays_of.cancel(topic, id, key, dry_run))
-
-    async def reschedule(
-        self,
-        topic: str,
-        id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
-        *,
-        key: str | None = None,
-        delay: float | None = None,
-        deliver_at: Time | None = None,
-        delay_level: int | None = None,
-        dry_run: bool = False,
-    ) -> int:
-        """Deliver a delayed message, or all with this key, at another time. How many it were; they keep their ids.
-        `Conflict` if the one with this id does not wait any more."""
-        at_us = delays_of.as_new_time(delay, deliver_at, delay_level)
-        return await self._run(topic, delays_of.reschedule(topic, id, key, at_us, dry_run))
-
-    # Looking
-
-    async def browse(
-        self,
-        topic: str,
-        lane: Priority | int = "middle",
-        *,
-        first: int = 0,
-        max_messages: int = 100,
-        max_bytes: int = 4 << 20,
-    ) -> Page[Message]:
-        """Read messages of a lane (a priority, or the number of a shard) without consuming them, from number `first`
-        on."""
-        return await self._run(topic, flows.browse(topic, lane, first, max_messages, max_bytes))
-
-    async def dead_letters(
-        self, topic: str, group: str, *, first: int = 0, max_messages: int = 100, max_bytes: int = 4 << 20
-    ) -> Page[DeadLetter]:
-        """The messages that a group gave up."""
-        return await self._run(topic, flows.dead_letters(topic, group, first, max_messages, max_bytes))
-
-    async def resend(self, topic: str, group: str, dead: Sequence[int] | None = None) -> int:
-        """Deliver dead letters to their group again: those with these numbers, or all. How many it were."""
-        return await self._run(topic, flows.resend(topic, group, dead))
-
-    async def dead_letter(self, topic: str, group: str, number: int) -> DeadLetter:
-        """One dead letter of a group, by its number."""
-        return await self._run(topic, dead.letter(topic, group, number))
-
-    async def find_dead(
-        self,
-        topic: str,
-        group: str,
-        *,
-        reason: str = "",
-        key: str | None = None,
-        since: datetime | float | None = None,
-        until: datetime | float | None = None,
-        resent: bool = False,
-        first: int = 0,
-        limit: int = 1000,
-    ) -> list[DeadLetter]:
-        """Dead letters whose reason contains `reason`, with this key, that died since one time and before another;
-        those that were sent again only with `resent`. The oldest `limit` of them, from number `first` on."""
-        found = dead.find(
-            topic, group, reason=reason, key=key, since=since, until=until, resent=resent, first=first, limit=limit
-        )
-        return await self._run(topic, found)
-
-    async def revise(
-        self,
-        topic: str,
-        group: str,
-        number: int,
-        *,
-        body: Body | None = None,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        """Deliver one dead letter to its group again, with another body, key or headers; what is None stays."""
-        await self._run(topic, dead.revise(topic, group, number, body=body, key=key, headers=headers))
-
-    async def purge_dead(self, topic: str, group: str, before: int) -> int:
-        """Drop the dead letters before this number for good. How many of them had not been sent again."""
-        return await self._run(topic, dead.purge(topic, group, before))
-
-    async def locate(self, topic: str, lane: Priority | int, time: datetime | float) -> int:
-        """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
-        return await self._run(topic, flows.locate(topic, lane, as_time_us(time)))
-
-    async def message(self, message_id: str) -> Message:
-        """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept."""
-        return await self._link.run(search.message(message_id))
-
-    async def find(
-        self,
-        topic: str,
-        *,
-        key: str | None = None,
-        since: datetime | float | None = None,
-        until: datetime | float | None = None,
-        priority: Priority | None = None,
-        limit: int = 100,
-    ) -> list[Message]:
-        """Messages with exactly this key, sent since one time and before another: the oldest `limit` of them."""
-        found = search.find(topic, key=key, since=since, until=until, priority=priority, limit=limit)
-        return await self._run(topic, found)
-
-    async def trace(self, message_id: str, *, group: str | None = None, whole: bool = False) -> Trace:
-        """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
-        It is told up to the ack; with `whole`, also what came behind it in a group that was set back."""
-        return await self._link.run(trace(message_id, group, whole=whole))
-
-    # The cluster
-
-    async def brokers(self) -> list[BrokerState]:
-        """The brokers of the cluster, as the one that we are connected to sees them; it is the first."""
-        return (await self._link.run(flows.brokers())).brokers
-
-    async def clients(self, topic: str = "", group: str = "") -> list[ClientState]:
-        """Who is connected to the broker: a consumer each, with its rank among those of its group, or a connection
-        without consumers. Of one topic or group, if they are named."""
-        return await self._link.run(flows.clients(topic, group))
-
-    async def forget_broker(self, broker: str) -> None:
-        """Do not expect a broker back that is gone for good; it is named by its id or address."""
-        await self._link.run(flows.forget_broker(broker))
+    # The broker
 
     async def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""
         return merge_figures(await self._gather("", flows.stat))
-
-    async def measure(self, topic: str = "") -> Measured:
-        """Figures of the broker, its topics and its groups, as its metrics give them; or of one topic."""
-        return await self._link.run(measure(topic))
 
     @property
     def access(self) -> AioAccess:

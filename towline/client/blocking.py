@@ -11,22 +11,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
-from towline.client import dead, flows, search, sharding
-from towline.client import delays as delays_of
-from towline.client.access import BlockingAccess, measure
+from towline.client import flows, sharding
+from towline.client.access import BlockingAccess
 from towline.client.blocking_admin import Administering
+from towline.client.blocking_dead import Reviving
+from towline.client.blocking_messages import Looking
 from towline.client.blocking_survey import Surveying
 from towline.client.cluster import Cluster
 from towline.client.cluster_consumer import ClusterConsumer
 from towline.client.cluster_producer import ClusterProducer
 from towline.client.consumer import Consumer
-from towline.client.delays import DelayedEntry, Time, as_deliver_at, as_deliver_at_each
+from towline.client.delays import Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route, connect_socket
 from towline.client.fleet import Fleet
 from towline.client.link import Link
-from towline.client.message import DeadLetter, Message, Page
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
-from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability, as_time_us
+from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
 from towline.client.spreading import (
@@ -34,13 +34,10 @@ from towline.client.spreading import (
 )
 from towline.client.subscription import Limits, LostLease
 from towline.client.telemetry import instrument
-from towline.client.trace import Trace, trace
 from towline.client.transaction import Checker, Transacting
 from towline.client.undertaking import Senders
 from towline.errors import WrongShard
 from towline.model import Durability, Priority, Receipt, RetryPolicy
-from towline.protocol.access import Measured
-from towline.protocol.cluster import BrokerState, ClientState
 
 if TYPE_CHECKING:
     from towline.client.embedded import Embedded
@@ -87,7 +84,7 @@ def connect(
     )
 
 
-class Client(Transacting, Surveying, Administering):
+class Client(Transacting, Surveying, Administering, Looking, Reviving):
     """A connection to a broker; any number of threads may share it. Consumers and producers made from it have
     connections of their own: what one waits for never holds up another."""
 
@@ -367,157 +364,11 @@ class Client(Transacting, Surveying, Administering):
                 subscription.spool.close()
             raise
 
-    # Delayed messages
-
-    def delayed(
-        self, topic: str | None = None, *, after: DelayedEntry | Time | None = None, max_messages: int = 100
-    ) -> list[DelayedEntry]:
-        """The messages of a topic, or of all, that wait for their time: soonest first, `after` a time or an entry."""
-        return self._link.run(delays_of.delayed(topic, after, max_messages))
-
-    def cancel(
-        self,
-        topic: str,
-        id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
-        *,
-        key: str | None = None,
-        dry_run: bool = False,
-    ) -> int:
-        """Cancel a delayed message by its id or receipt, or all with this key. How many it were: they will not be
-        delivered. `Conflict` if the one with this id does not wait any more."""
-        return self._run(topic, delays_of.cancel(topic, id, key, dry_run))
-
-    def reschedule(
-        self,
-        topic: str,
-        id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
-        *,
-        key: str | None = None,
-        delay: float | None = None,
-        deliver_at: Time | None = None,
-        delay_level: int | None = None,
-        dry_run: bool = False,
-    ) -> int:
-        """Deliver a delayed message, or all with this key, at another time. How many it were; they keep their ids.
-        `Conflict` if the one with this id does not wait any more."""
-        at_us = delays_of.as_new_time(delay, deliver_at, delay_level)
-        return self._run(topic, delays_of.reschedule(topic, id, key, at_us, dry_run))
-
-    # Looking
-
-    def browse(
-        self,
-        topic: str,
-        lane: Priority | int = "middle",
-        *,
-        first: int = 0,
-        max_messages: int = 100,
-        max_bytes: int = 4 << 20,
-    ) -> Page[Message]:
-        """Read messages of a lane (a priority, or the number of a shard) without consuming them, from number `first`
-        on."""
-        return self._run(topic, flows.browse(topic, lane, first, max_messages, max_bytes))
-
-    def dead_letters(
-        self, topic: str, group: str, *, first: int = 0, max_messages: int = 100, max_bytes: int = 4 << 20
-    ) -> Page[DeadLetter]:
-        """The messages that a group gave up."""
-        return self._run(topic, flows.dead_letters(topic, group, first, max_messages, max_bytes))
-
-    def resend(self, topic: str, group: str, dead: Sequence[int] | None = None) -> int:
-        """Deliver dead letters to their group again: those with these numbers, or all. How many it were."""
-        return self._run(topic, flows.resend(topic, group, dead))
-
-    def dead_letter(self, topic: str, group: str, number: int) -> DeadLetter:
-        """One dead letter of a group, by its number."""
-        return self._run(topic, dead.letter(topic, group, number))
-
-    def find_dead(
-        self,
-        topic: str,
-        group: str,
-        *,
-        reason: str = "",
-        key: str | None = None,
-        since: datetime | float | None = None,
-        until: datetime | float | None = None,
-        resent: bool = False,
-        first: int = 0,
-        limit: int = 1000,
-    ) -> list[DeadLetter]:
-        """Dead letters whose reason contains `reason`, with this key, that died since one time and before another;
-        those that were sent again only with `resent`. The oldest `limit` of them, from number `first` on."""
-        found = dead.find(
-            topic, group, reason=reason, key=key, since=since, until=until, resent=resent, first=first, limit=limit
-        )
-        return self._run(topic, found)
-
-    def revise(
-        self,
-        topic: str,
-        group: str,
-        number: int,
-        *,
-        body: Body | None = None,
-        key: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        """Deliver one dead letter to its group again, with another body, key or headers; what is None stays."""
-        self._run(topic, dead.revise(topic, group, number, body=body, key=key, headers=headers))
-
-    def purge_dead(self, topic: str, group: str, before: int) -> int:
-        """Drop the dead letters before this number for good. How many of them had not been sent again."""
-        return self._run(topic, dead.purge(topic, group, before))
-
-    def locate(self, topic: str, lane: Priority | int, time: datetime | float) -> int:
-        """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
-        return self._run(topic, flows.locate(topic, lane, as_time_us(time)))
-
-    def message(self, message_id: str) -> Message:
-        """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept."""
-        return self._link.run(search.message(message_id))
-
-    def find(
-        self,
-        topic: str,
-        *,
-        key: str | None = None,
-        since: datetime | float | None = None,
-        until: datetime | float | None = None,
-        priority: Priority | None = None,
-        limit: int = 100,
-    ) -> list[Message]:
-        """Messages with exactly this key, sent since one time and before another: the oldest `limit` of them."""
-        found = search.find(topic, key=key, since=since, until=until, priority=priority, limit=limit)
-        return self._run(topic, found)
-
-    def trace(self, message_id: str, *, group: str | None = None, whole: bool = False) -> Trace:
-        """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
-        It is told up to the ack; with `whole`, also what came behind it in a group that was set back."""
-        return self._link.run(trace(message_id, group, whole=whole))
-
-    # The cluster
-
-    def brokers(self) -> list[BrokerState]:
-        """The brokers of the cluster, as the one that we are connected to sees them; it is the first."""
-        return self._link.run(flows.brokers()).brokers
-
-    def clients(self, topic: str = "", group: str = "") -> list[ClientState]:
-        """Who is connected to the broker: a consumer each, with its rank among those of its group, or a connection
-        without consumers. Of one topic or group, if they are named."""
-        return self._link.run(flows.clients(topic, group))
-
-    def forget_broker(self, broker: str) -> None:
-        """Do not expect a broker back that is gone for good; it is named by its id or address."""
-        self._link.run(flows.forget_broker(broker))
+    # The broker
 
     def stat(self) -> dict[str, Any]:
         """Figures of the broker, by name."""
         return merge_figures(self._gather("", flows.stat))
-
-    def measure(self, topic: str = "") -> Measured:
-        """Figures of the broker, its topics and its groups, as its metrics give them; or of one topic."""
-        return self._link.run(measure(topic))
 
     @property
     def access(self) -> BlockingAccess:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from towline.alarms.rule import AlarmRule
-from towline.client import survey
+from towline.client import flows, survey
+from towline.client.access import measure
 from towline.client.link import Link
+from towline.protocol.access import Measured
+from towline.protocol.cluster import BrokerState, ClientState
 from towline.protocol.survey import Alarms, ListPage, PageListed, Pulsed, Stored
 
 __all__ = ["Surveying"]
@@ -59,3 +62,22 @@ class Surveying:
     def kick(self, topic: str, group: str, consumer: str) -> None:
         """Take from a consumer what it holds, and let it begin anew: its messages go to the others of its group."""
         self._link.run(survey.kick(topic, group, consumer))
+
+    # The cluster
+
+    def brokers(self) -> list[BrokerState]:
+        """The brokers of the cluster, as the one that we are connected to sees them; it is the first."""
+        return self._link.run(flows.brokers()).brokers
+
+    def clients(self, topic: str = "", group: str = "") -> list[ClientState]:
+        """Who is connected to the broker: a consumer each, with its rank among those of its group, or a connection
+        without consumers. Of one topic or group, if they are named."""
+        return self._link.run(flows.clients(topic, group))
+
+    def forget_broker(self, broker: str) -> None:
+        """Do not expect a broker back that is gone for good; it is named by its id or address."""
+        self._link.run(flows.forget_broker(broker))
+
+    def measure(self, topic: str = "") -> Measured:
+        """Figures of the broker, its topics and its groups, as its metrics give them; or of one topic."""
+        return self._link.run(measure(topic))
