@@ -21,11 +21,11 @@ from towline.client.batch import Batch
 from towline.client.blocking import Client, connect
 from towline.client.consumer import Consumer
 from towline.client.delays import DelayedEntry
+from towline.client.lease import LostLease
 from towline.client.message import DeadLetter, Message, Page
 from towline.client.parcel import Pending
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
-from towline.client.subscription import LostLease
 from towline.client.transaction import Checker, PreparedTransaction, Transaction
 from towline.client.verdict import Reject, Retry
 from towline.errors import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.client.either import do, each, entered
-from towline.client.subscription import LostLease
+from towline.client.lease import LostLease
 from towline.errors import BadRequest, Closed, Conflict, LeaseLost
 from towline.model import GroupConfig, RetryPolicy
 

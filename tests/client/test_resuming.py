@@ -12,7 +12,7 @@ import pytest
 
 from tests.client.either import do, each, entered
 from tests.client.peer import Peer, Visitor, pulled
-from towline.client.subscription import LostLease
+from towline.client.lease import LostLease
 from towline.errors import Conflict, LeaseLost, ProtocolError, QueueFull, Refused, Timeout, TooLarge, Unavailable
 from towline.frame import Frame
 from towline.protocol.messages import (

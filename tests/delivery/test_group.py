@@ -17,7 +17,7 @@ from tests.delivery.driver import (
     SECOND,
     Driver,
 )
-from towline.delivery import Bury, Group, Part, Resend, Skip, Start, decode_event, filling, group, snapshot
+from towline.delivery import Bury, Group, Part, Resend, Skip, Start, decode_event, filling, settled, snapshot
 from towline.delivery.events import Event, Overrun, Skipped
 from towline.errors import Conflict, LeaseLost
 from towline.model import Span
@@ -394,7 +394,7 @@ def test_a_group_comes_back_as_it_was(from_snapshot: int | None) -> None:
 
 
 def test_settled_pulls_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "SETTLED_MAX", 3)
+    monkeypatch.setattr(settled, "SETTLED_MAX", 3)
     mq = Driver()
     mq.append(MIDDLE, 5)
     for _ in range(5):
@@ -409,7 +409,7 @@ def test_settled_pulls_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPa
 def test_pulls_settled_message_by_message_are_remembered_up_to_a_limit_of_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group, "SETTLED_PARTS_MAX", 25)
+    monkeypatch.setattr(settled, "SETTLED_PARTS_MAX", 25)
     mq = Driver()
     mq.append(MIDDLE, 30)
     for _ in range(3):

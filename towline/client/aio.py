@@ -29,13 +29,14 @@ from towline.client.aio_transaction import Checker, PreparedTransaction, Transac
 from towline.client.delays import Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route
 from towline.client.fleet import Fleet
+from towline.client.lease import LostLease
+from towline.client.limits import Limits
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
 from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability
 from towline.client.receipts import Receipts
 from towline.client.spreading import (
     merge_figures,
 )
-from towline.client.subscription import Limits, LostLease
 from towline.client.telemetry import instrument
 from towline.client.undertaking import Senders
 from towline.errors import Closed, WrongShard

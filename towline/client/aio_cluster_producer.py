@@ -13,8 +13,8 @@ from towline.client.cluster_producer import Pulse
 from towline.client.delays import Time
 from towline.client.fleet import DEDUP
 from towline.client.outgoing import Body
-from towline.client.producer import raise_unseen
 from towline.client.sharding import ShardMap, shard_of
+from towline.client.shipping import raise_unseen
 from towline.errors import Closed, NotOwner, Refused, Timeout, Unavailable
 from towline.model import Priority
 

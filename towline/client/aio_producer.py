@@ -16,8 +16,8 @@ from towline.client.aio_link import AioLink
 from towline.client.delays import Time, as_deliver_at
 from towline.client.outgoing import FOREVER, Body, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, call_back, with_origins
-from towline.client.producer import Shipping, raise_unseen
 from towline.client.sharding import without_spool
+from towline.client.shipping import Shipping, raise_unseen
 from towline.errors import Closed, NotOwner, QueueFull, Timeout, TowlineError
 from towline.model import Priority, Receipt
 

@@ -24,6 +24,8 @@ from towline.client.consumer import Consumer
 from towline.client.delays import Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route, connect_socket
 from towline.client.fleet import Fleet
+from towline.client.lease import LostLease
+from towline.client.limits import Limits
 from towline.client.link import Link
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
 from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability
@@ -32,7 +34,6 @@ from towline.client.receipts import Receipts
 from towline.client.spreading import (
     merge_figures,
 )
-from towline.client.subscription import Limits, LostLease
 from towline.client.telemetry import instrument
 from towline.client.transaction import Checker, Transacting
 from towline.client.undertaking import Senders

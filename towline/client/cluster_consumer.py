@@ -19,11 +19,12 @@ from towline.client.connection import Call
 from towline.client.consumer import Batch, Consumer
 from towline.client.handover import Handover
 from towline.client.lease import Lease
+from towline.client.limits import Limits
 from towline.client.message import Message
 from towline.client.outgoing import Sender
 from towline.client.standing import Demand, Standing
 from towline.client.steps import Flow, Start
-from towline.client.subscription import Limits, Subscription
+from towline.client.subscription import Subscription
 from towline.errors import Closed, Timeout, TowlineError, Unavailable
 from towline.model import GroupConfig
 

@@ -19,8 +19,9 @@ from towline.client.delays import Time
 from towline.client.fleet import DEDUP
 from towline.client.outgoing import Body
 from towline.client.parcel import Parcel, Pending
-from towline.client.producer import Producer, raise_unseen
+from towline.client.producer import Producer
 from towline.client.sharding import ShardMap, shard_of
+from towline.client.shipping import raise_unseen
 from towline.errors import Closed, NotOwner, Refused, Timeout, Unavailable
 from towline.model import Priority
 

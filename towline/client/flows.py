@@ -8,13 +8,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from towline.client.connection import Buffer, Call
+from towline.client.columns import Columns, too_large
+from towline.client.connection import Call
 from towline.client.draft import place_before, places
 from towline.client.message import DeadLetter, Message, Page, Section
 from towline.client.outgoing import (
     FOREVER,
-    FRAME_BYTES,
-    FRAME_MESSAGES,
     Body,
     Lives,
     Sender,
@@ -27,7 +26,7 @@ from towline.client.outgoing import (
 )
 from towline.client.receipts import Receipts, Run
 from towline.client.steps import Flow, Start
-from towline.errors import BadRequest, Conflict, NotFound, ProtocolError, TooLarge
+from towline.errors import BadRequest, Conflict, NotFound, ProtocolError
 from towline.model import (
     DELAY,
     MAX_SHARDS,
@@ -78,7 +77,6 @@ from towline.protocol.transactions import ListTransactions, Resolve, Transaction
 
 __all__ = [
     "HEAD_ROOM",
-    "Columns",
     "Headers",
     "Keys",
     "Target",
@@ -107,7 +105,6 @@ __all__ = [
     "send_many",
     "stat",
     "template",
-    "too_large",
     "topic",
     "topics",
     "transactions",
@@ -224,77 +221,6 @@ def _sent(lane: int, call: Call, count: int) -> Flow[list[Run]]:
     delayed = bool(answer.delayed)
     found = places(lane, answer.firsts[0], count, answer.appended_at_us, answer.repeats, delayed=delayed)
     return [Run(seq, 1, at_us, at) for at, seq, at_us in found]
-
-
-class Columns:
-    """Many messages, cut into frames that fit."""
-
-    def __init__(
-        self,
-        bodies: Sequence[bytes],
-        keys: Any,
-        headers: Any,
-        dedup_ids: Any,
-        times: Sequence[int] | None,
-        *,
-        max_frame_bytes: int,
-        lives: Lives = FOREVER,
-    ) -> None:
-        self.lives = lives
-        for name, column in (("keys", keys), ("headers", headers), ("dedup_ids", dedup_ids)):
-            if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
-                raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
-        self.bodies = bodies
-        self._times = times
-        self.keys = keys if keys is None else [as_key(key) for key in keys]
-        self._dedup_ids = dedup_ids if dedup_ids is None else [as_dedup_id(one) for one in dedup_ids]
-        if isinstance(headers, Mapping):
-            self.headers = [as_headers(headers)] * len(bodies) if headers else None
-        else:
-            self.headers = headers if headers is None else [as_headers(value) for value in headers]
-        self.limit = max_frame_bytes
-
-    def frames(self, sender: Sender, compress: bool) -> Iterator[tuple[Buffer, int]]:
-        for begin, end in self.cuts():
-            yield from self._encoded(sender, compress, begin, end)
-
-    def cuts(self, frames: int = 1) -> Iterator[tuple[int, int]]:
-        """Where to cut, if what is between two cuts goes into so many frames."""
-        bodies, limit, most = self.bodies, min(frames * FRAME_BYTES, self.limit), frames * FRAME_MESSAGES
-        if len(bodies) <= most and sum(map(len, bodies)) <= limit:
-            if bodies:
-                yield 0, len(bodies)
-            return
-        begin = size = 0
-        for at, body in enumerate(bodies):
-            if at > begin and (size + len(body) > limit or at - begin >= most):
-                yield begin, at
-                begin, size = at, 0
-            size += len(body)
-        yield begin, len(bodies)
-
-    def _encoded(self, sender: Sender, compress: bool, begin: int, end: int) -> Iterator[tuple[Buffer, int]]:
-        whole = begin == 0 and end == len(self.bodies)
-        bodies = self.bodies if whole else self.bodies[begin:end]
-        keys = self.keys if whole or self.keys is None else self.keys[begin:end]
-        headers = self.headers if whole or self.headers is None else self.headers[begin:end]
-        dedup_ids = self._dedup_ids if whole or self._dedup_ids is None else self._dedup_ids[begin:end]
-        times = self._times if whole or self._times is None else self._times[begin:end]
-        lives = self.lives.columns(end - begin)
-        frame = sender.frame(bodies, keys, headers, compress, dedup_ids, times, **lives)
-        if len(frame) <= self.limit:
-            yield frame, end - begin
-            return
-        # Keys and headers were not counted. Where they are large, halves will do.
-        if end - begin == 1:
-            raise too_large(len(bodies[0]), self.limit)
-        middle = (begin + end) // 2
-        yield from self._encoded(sender, compress, begin, middle)
-        yield from self._encoded(sender, compress, middle, end)
-
-
-def too_large(body_bytes: int, limit: int) -> TooLarge:
-    return TooLarge(f"a message of {body_bytes} bytes is over the broker's limit of {limit} bytes a request")
 
 
 # Topics and groups

@@ -19,8 +19,8 @@ from towline.client.aio import Client
 from towline.client.aio_consumer import Consumer
 from towline.client.backoff import Backoff
 from towline.client.handler import Handler
+from towline.client.lease import LostLease
 from towline.client.message import Message
-from towline.client.subscription import LostLease
 from towline.client.telemetry import processing
 from towline.client.threads import Job, Threads
 from towline.client.verdict import Retry, describe, settle

@@ -14,7 +14,7 @@ from towline.errors import BadFrame, TooLarge
 from towline.protocol import messages
 from towline.protocol.messages import Act
 
-__all__ = ["ACK", "GIVE_BACK", "NACK", "Lease", "in_portions", "merged"]
+__all__ = ["ACK", "GIVE_BACK", "NACK", "Lease", "LostLease", "in_portions", "merged"]
 
 ACK: Final = 0
 NACK: Final = 1
@@ -29,6 +29,16 @@ _OPEN_TO_RETURNED: Final = bytes.maketrans(bytes([OPEN]), bytes([RETURNED]))
 _MAX_ACTS: Final = 5_000
 _MAX_SPANS: Final = 2_000
 _MAX_PORTION: Final = 48 << 10
+
+
+class LostLease(msgspec.Struct, frozen=True):
+    """Messages this consumer held and no longer does; what it did with them may be done by another as well."""
+
+    topic: str
+    group: str
+    pull: int
+    count: int
+    reason: str
 
 
 class Lease:

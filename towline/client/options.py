@@ -14,11 +14,13 @@ from towline.client.act_spool import ActSpool
 from towline.client.connection import Connection
 from towline.client.dial import Certificates, Route, make_ssl_context
 from towline.client.frame_spool import FrameSpool
+from towline.client.lease import LostLease
+from towline.client.limits import Limits
 from towline.client.outgoing import Sender, as_durability
-from towline.client.producer import Shipping
 from towline.client.sharding import ShardMap
+from towline.client.shipping import Shipping
 from towline.client.spooled import SpooledShipping
-from towline.client.subscription import Limits, LostLease, Subscription
+from towline.client.subscription import Subscription
 from towline.client.url import Target, parse_url
 from towline.errors import BadRequest
 from towline.model import (

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Never, TypeVar
 from crc32c import crc32c
 
 from towline.client import flows
+from towline.client.columns import Columns, too_large
 from towline.client.connection import Call
 from towline.client.outgoing import FOREVER, Body, Lives, Sender, as_bodies, as_body, as_key
 from towline.client.receipts import Receipts, ShardReceipts
@@ -235,9 +236,7 @@ class _Batch:
             refuse_joined(topic, dedup)
         limit = common.max_request_bytes - flows.HEAD_ROOM
         bodies = as_bodies(content.bodies)
-        columns = flows.Columns(
-            bodies, content.keys, content.headers, None, None, max_frame_bytes=limit, lives=common.lives
-        )
+        columns = Columns(bodies, content.keys, content.headers, None, None, max_frame_bytes=limit, lives=common.lives)
         shard_keys = content.shard_keys
         if shard_keys is not None and len(shard_keys) != len(columns.bodies):
             raise BadRequest(f"{len(shard_keys)} shard keys for {len(columns.bodies)} bodies")
@@ -267,7 +266,7 @@ class _Batch:
             yield unit
             return
         if end - begin == 1:
-            raise flows.too_large(len(self._columns.bodies[begin]), self._columns.limit)
+            raise too_large(len(self._columns.bodies[begin]), self._columns.limit)
         middle = (begin + end) // 2
         yield from self._encoded(begin, middle)
         yield from self._encoded(middle, end)

@@ -12,7 +12,7 @@ from towline.client.connection import Call, Connection
 from towline.client.frame_spool import FrameSpool, KeptFrame
 from towline.client.outgoing import Sender
 from towline.client.parcel import Parcel
-from towline.client.producer import Shipping
+from towline.client.shipping import Shipping
 from towline.errors import Closed, ProtocolError, QueueFull, TooLarge, TowlineError, Unavailable
 from towline.protocol.messages import FrameHead, Send, Sent
 

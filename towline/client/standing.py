@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from towline.client.subscription import Limits
+from towline.client.limits import Limits
 from towline.protocol.messages import GroupState
 
 __all__ = ["Demand", "Standing", "standing"]

@@ -13,20 +13,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, TypeVar
-
-import msgspec
+from typing import Final, TypeVar
 
 from towline.client.act_spool import ActSpool, KeptAct
 from towline.client.connection import Call
-from towline.client.lease import ACK, GIVE_BACK, Lease, in_portions, merged
+from towline.client.lease import ACK, GIVE_BACK, Lease, LostLease, in_portions, merged
+from towline.client.limits import Limits, is_full
 from towline.client.steps import Flow, Start, Wait
 from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, Unavailable, from_code
 from towline.model import AT_MOST_ONCE, GroupConfig, is_pattern
 from towline.protocol import split_attachments
 from towline.protocol.messages import Act, Attach, Attached, Detach, Pull, Pulled, Settle
 
-__all__ = ["Limits", "LostLease", "Subscription"]
+__all__ = ["Subscription"]
 
 log = logging.getLogger("towline.client")
 
@@ -38,41 +37,6 @@ _SLOW_S: Final = 0.5
 _QUICK_S: Final = 0.1
 _FIRST_SIZE: Final = 128
 _MAX_HOLDING: Final = 10_000
-
-
-class LostLease(msgspec.Struct, frozen=True):
-    """Messages this consumer held and no longer does; what it did with them may be done by another as well."""
-
-    topic: str
-    group: str
-    pull: int
-    count: int
-    reason: str
-
-
-class Limits(NamedTuple):
-    """How much one pull may bring."""
-
-    max_messages: int = 1000
-    max_bytes: int = 4 << 20
-    min_messages: int = 1
-
-    def asked(self, max_messages: int | None, max_bytes: int | None, min_messages: int) -> Limits:
-        """These limits, as far as one pull does not ask for others."""
-        messages = self.max_messages if max_messages is None else max_messages
-        return Limits(messages, self.max_bytes if max_bytes is None else max_bytes, min_messages).checked()
-
-    def checked(self) -> Limits:
-        for name, value in self._asdict().items():
-            if not isinstance(value, int):
-                raise TypeError(f"{name} is an int, not {type(value).__name__}")
-        if not 1 <= self.max_messages <= 1_000_000:
-            raise BadRequest(f"max_messages={self.max_messages}: give a number from 1 to 1,000,000")
-        if not 1 <= self.max_bytes <= 1 << 30:
-            raise BadRequest(f"max_bytes={self.max_bytes}: give a number from 1 to {1 << 30}")
-        if not 1 <= self.min_messages <= self.max_messages:
-            raise BadRequest(f"min_messages={self.min_messages}: give a number from 1 to max_messages")
-        return self
 
 
 class Subscription:
@@ -241,11 +205,7 @@ class Subscription:
             self._pulled(call)
             lease = self._opened(call)
             if lease is not None:
-                if (
-                    len(self._pulling) < self._prefetch
-                    and _is_full(call)
-                    and all(other.done for other in self._pulling)
-                ):
+                if len(self._pulling) < self._prefetch and is_full(call) and all(other.done for other in self._pulling):
                     yield from self._start_prefetch(None)
                 self._handed_out_at = self._clock()
                 return lease
@@ -470,16 +430,6 @@ class Subscription:
 
     def _older(self, act: Act) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.pull < act.pull]
-
-
-def _is_full(call: Call) -> bool:
-    """More is waiting, most likely. Where it is not, the message at hand is better off without a request before it, and
-    the next pull can carry its ack."""
-    request, answer = call.request, call.answer
-    assert isinstance(request, Pull)
-    assert isinstance(answer, Pulled)
-    count, size = sum(part.count for part in answer.parts), sum(part.length for part in answer.parts)
-    return 2 * count >= request.max_messages or 2 * size >= request.max_bytes
 
 
 def _drain(queue: deque[T]) -> Iterator[T]:

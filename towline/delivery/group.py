@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Iterable
 from operator import lt
 from typing import Final
@@ -42,8 +41,9 @@ from towline.delivery.events import (
 from towline.delivery.filling import fill
 from towline.delivery.lease import Act, Lease, lost
 from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals
-from towline.delivery.retry import AT_ONCE, RetryQueue
+from towline.delivery.retry import AT_ONCE, RetryQueue, due_after
 from towline.delivery.seek import apply_moved, within_bounds
+from towline.delivery.settled import SettledPulls
 from towline.delivery.shards import Shards, behind
 from towline.delivery.states import RULES, State
 from towline.errors import BadRequest, Conflict
@@ -51,12 +51,6 @@ from towline.model import LANES, GroupConfig, Span
 
 __all__ = ["Group"]
 
-SETTLED_MAX: Final = 1_024
-"""Settled pulls that are remembered, so that an act that is sent twice gets the same answer twice."""
-SETTLED_PARTS_MAX: Final = 100_000
-"""Parts of settled pulls that are remembered: a pull settled message by message may have as many parts as messages."""
-ROUND_US: Final = 100_000
-"""Back-offs of a second and more end on a tenth of a second, so that neighbours fall together into one entry."""
 DELAY_MAX_S: Final = 366 * 86400
 REASON_MAX: Final = 1_000
 EXPIRED: Final = "expired"
@@ -91,7 +85,7 @@ class Group:
         """The end of what may be delivered, by lane."""
         self.mean_bytes = [1] * count
         self.leases: dict[int, Lease] = {}
-        self.settled: OrderedDict[int, Lease] = OrderedDict()
+        self.settled = SettledPulls()
         self.retries = RetryQueue(shards)
         self.shards = Shards(shards, self.retries) if shards else None
         self.dying: dict[Part, str] = {}
@@ -100,7 +94,6 @@ class Group:
         self.turns = 0
         """How many pulls were granted so far."""
         self.counters = dict.fromkeys((State.DONE, State.DEAD, State.GONE), 0)
-        self._settled_parts = 0
         self._deadlines: list[tuple[int, int]] = []
         owns = range(self.topic_lanes, count)
         self.ranks = tuple((own,) if shards else (own, rank) for rank, own in enumerate(owns))
@@ -246,7 +239,7 @@ class Group:
             wait_s = delay_s
             if wait_s is None:
                 wait_s = self.config.retry.delay_s(part.attempt, (command.pull, part.first))
-            by_due.setdefault(_due_us(now_us, wait_s), []).append(part)
+            by_due.setdefault(due_after(now_us, wait_s), []).append(part)
         events: list[Event] = [
             Failed(now_us, command.pull, tuple(some), due, reason) for due, some in sorted(by_due.items())
         ]
@@ -433,17 +426,7 @@ class Group:
     def close_if_settled(self, pull: int) -> None:
         lease = self.leases.get(pull)
         if lease is not None and not lease.open:
-            self.remember_settled(self.leases.pop(pull))
-
-    def remember_settled(self, lease: Lease) -> None:
-        """Keep a settled pull for a while; there is a limit to how many, and to how many parts they have in all."""
-        if lease.pull in self.settled:
-            self._settled_parts -= self.settled.pop(lease.pull).size
-        self.settled[lease.pull] = lease
-        lease.size = sum(map(len, lease.settled.values()))
-        self._settled_parts += lease.size
-        while len(self.settled) > SETTLED_MAX or (self._settled_parts > SETTLED_PARTS_MAX and len(self.settled) > 1):
-            self._settled_parts -= self.settled.popitem(last=False)[1].size
+            self.settled.remember(self.leases.pop(pull))
 
     def _count_in_flight(self, consumer: str, change: int) -> None:
         count = self.in_flight.get(consumer, 0) + change
@@ -463,8 +446,3 @@ class Group:
         rest = PartSet([whole])
         rest.remove(part)
         self.dying.update(dict.fromkeys(rest, reason))
-
-
-def _due_us(now_us: int, wait_s: float) -> int:
-    due_us = now_us + round(wait_s * 1_000_000)
-    return due_us if wait_s < 1 else -(-due_us // ROUND_US) * ROUND_US

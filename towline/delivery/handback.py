@@ -6,7 +6,8 @@ from typing import Final
 
 from towline.delivery.commands import Nack
 from towline.delivery.events import Event, Failed, GaveUp, Part, Pulled, Returned
-from towline.delivery.group import DELAY_MAX_S, REASON_MAX, ROUND_US, Group
+from towline.delivery.group import DELAY_MAX_S, REASON_MAX, Group
+from towline.delivery.retry import ROUND_US
 from towline.errors import BadRequest
 
 __all__ = ["HANDED_BACK", "take_back"]

@@ -14,10 +14,12 @@ from typing import Final
 
 from towline.delivery.events import Part
 
-__all__ = ["AT_ONCE", "RetryQueue"]
+__all__ = ["AT_ONCE", "ROUND_US", "RetryQueue", "due_after"]
 
 AT_ONCE: Final = 0
 """Due at any time, also when the clock is set back."""
+ROUND_US: Final = 100_000
+"""Back-offs of a second and more end on a tenth of a second, so that neighbours fall together into one entry."""
 
 _first = attrgetter("first")
 _part = attrgetter("part")
@@ -220,3 +222,8 @@ class RetryQueue:
         assert at == 0 or row[at - 1].end <= entry.first, (row[at - 1].part, entry.part)
         row.insert(at, entry)
         return row, at
+
+
+def due_after(now_us: int, wait_s: float) -> int:
+    due_us = now_us + round(wait_s * 1_000_000)
+    return due_us if wait_s < 1 else -(-due_us // ROUND_US) * ROUND_US

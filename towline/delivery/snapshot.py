@@ -78,7 +78,7 @@ def restore(config: GroupConfig, document: GroupSnapshot, shards: int = 0) -> Gr
     group.turns = document.turns
     group.counters = {State[name]: count for name, count in document.counters.items()}
     for lease in document.settled:
-        group.remember_settled(_settled_in(Lease(lease.pull, lease.consumer, lease.deadline_us, ()), lease))
+        group.settled.remember(_settled_in(Lease(lease.pull, lease.consumer, lease.deadline_us, ()), lease))
     for lane in range(shards):
         group.refresh(lane)
     return group
