@@ -1,14 +1,14 @@
 """One client and its requests: who it is, what it may, what runs for it, which consumers it has.
 
 What a client can occupy is bounded: `max_pending_bytes` of frames not yet durable, about as much of answers not sent,
-`RUNNING_MAX` requests, and one pull for each of `SUBSCRIPTIONS_MAX` subscriptions.
+`RUNNING_MAX` requests, and one pull for each of `SUBSCRIPTIONS_MAX` subscriptions (`subscriptions.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
@@ -31,19 +31,18 @@ from towline.broker.fan import Fan
 from towline.broker.guard import Guard
 from towline.broker.member import Member
 from towline.broker.permissions import AUDITED, target_of
+from towline.broker.pulls import Pulls
 from towline.broker.requests import LATER, NOW
+from towline.broker.subscriptions import Subscriptions, View
 from towline.broker.tls import identities_of
 from towline.errors import (
     BadRequest,
     Conflict,
-    NotFound,
     NotLetIn,
     NotOwner,
     OwnershipLost,
     ProtocolError,
-    QueueFull,
     Refused,
-    TooLarge,
     TowlineError,
     Unavailable,
 )
@@ -71,38 +70,17 @@ from towline.protocol.publishing import Publish, Stage, Unstage
 from towline.protocol.scanning import Scan
 from towline.protocol.transactions import AwaitChecks, Decide, Prepare
 
-__all__ = ["RUNNING_MAX", "SUBSCRIPTIONS_MAX", "Session"]
+__all__ = ["RUNNING_MAX", "Session"]
 
 log = logging.getLogger("towline.server")
 
 HEAD_MAX_BYTES = 64 << 10
 """What a request may have on top of the largest frame."""
 RUNNING_MAX = 1_000
-SUBSCRIPTIONS_MAX = 1_000
-PULL_MIN_BYTES = 64 << 10
 REFUSAL_DELAY_S = 0.25
 """Guessing secrets is slow, and a refusal takes as long whatever was wrong."""
-QUOTA_LOOK_S = 0.05
-"""How often a pull looks whether its principal's quota has room again."""
 
 _DURABILITY = (Durability.RECEIVED, Durability.OS, Durability.FSYNC, None)  # -1 is the last
-
-
-class _View:
-    """What the table of permissions sees of a connection."""
-
-    def __init__(self, broker: Broker, members: Mapping[int, Member | Fan]) -> None:
-        self._members = members
-        self.has_topic = broker.has_topic
-        self.has_group = broker.has_group
-        self._transactions = broker.transactions
-
-    def subscribed(self, subscription: int) -> tuple[str, str] | None:
-        member = self._members.get(subscription)
-        return None if member is None else (member.resource, member.config.name)
-
-    def topics_of(self, transaction: str) -> Sequence[str]:
-        return self._transactions.topics_of(transaction)
 
 
 class Session(Connection):
@@ -123,10 +101,8 @@ class Session(Connection):
         self._sending = 0
         self._pending_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._members: dict[int, Member | Fan] = {}
-        self._subscription = 0
-        self._pulls: dict[int, asyncio.Task[None]] = {}
-        self._reserved_bytes = 0
+        self._members = Subscriptions()
+        self._pulls = Pulls(self, self._loop, self._settings.max_pending_bytes)
         self._awaiting: asyncio.Task[None] | None = None
 
     def is_busy(self) -> bool:
@@ -136,15 +112,9 @@ class Session(Connection):
         """Who this is, for the registry: one for each consumer, or one for the connection."""
         now_s = self._loop.time()
         role = "broker" if self._software == "broker" else "producer" if self._sends else "client"
-        about = ClientState(
-            self.peer.address,
-            role,
-            self._token.decode(),
-            self._software,
-            round(now_s - self._opened_s, 3),
-            round(now_s - self._seen_s, 3),
-            self._sends,
-        )
+        open_s, silent_s = round(now_s - self._opened_s, 3), round(now_s - self._seen_s, 3)
+        token = self._token.decode()
+        about = ClientState(self.peer.address, role, token, self._software, open_s, silent_s, self._sends)
         return [member.describe(about) for member in self._members.values()] or [about]
 
     def beat(self) -> None:
@@ -155,8 +125,7 @@ class Session(Connection):
     def gone(self) -> None:
         # Only pulls are broken off, and waiting to be asked: nobody is there to take the messages, or to answer. All
         # else was asked for, and is carried out.
-        for pull in self._pulls.values():
-            pull.cancel()
+        self._pulls.cancel_all()
         if self._awaiting is not None:
             self._awaiting.cancel()
         for member in self._members.values():
@@ -214,9 +183,8 @@ class Session(Connection):
 
     def _open(self, number: int, request: Hello, principal: Principal) -> None:
         if self._access.book is not None:
-            self._guard = Guard(
-                self._access, principal, _View(self._broker, self._members), self.peer.address, self._holds
-            )
+            view = View(self._broker, self._members)
+            self._guard = Guard(self._access, principal, view, self.peer.address, self._members.in_flight)
             self._access.watchers.add(self._recheck)
             if principal.kind != "token" and self._access.audit is not None:
                 self._access.audit.note(principal.name, self.peer.address, "login", f"by {principal.kind}")
@@ -253,14 +221,12 @@ class Session(Connection):
             for one in member.retain() if isinstance(member, Fan) else ():
                 self._start_leaving(one)
             if not (guard.may("consume", "topic", topic) and guard.may("consume", "group", group)):
-                if number in self._pulls:
-                    self._pulls[number].cancel()
+                self._pulls.cancel(number)
                 self._start_leaving(member)
 
     def _release_pulls(self) -> None:
         """Ending waits for what runs; a pull that only waits for messages is not worth it."""
-        for pull in self._pulls.values():
-            pull.cancel()
+        self._pulls.cancel_all()
         if self._awaiting is not None:
             self._awaiting.cancel()
         for member in self._members.values():
@@ -278,9 +244,6 @@ class Session(Connection):
         except TowlineError as error:
             log.warning("%s: %s", self.peer.address, error)
 
-    def _holds(self) -> int:
-        return sum(member.in_flight for member in self._members.values())
-
     # Requests
 
     def handle(self, envelope: Envelope) -> None:
@@ -294,7 +257,7 @@ class Session(Connection):
             if guard is not None:
                 guard.check(request)
                 if attachments and guard.meter.quota.bytes_per_s:
-                    self._pay(guard, len(attachments))
+                    self.pay(guard, len(attachments))
             if self._realms is not None:
                 self._broker = self._realms.choose(request, self._members)
             if isinstance(request, Send):
@@ -316,15 +279,15 @@ class Session(Connection):
                 answer = NOW[kind](self._broker, request)
                 self.answer(number, answer if guard is None else guard.filter(kind, answer))
             elif isinstance(request, Pull):
-                self._start_pull(number, request)
+                self._pulls.start(number, self._members.numbered(request.subscription), request, guard)
             elif isinstance(request, AwaitChecks):
                 self._await_checks(number, request)
             else:
                 self._start(number, request)
         except Exception as error:
-            self._fail(number, error, kind)
+            self.fail(number, error, kind)
 
-    def _pay(self, guard: Guard, size: int) -> None:
+    def pay(self, guard: Guard, size: int) -> None:
         """Count bytes against the quota; beyond it nothing is read from this client for a while."""
         wait_s = guard.meter.take(size, self._loop.time())
         if wait_s > 0:
@@ -379,11 +342,11 @@ class Session(Connection):
 
     def _answer_send(self, number: int, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
-            self._fail(number, Unavailable("the broker was stopped before this was stored"), Send.kind)
+            self.fail(number, Unavailable("the broker was stopped before this was stored"), Send.kind)
             return
         error = future.exception()
         if error is not None:
-            self._fail(number, error, Send.kind)
+            self.fail(number, error, Send.kind)
         else:
             # Sends become durable in groups: if others are under way, some of them are done in this moment, too.
             self.answer(number, future.result(), more=self._sending > 0)
@@ -403,7 +366,7 @@ class Session(Connection):
             self.answer(number, answer, buffers, more=len(self._tasks) > 1)
         except Exception as error:
             outcome = error.code if isinstance(error, TowlineError) else TowlineError.code
-            self._fail(number, error, request.kind)
+            self.fail(number, error, request.kind)
         if request.kind in AUDITED and self._access.audit is not None and not getattr(request, "dry_run", False):
             self._access.audit.note(self._name, self.peer.address, type(request).__name__, target_of(request), outcome)
 
@@ -416,11 +379,11 @@ class Session(Connection):
     async def _carry_out(self, request: Request, broker: Broker) -> tuple[Answer, Buffers]:
         match request:
             case Settle():
-                return await broker.settle(self._member(request.subscription), request.acts), ()
+                return await broker.settle(self._members.numbered(request.subscription), request.acts), ()
             case Attach():
                 return await self._attach(request, broker), ()
             case Detach():
-                member = self._member(request.subscription)
+                member = self._members.numbered(request.subscription)
                 del self._members[request.subscription]
                 await member.broker.detach(member)
                 return Done(), ()
@@ -439,7 +402,7 @@ class Session(Connection):
             return await carry_out(self._access, self._guard, request, self._name), ()
         return await LATER[request.kind](broker, request)
 
-    def _fail(self, number: int, error: BaseException, kind: int) -> None:
+    def fail(self, number: int, error: BaseException, kind: int) -> None:
         if isinstance(error, OwnershipLost):
             failed = Failed(NotOwner.code, str(error))
         elif isinstance(error, TowlineError):
@@ -451,15 +414,8 @@ class Session(Connection):
 
     # Consumers
 
-    def _member(self, subscription: int) -> Member | Fan:
-        member = self._members.get(subscription)
-        if member is None:
-            raise NotFound(f"there is no subscription {subscription} on this connection: attach first")
-        return member
-
     async def _attach(self, request: Attach, broker: Broker) -> Attached:
-        if len(self._members) >= SUBSCRIPTIONS_MAX:
-            raise TooLarge(f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions: open another one")
+        self._members.check_room()
         member: Member | Fan
         if is_pattern(request.topic):
             member = await broker.fan(request, address=self.peer.address, may=self._may_consume)
@@ -469,66 +425,10 @@ class Session(Connection):
         if self.state is State.CLOSED:
             broker.disconnected(member)
             raise Unavailable("the connection is gone")
-        self._subscription += 1
-        self._members[self._subscription] = member
-        return Attached(self._subscription, member.held, member.config, member.shards)
+        return Attached(self._members.add(member), member.held, member.config, member.shards)
 
     def _may_consume(self, topic: str) -> bool:
         return self._guard is None or self._guard.may("consume", "topic", topic)
-
-    def _start_pull(self, number: int, request: Pull) -> None:
-        member = self._member(request.subscription)
-        if request.subscription in self._pulls:
-            raise Conflict(f"subscription {request.subscription} has a pull under way: one at a time")
-        # Each pull may take half of what is left, so that all of them together stay within the bound.
-        room = max((self._settings.max_pending_bytes - self._reserved_bytes) // 2, PULL_MIN_BYTES)
-        if request.max_bytes > room:
-            request = msgspec.structs.replace(request, max_bytes=room)
-        self._reserved_bytes += request.max_bytes
-        self._pulls[request.subscription] = self._loop.create_task(self._pull(number, member, request))
-
-    async def _pull(self, number: int, member: Member | Fan, request: Pull) -> None:
-        guard = self._guard
-        try:
-            if guard is not None and guard.meter.quota.in_flight:
-                request = await self._within_quota(guard, member, request)
-            pulled, buffers = await member.broker.pull(member, request)
-        except asyncio.CancelledError:
-            self._forget_pull(request)
-            if self.state is not State.CLOSED:
-                self._fail(number, Refused("the right to consume was revoked"), Pull.kind)
-        except Exception as error:
-            self._forget_pull(request)
-            self._fail(number, error, Pull.kind)
-        else:
-            # Forgotten first: upon the answer the client may pull again before this task has ended.
-            self._forget_pull(request)
-            self.answer(number, pulled, buffers)
-            if guard is not None and guard.meter.quota.bytes_per_s:
-                self._pay(guard, sum(map(len, buffers)))
-        self.finish()
-
-    async def _within_quota(self, guard: Guard, member: Member | Fan, request: Pull) -> Pull:
-        """The same pull, for as many messages as the principal may still hold; it waits until that is one at least."""
-        if request.acts:
-            settled = await member.broker.settle(member, request.acts)
-            if settled.refused:
-                return request  # it says so itself
-            request = msgspec.structs.replace(request, acts=[])
-        deadline_s = self._loop.time() + request.wait_ms / 1000
-        while (room := guard.meter.room()) == 0:
-            if self._loop.time() >= deadline_s:
-                raise QueueFull(
-                    f"{guard.principal.label} holds {guard.meter.quota.in_flight} messages, which is its quota"
-                )
-            await asyncio.sleep(QUOTA_LOOK_S)
-        left_ms = max(round((deadline_s - self._loop.time()) * 1000), 0)
-        most = request.max_messages if room is None else min(room, request.max_messages)
-        return msgspec.structs.replace(request, max_messages=most, wait_ms=left_ms, min_messages=1)
-
-    def _forget_pull(self, request: Pull) -> None:
-        del self._pulls[request.subscription]
-        self._reserved_bytes -= request.max_bytes
 
     # Producers that can be asked
 
@@ -542,7 +442,7 @@ class Session(Connection):
             checks = await broker.transactions.asking.wait(request, token=self._token)
         except Exception as error:
             self._awaiting = None
-            self._fail(number, error, request.kind)
+            self.fail(number, error, request.kind)
         else:
             self._awaiting = None
             self.answer(number, checks)
