@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,13 +20,23 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def serve(folder: Path, *flags: str) -> subprocess.Popen[str]:
+@contextmanager
+def running(folder: Path, program: list[str], *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A broker, killed at the end if it still runs: a test that fails must not wait for it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOWLINE_")}
     environment |= {"PYTHONPATH": str(ROOT), "NICEGUI_STORAGE_PATH": str(folder / "nicegui")}
-    command = [sys.executable, "-m", "towline", "serve", "--store", "memory:", "--listen", "127.0.0.1:0", *flags]
-    return subprocess.Popen(
+    command = [sys.executable, *program, "serve", "--store", "memory:", "--listen", "127.0.0.1:0", *flags]
+    with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def serve(folder: Path, *flags: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    return running(folder, ["-m", "towline"], *flags)
 
 
 def wait_for(process: subprocess.Popen[str], pattern: str) -> str:
@@ -101,10 +113,7 @@ def test_without_its_packages_the_broker_says_so_once_and_goes_on(tmp_path: Path
         "importlib.util.find_spec = lambda name, *more: None if name == 'nicegui' else find(name, *more)\n"
         "from towline.cli import main\nsys.argv[0] = 'towline'\nmain()"
     )
-    command = [sys.executable, "-c", script, "serve", "--store", "memory:", "--listen", "127.0.0.1:0"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TOWLINE_")}
-    environment["PYTHONPATH"] = str(ROOT)
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with running(tmp_path, ["-c", script]) as process:
         wait_for(process, r"no web console: nicegui is not installed")
         process.terminate()
         process.communicate(timeout=30)
