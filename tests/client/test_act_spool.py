@@ -131,7 +131,7 @@ async def test_a_batch_kept_on_disk_counts_as_acked_and_close_keeps_the_rest(
     flags = ("--store", f"file:{tmp_path / 'data'}", *FLAGS)
     broker = serve(*flags)
     url, spool = f"towline://{broker.address}", tmp_path / "spool"
-    async with entered(connect(url, timeout=0.5)) as mq:
+    async with entered(connect(url, timeout=2)) as mq:
         await do(mq.send_many("orders", [b"%d" % number for number in range(5)]))
         async with entered(mq.consumer("orders", group="g", name="one", spool_dir=spool)) as consumer:
             first = await do(consumer.pull(2, wait=10))
