@@ -62,6 +62,10 @@ class MariaDb:
         self.folder = folder or Path(tempfile.mkdtemp(prefix="towline-db-", dir=self._parent))
         self.folder.chmod(0o755)
         self.data = self.folder / "data"
+        # A server that starts removes the temporary tables that it finds, those of others too.
+        self.temporary = self.folder / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        self.temporary.chmod(0o777)
         self.port = port or free_port()
         self.options = options
         self.process: subprocess.Popen[bytes] | None = None
@@ -71,7 +75,8 @@ class MariaDb:
             shutil.chown(self.folder, system_user()[0].removeprefix("--user="))
         command = ["mariadb-install-db", "--no-defaults", f"--datadir={self.data}", *system_user()]
         command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        environment = os.environ | {"TMPDIR": str(self.temporary)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return self
 
@@ -80,7 +85,8 @@ class MariaDb:
         command = [shutil.which("mariadbd") or "mariadbd", "--no-defaults", *system_user(), f"--datadir={self.data}"]
         command += [f"--port={self.port}", "--bind-address=127.0.0.1", f"--socket={self.folder / 'sock'}"]
         command += [f"--pid-file={self.folder / 'pid'}", "--skip-name-resolve", "--innodb-buffer-pool-size=64M"]
-        command += ["--innodb-log-file-size=48M", "--max-allowed-packet=64M", *self.options, *more]
+        command += ["--innodb-log-file-size=48M", "--max-allowed-packet=64M", f"--tmpdir={self.temporary}"]
+        command += [*self.options, *more]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         return self

@@ -18,6 +18,7 @@ from towline.errors import Closed, TowlineError
 from towline.store.sql.faults import Fault, classify, explain, in_words
 from towline.store.sql.rows import Row, row_literal
 from towline.store.sql.settings import SqlSettings
+from towline.store.sql.within import within
 
 __all__ = ["Connection", "Database"]
 
@@ -72,12 +73,12 @@ class Connection:
 
     async def send(self, text: str | bytes) -> int:
         """Run a statement as it stands; the number of rows it met."""
-        async with asyncio.timeout(self._answer_s):
+        async with within(self._answer_s):
             return int(await self._raw.query(text))
 
     async def run(self, statement: ClauseElement, *, patience_s: float | None = None, **values: Any) -> int:
         """Run a statement; the number of rows it met."""
-        async with asyncio.timeout(self._answer_s if patience_s is None else patience_s):
+        async with within(self._answer_s if patience_s is None else patience_s):
             return int(await self._cursor_run(self._raw.cursor(), statement, values))
 
     async def insert(self, head: str, rows: Sequence[Row]) -> None:
@@ -85,7 +86,7 @@ class Connection:
         it costs to read them from text; others, and rows with a column of nothing but NULL, as text."""
         if self._raw._bulk_supported:
             statement = self._prepared.get(head)
-            async with asyncio.timeout(self._answer_s):
+            async with within(self._answer_s):
                 if statement is None:
                     statement = await self._prepare(head, len(rows[0]))
                 try:
@@ -104,7 +105,7 @@ class Connection:
         return statement
 
     async def rows(self, statement: ClauseElement, **values: Any) -> Sequence[tuple[Any, ...]]:
-        async with asyncio.timeout(self._answer_s):
+        async with within(self._answer_s):
             cursor = self._raw.cursor()
             await self._cursor_run(cursor, statement, values)
             return await cursor.fetchall()  # type: ignore[no-any-return]
@@ -125,7 +126,7 @@ class Connection:
     async def close(self) -> None:
         """Say good-bye."""
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(1):
+            async with within(1):
                 await self._raw.ensure_closed()
         self.drop()
 
@@ -180,7 +181,7 @@ class Database:
 
     async def _connect(self, host: tuple[str, int]) -> Connection:
         settings = self.settings
-        async with asyncio.timeout(_CONNECT_S):
+        async with within(_CONNECT_S):
             raw = await asyncmy.connect(
                 host=host[0],
                 port=host[1],
@@ -221,9 +222,10 @@ class Database:
 
     @staticmethod
     async def _fetch(connection: Connection, text: str) -> Sequence[tuple[Any, ...]]:
-        cursor = connection._raw.cursor()
-        await cursor.execute(text)
-        return await cursor.fetchall()  # type: ignore[no-any-return]
+        async with within(connection._answer_s):
+            cursor = connection._raw.cursor()
+            await cursor.execute(text)
+            return await cursor.fetchall()  # type: ignore[no-any-return]
 
     async def variables(self) -> dict[str, str]:
         """The settings of the server, by name."""
