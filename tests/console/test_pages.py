@@ -176,6 +176,7 @@ def test_a_group_is_watched_paused_moved_and_its_consumer_kicked(visit: Visit, m
     page.get_by_role("button", name="See what it means").click()
     expect(page.get_by_text("15 messages are delivered again, 0 are passed over.")).to_be_visible()
     page.get_by_role("dialog").get_by_role("button", name="Move", exact=True).click()
+    expect(page.get_by_role("dialog")).to_have_count(2)  # the question comes on top
     sure(page)
     until(lambda: mq.group("stock", "count").lag == 40)
     page = visit("/groups/stock/count")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -208,6 +209,8 @@ def test_a_real_brokers_history_is_traced_like_the_broker_does(
         mq.resend("orders", "billing", [0, 1])
         for message in consumer.pull(max_messages=10, wait=5):
             message.ack()
+    while mq.group("orders", "billing").in_flight:  # what it did not settle has gone back
+        time.sleep(0.01)
     archive(spark, Source.of(path=str(tmp_path / "data")), str(tmp_path / "archive"))
     frame = trace(spark, Archive.open(str(tmp_path / "archive")), str(tmp_path / "trace"))
     rows = {row.id: row for row in frame.collect()}
