@@ -9,8 +9,10 @@ import pytest
 
 from tests.broker.conftest import ACK, World
 from towline.broker.pull_log import PullLog
-from towline.delivery.events import Acked, Part, Pulled
+from towline.delivery.events import Acked, Part, Pulled, decode_event
 from towline.errors import DiskFull
+from towline.frame import Frame
+from towline.frame.layout import BODY
 from towline.model import Durability
 from towline.store.memory import MemoryStore
 
@@ -30,6 +32,9 @@ def test_a_late_pull_is_written_by_itself_and_before_what_follows() -> None:
         appended = log.append([Acked(2, 2, (Part(0, 2, 1, 1),))], Durability.OS)
         assert appended.firsts == (1,)
         assert log.position == 3
+        (chunk,) = (await log._store.read("pull/t/g", 1, 10, 1 << 20)).chunks
+        events = [decode_event(body) for body in Frame(chunk.frame).texts(BODY) or ()]
+        assert [type(event) for event in events] == [Pulled, Acked], "in the order in which they were applied"
 
     asyncio.run(main())
 
