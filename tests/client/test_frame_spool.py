@@ -145,9 +145,12 @@ async def test_closing_keeps_what_is_not_sent(connect: Any, serve: Callable[...,
         await do(producer.close(timeout=0.1))
         assert all(each.spooled for each in pending)
     spool = FrameSpool(tmp_path, 1 << 20)
-    frame = spool.next()
-    assert frame is not None
-    assert Frame(frame.frame).verify().bodies(0, 100) == [b"%d" % number for number in range(100)]
+    # The first ones may have left on their own: they are a frame of theirs then.
+    bodies: list[bytes] = []
+    while (kept := spool.next()) is not None:
+        bodies += Frame(kept.frame).verify().bodies()
+        spool.sent(kept)
+    assert bodies == [b"%d" % number for number in range(100)]
     spool.close()
 
 
