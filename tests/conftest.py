@@ -19,3 +19,6 @@ os.environ.setdefault("TOWLINE_CONSOLE", "off")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=50, help="how often the broker is killed under load (default 50)")
     parser.addoption("--cuts", type=int, default=40, help="how often a connection is cut at COMMIT (default 40)")
+    parser.addoption(
+        "--rounds", type=int, default=2, help="how often a part of a Spark pipeline is killed under load (default 2)"
+    )

@@ -82,6 +82,7 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     publishing.Publish: [],
     publishing.Unstage: [],
     publishing.AskSink: [],
+    publishing.MoveHold: [("alter", CLUSTER)],
     cluster.Meet: [("admin", CLUSTER)],
     cluster.ListBrokers: [],
     cluster.ListClients: [("describe", ORDERS)],

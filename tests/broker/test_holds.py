@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.broker.conftest import Bench, World
-from towline.errors import BadName
+from towline.errors import BadName, NotFound
 from towline.protocol.ordering import EditTopic
 
 LANE = "lane/orders/middle"
@@ -45,6 +45,19 @@ def test_retention_waits_until_the_archive_has_come_by(disk: World, caplog: pyte
     with caplog.at_level(logging.WARNING, "towline.broker"):
         disk.run(scenario, segment_bytes=SEGMENT, retention_bytes=1, holds="archive")
     assert "dropped although" not in caplog.text
+
+
+def test_a_hold_is_moved_by_a_request(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await fill(bench)
+        with pytest.raises(NotFound, match="start the broker with --holds"):
+            await bench.broker.holds.move("other", {LANE: 10})
+        await bench.broker.holds.move("archive", {LANE: 10})
+        assert 0 < await first_after_maintenance(bench) <= 10
+        await bench.broker.holds.move("archive", {LANE: 1_000})
+        assert await first_after_maintenance(bench) > 20
+
+    disk.run(scenario, segment_bytes=SEGMENT, retention_bytes=1, holds="archive")
 
 
 def test_a_hold_has_an_end_and_says_so(disk: World, caplog: pytest.LogCaptureFixture) -> None:

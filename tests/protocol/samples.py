@@ -108,6 +108,7 @@ REQUESTS: list[m.Request] = [
     publishing.Publish("spark:7f", 4, [17, 1 << 40], 1),
     publishing.Unstage([17, 18]),
     publishing.AskSink("spark:7f"),
+    publishing.MoveHold("archive", {"lane/orders/middle": 17}),
     scanning.LocateIn("pull/orders/billing", 1_700_000_000_000_000),
     access.WhoAmI([GRANT]),
     access.ListUsers(),

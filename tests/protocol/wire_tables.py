@@ -37,6 +37,7 @@ DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGrou
     survey.DropAlarm,
     survey.TestAlarm,
     survey.Kick,
+    publishing.MoveHold,
     publishing.Report,
     publishing.Unstage,
 }

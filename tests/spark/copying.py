@@ -29,12 +29,16 @@ def main(master: str, url: str, how: str, folder: str) -> None:
     if how == "batch":
         rows = spark.read.format("towline").options(**options, topic="orders", rowsPerPartition="5000").load()
         rows.select("body", "key").write.format("towline").mode("append").options(**options, topic="copies").save()
-    else:
-        source = spark.readStream.format("towline").options(**options, topic="orders", maxMessagesPerTrigger="5000")
-        rows = source.load().select("body", "key").repartition(2)  # an order that does not repeat
-        sink = rows.writeStream.format("towline").options(**options, topic="copies")
-        query = sink.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
-        query.awaitTermination()
+        Path(folder, "done").touch()
+        return
+    source = spark.readStream.format("towline").options(**options, topic="orders", maxMessagesPerTrigger="5000")
+    rows = source.load().select("body", "key", "priority")
+    if how == "shuffled":
+        rows = rows.repartition(2)  # an order that does not repeat
+    sink = rows.writeStream.format("towline").options(**options, topic="copies")
+    sink = sink.option("checkpointLocation", f"{folder}/checkpoint")
+    query = (sink if how == "live" else sink.trigger(availableNow=True)).start()
+    query.awaitTermination()
     Path(folder, "done").touch()
 
 

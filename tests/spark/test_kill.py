@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.spark.cluster import PATIENCE_S, kill_group, running_cluster
 from tests.spark.session import ROOT, environment, need_java
 from towline.load.broker import BrokerProcess
 
 ROWS = 20_000
-PATIENCE_S = 240.0  # these start several JVMs, maybe on a busy machine
 
 
 @contextmanager
@@ -38,16 +36,8 @@ def driver(master: str, url: str, how: str, folder: Path) -> Iterator[subprocess
     try:
         yield process
     finally:
-        _kill_group(process)
+        kill_group(process)
         log.close()
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    process.wait(PATIENCE_S)
 
 
 def fill(url: str) -> None:
@@ -90,7 +80,7 @@ def test_killed_drivers_and_brokers_neither_lose_nor_repeat_a_row(
         fill(broker.url)
         for _ in range(rounds):
             before = len(list(offsets.glob("[0-9]*")))
-            with driver("local[2,3]", broker.url, "stream", tmp_path) as process:
+            with driver("local[2,3]", broker.url, "shuffled", tmp_path) as process:
 
                 def begun(before: int = before) -> bool:
                     return len(list(offsets.glob("[0-9]*"))) > before or done.exists()
@@ -100,58 +90,23 @@ def test_killed_drivers_and_brokers_neither_lose_nor_repeat_a_row(
                 broker.kill()
                 time.sleep(dice.uniform(0, 0.5))
                 if dice.random() < 0.5:
-                    _kill_group(process)
+                    kill_group(process)
                     broker.start()
                 else:
                     broker.start()
                     time.sleep(dice.uniform(0, 2))
         done.unlink(missing_ok=True)
-        with driver("local[2,3]", broker.url, "stream", tmp_path) as process:
+        with driver("local[2,3]", broker.url, "shuffled", tmp_path) as process:
             wait_for("the query ends", done.exists, process, tmp_path)
         assert sorted(copies(broker.url)) == list(range(ROWS))
-
-
-@contextmanager
-def cluster(folder: Path) -> Iterator[str]:
-    """A master and two workers."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    url = f"spark://127.0.0.1:{port}"
-    names = [("Master", ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"])]
-    names += [("Worker", [url, "--host", "127.0.0.1", "--cores", "1", "--memory", "600m", "--webui-port", "0"])] * 2
-    env = os.environ | environment() | {"SPARK_HOME": str(home), "SPARK_WORKER_DIR": str(folder / "workers")}
-    env |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    processes, logs = [], []
-    try:
-        for number, (name, arguments) in enumerate(names):
-            log = folder / f"{name}-{number}.log"
-            logs.append(log.open("wb"))
-            command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name.lower()}.{name}", *arguments]
-            processes.append(
-                subprocess.Popen(command, env=env, stdout=logs[-1], stderr=subprocess.STDOUT, start_new_session=True)
-            )
-        master = folder / "Master-0.log"
-        deadline = time.monotonic() + PATIENCE_S
-        while master.read_text().count("Registering worker") < 2:
-            assert time.monotonic() < deadline, master.read_text()[-3000:]
-            time.sleep(0.1)
-        yield url
-    finally:
-        for process in processes:
-            _kill_group(process)
-        for log_file in logs:
-            log_file.close()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_standalone_cluster_copies_a_topic(tmp_path: Path) -> None:
     need_java()
-    with BrokerProcess(f"file:{tmp_path / 'data'}", durability="os") as broker, cluster(tmp_path) as master:
+    with BrokerProcess(f"file:{tmp_path / 'data'}", durability="os") as broker, running_cluster(tmp_path) as cluster:
         fill(broker.url)
-        with driver(master, broker.url, "batch", tmp_path) as process:
+        with driver(cluster.url, broker.url, "batch", tmp_path) as process:
             wait_for("the job ends", (tmp_path / "done").exists, process, tmp_path)
         assert sorted(copies(broker.url)) == list(range(ROWS))

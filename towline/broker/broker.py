@@ -103,7 +103,7 @@ class Broker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._opened_s = clock.steady_s()
         self.registry = Registry(store, settings, clock, lambda: len(self.topics))
-        self._holds = Holds(store, clock, settings)
+        self.holds = Holds(store, clock, settings)
 
     # Opening and closing
 
@@ -427,7 +427,7 @@ class Broker:
         pins = self._snapshots.pins() | self.transactions.pins() | self.staging.pins() | self._agenda.pins()
         for dispatcher in list(self.topics.dispatchers()):
             pins |= await expire(dispatcher)
-        await retain(self.store, self.clock, dict(self.topics), pins, self.settings, self._holds)
+        await retain(self.store, self.clock, dict(self.topics), pins, self.settings, self.holds)
 
     async def _save_snapshots(self) -> None:
         # The schedule first: what it lets go of is then in what is remembered of producers.

@@ -1,21 +1,22 @@
 """Holds: others for whom retention waits, such as an archive.
 
 A hold has a name in the settings (`holds`) and a small document in the store, `hold-NAME.json`, in which whoever it is
-for says how far they have come, by stream. Retention keeps what comes behind that; but not for longer, and not for
-more, than `hold_max_s` and `hold_max_bytes` say, so that a job that died cannot fill the disk. Both are told in the
-log.
+for says how far they have come, by stream: by a request (`MoveHold`), or as a file in the folder itself. Retention
+keeps what comes behind that; but not for longer, and not for more, than `hold_max_s` and `hold_max_bytes` say, so that
+a job that died cannot fill the disk. Both are told in the log.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from towline.clock import SECOND_US, Clock
-from towline.errors import BadName
+from towline.errors import BadName, NotFound
 from towline.settings import BrokerSettings
 from towline.store import Store
 
@@ -56,6 +57,14 @@ class Holds:
             for stream, at in positions.items():
                 pins[stream] = min(at, pins.get(stream, at))
         return pins
+
+    async def move(self, name: str, positions: Mapping[str, int]) -> None:
+        """They have come this far; of streams that are not named, retention waits for nothing."""
+        if name not in self._names:
+            known = ", ".join(self._names) or "none"
+            raise NotFound(f"retention waits for no hold {name[:50]!r} here ({known}): start the broker with --holds")
+        hold = Hold(self._clock.now_us(), dict(positions))
+        await self._store.save(f"hold-{name}.json", msgspec.json.encode(hold))
 
     async def _load(self, name: str) -> Hold | None:
         document = await self._store.load(f"hold-{name}.json")

@@ -61,7 +61,7 @@ from towline.protocol.messages import (
     Trace,
 )
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount
-from towline.protocol.publishing import AskSink, Publish, Report, Stage, Unstage
+from towline.protocol.publishing import AskSink, MoveHold, Publish, Report, Stage, Unstage
 from towline.protocol.scanning import LocateIn, Scan, Survey
 from towline.protocol.survey import DropAlarm, Kick, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
@@ -242,6 +242,7 @@ PERMISSIONS: dict[int, Needs] = {
     Publish.kind: anyone,  # what its own token has staged, for which it was allowed to send
     Unstage.kind: anyone,  # what its own token has staged
     AskSink.kind: anyone,  # a number, by a name that only its owner knows
+    MoveHold.kind: cluster("alter"),  # it lets retention drop what it held
     LocateIn.kind: _stream("describe"),
     WhoAmI.kind: anyone,
     ListUsers.kind: cluster("admin"),

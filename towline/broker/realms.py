@@ -28,6 +28,7 @@ from towline.model import is_pattern
 from towline.protocol import messages as wire
 from towline.protocol.cluster import ForgetBroker, ListBrokers, ListClients, Meet
 from towline.protocol.messages import Beat, ListGroups, ListTopics, Pull, Request, Settle, Stat
+from towline.protocol.publishing import MoveHold
 from towline.protocol.transactions import Prepare
 from towline.settings import BrokerSettings
 from towline.store.memory import MemoryStore
@@ -164,6 +165,8 @@ class Realms:
                 "only be stored in one: send to them apart, or run the brokers with realms=1"
             )
         [realm] = realms
+        if isinstance(request, MoveHold) and len(self._names) > 1:
+            raise BadRequest("a hold on retention needs brokers with realms=1")
         if isinstance(request, Prepare) and len(self._names) > 1:
             raise BadRequest("prepared transactions need brokers with realms=1")
         return self._broker(realm, next(iter(topics), ""))

@@ -42,7 +42,7 @@ from towline.protocol.messages import (
     Trace,
 )
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount, Sharded
-from towline.protocol.publishing import AskSink, Report
+from towline.protocol.publishing import AskSink, MoveHold, Report
 from towline.protocol.scanning import LocateIn, Scan, Survey
 from towline.protocol.survey import DropAlarm, Kick, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
 from towline.protocol.transactions import ListTransactions, Resolve
@@ -120,6 +120,7 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Purge.kind: lambda broker, request: _plain(broker.purge(request)),
     EditTopic.kind: lambda broker, request: _done(broker.edit_topic(request)),
     Report.kind: lambda broker, request: _done(broker.report(request)),
+    MoveHold.kind: lambda broker, request: _done(broker.holds.move(request.name, request.positions)),
     Scan.kind: lambda broker, request: _with_frames(broker.scanning.scan(request)),
     LocateIn.kind: lambda broker, request: _plain(broker.scanning.locate_in(request)),
     Measure.kind: lambda broker, request: _plain(broker.measure(request)),

@@ -11,7 +11,7 @@ from towline.errors import ProtocolError, QueueFull, Timeout
 from towline.model import LANES
 from towline.protocol.messages import Done, FrameHead, Send, Sent
 from towline.protocol.ordering import ShardCount, Sharded
-from towline.protocol.publishing import AskSink, Publish, Published, Report, SinkState, Stage, Staged, Unstage
+from towline.protocol.publishing import AskSink, MoveHold, Publish, Published, Report, SinkState, Stage, Staged, Unstage
 
 if TYPE_CHECKING:
     from towline.client.blocking import Client
@@ -108,6 +108,10 @@ class Publisher:
         """Somebody who keeps their own progress has come this far, by lane."""
         places = [(LANES.index(lane) if lane in LANES else int(lane), seq) for lane, seq in positions.items()]
         self._ask(Call(Report(topic, group, places)), Done)
+
+    def move_hold(self, name: str, positions: Mapping[str, int]) -> None:
+        """Somebody for whom the broker's retention waits has come this far, by stream."""
+        self._ask(Call(MoveHold(name, dict(positions))), Done)
 
     def _ask(self, call: Call, expected: Any) -> Any:
         answer = self._link.ask(call)

@@ -12,10 +12,11 @@ import msgspec
 
 from towline.protocol.messages import ANSWERS, REQUESTS, Answer, FrameHead, Request
 
-__all__ = ["AskSink", "Publish", "Published", "Report", "SinkState", "Stage", "Staged", "Unstage"]
+__all__ = ["AskSink", "MoveHold", "Publish", "Published", "Report", "SinkState", "Stage", "Staged", "Unstage"]
 
 _Name = Annotated[str, msgspec.Meta(max_length=100)]
 _Sink = Annotated[str, msgspec.Meta(min_length=1, max_length=150)]
+_Stream = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Records = Annotated[list[_Natural], msgspec.Meta(max_length=200_000)]
 _Lane = Annotated[int, msgspec.Meta(ge=0, le=1023)]
@@ -86,5 +87,14 @@ class SinkState(Answer, frozen=True, array_like=True):
     at_us: int = 0
 
 
-REQUESTS.update({cls.kind: cls for cls in (Report, Stage, Publish, Unstage, AskSink)})
+class MoveHold(Request, frozen=True, array_like=True):
+    """How far somebody has come for whom retention waits (`--holds NAME`), by stream; it does not wait for
+    streams that are not named. Answered by `Done`, when it is on disk."""
+
+    kind = 78
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=50)]
+    positions: Annotated[dict[_Stream, _Natural], msgspec.Meta(max_length=1_000_000)]
+
+
+REQUESTS.update({cls.kind: cls for cls in (Report, Stage, Publish, Unstage, AskSink, MoveHold)})
 ANSWERS.update({cls.kind: cls for cls in (Staged, Published, SinkState)})

@@ -75,6 +75,20 @@ def test_the_network_gives_the_same_archive_as_the_folder(
     assert one.files("events")
 
 
+def test_a_hold_is_moved_over_the_network(spark: SparkSession, tmp_path: Path) -> None:
+    import msgspec
+
+    with BrokerProcess(store=f"file:{tmp_path / 'data'}", durability="os", holds="archive") as broker:
+        source = Source.of(url=f"towline://127.0.0.1:{broker.port}")
+        with towline.connect(source.door.url) as mq:
+            mq.send_many("orders", [b"x"] * 50)
+        with pytest.raises(NotFound, match="start the broker with --holds"):
+            archive(spark, source, str(tmp_path / "none"), SMALL, hold="other")
+        archive(spark, source, str(tmp_path / "archive"), SMALL, hold="archive")
+        found = msgspec.json.decode((tmp_path / "data/config/hold-archive.json").read_bytes())
+    assert found["positions"]["lane/orders/middle"] == 50
+
+
 def test_a_second_run_adds_what_is_new_and_small_files_are_joined(
     spark: SparkSession, mq: towline.Client, tmp_path: Path
 ) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from towline.cli.options import Usage
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, progress, size, stamp
 from towline.cli.spark.options import Engine, Origin, Topics
 from towline.cli.times import Duration
@@ -41,7 +40,7 @@ def run(
         str,
         Parameter(
             help="Tell a broker that was started with --holds NAME how far this archive has come, so that its "
-            "retention waits; needs --path.",
+            "retention waits.",
             show_default=False,
         ),
     ] = "",
@@ -72,8 +71,6 @@ def run(
         towline spark archive hdfs://nn/towline --url towline://broker:7400 --follow 30s
     """
     source = origin.source(topic)
-    if hold and origin.path is None:
-        raise Usage("--hold: a hold stands beside the broker's log: give --path as well")
     with engine.session("archive") as spark, progress("archiving", None, "rows") as step:
         from towline.spark.jobs import archive as job
         from towline.spark.jobs.manifest import KINDS

@@ -81,7 +81,7 @@ def archive(
     """Bring an archive up to date with a broker's log.
 
     With `follow_s` it goes on, looking for more so often, until `stop` is set. `hold` names a hold on the broker's
-    retention that is moved on with each commit; the source must be a folder then. `told` hears, after every commit,
+    retention that is moved on with each commit. `told` hears, after every commit,
     what was done and how many rows are left.
     """
     begin = time.monotonic()

@@ -1,8 +1,8 @@
-"""Retention that waits for the archive: a *hold*, which is a small file among those of the broker.
+"""Retention that waits for the archive: a *hold*, which is a small document among those of the broker.
 
-`config/hold-NAME.json` says how far the archive has come, by stream. A broker that is started with `--holds NAME` reads
-it whenever it looks after retention, and keeps what is not archived; for how long, and how much of it, its settings
-bound: see `towline/broker/holds.py`.
+It says how far the archive has come, by stream. The broker is told, or finds `config/hold-NAME.json` in its folder. One
+that is started with `--holds NAME` looks at it whenever it looks after retention, and keeps what is not archived; for
+how long, and how much of it, its settings bound: see `towline/broker/holds.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from towline.errors import BadName, BadRequest
+from towline.client.publishing import Publisher
+from towline.errors import BadName
 from towline.spark.jobs.place import Place
 from towline.spark.jobs.source import Source
 
@@ -22,13 +23,16 @@ __all__ = ["Hold"]
 
 class Hold:
     def __init__(self, source: Source, name: str) -> None:
-        if not source.path:
-            raise BadRequest("a hold stands beside the broker's log: give the broker's folder (--path), not its URL")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]{0,49}", name):
             raise BadName(f"hold {name[:80]!r}: use 1 to 50 letters, digits, dots and hyphens")
-        self._place = Place(Path(source.path) / "config")
-        self._name = f"hold-{name}.json"
+        self._source, self._name = source, name
 
     def move(self, positions: Mapping[str, int], now_us: int) -> None:
-        """What comes before these records of each stream is archived; of all other streams, nothing is."""
-        self._place.replace(self._name, msgspec.json.encode({"at_us": now_us, "positions": positions}))
+        """What comes before these records of each stream is archived. Retention waits for no other stream."""
+        if self._source.path:
+            place = Place(Path(self._source.path) / "config")
+            document = {"at_us": now_us, "positions": positions}
+            place.replace(f"hold-{self._name}.json", msgspec.json.encode(document))
+            return
+        with self._source.door.connect() as client:
+            Publisher(client).move_hold(self._name, positions)
