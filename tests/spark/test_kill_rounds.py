@@ -121,11 +121,10 @@ class Rounds:
             self.broker.start()
         else:
             find = self.cluster.executors if victim == "executor" else self.cluster.python_workers
-            found: list[int] = []
-            self.until(f"there is no {victim}", lambda: bool(found.extend(find()) or found))
+            self.until(f"there is no {victim}", lambda: bool(find()))
             try:
-                os.kill(self.chance.choice(found), signal.SIGKILL)
-            except ProcessLookupError:
+                os.kill(self.chance.choice(find()), signal.SIGKILL)
+            except (IndexError, ProcessLookupError):
                 pass  # it ended by itself in this moment
 
     def play(self, rounds: int) -> None:
