@@ -63,7 +63,7 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     ordering.Purge: [("describe", ORDERS)],
     ordering.EditTopic: [("alter", ORDERS)],
     scanning.Scan: [("consume", ORDERS)],
-    scanning.Survey: [("describe", CLUSTER)],
+    scanning.Survey: [],
     scanning.LocateIn: [("describe", BILLING), ("describe", ORDERS)],
     access.WhoAmI: [],
     access.ListUsers: [("admin", CLUSTER)],
@@ -108,8 +108,8 @@ VARIANTS: list[tuple[Request, list[tuple[str, tuple[str, str]]]]] = [
     (ordering.Purge("orders"), [("delete", ORDERS)]),
     (m.ListDelayed(), [("describe", CLUSTER)]),
     (access.Measure(), [("describe", CLUSTER)]),
-    (survey.ListPage("topics", topic="orders"), [("describe", CLUSTER)]),
-    (survey.ListPage("groups"), [("describe", CLUSTER)]),
+    (survey.ListPage("topics", topic="orders"), []),
+    (survey.ListPage("groups"), []),
     (survey.Pulse(), [("describe", CLUSTER)]),
     (cluster.ListClients(), [("describe", CLUSTER)]),
     (m.Attach("nowhere", "billing", "c1"), [("consume", NOWHERE), ("consume", BILLING), ("create", NOWHERE)]),
@@ -210,9 +210,13 @@ def test_lists_hold_what_the_caller_may_see(broker: Secured) -> None:
         assert client.groups() == []
         rules.append(broker.admin.access.allow("half-blind", "consume", "group", "billing"))
         assert [one.config.name for one in client.groups()] == ["billing"]
+        assert [one.config.name for one in client.survey("topics").topics] == ["orders"]
+        assert [(one.topic, one.group) for one in client.survey("groups").groups] == [("orders", "billing")]
+        assert client.survey("topics", search="stock").total == 0
         for rule in rules:
             broker.admin.access.drop_rule(rule)
         assert client.topics() == []
+        assert client.survey("topics").total == 0
 
 
 def test_a_consumer_whose_right_is_revoked_gets_nothing_more_and_is_told_at_once(broker: Secured) -> None:

@@ -89,6 +89,15 @@ def test_more_denies_never_allow_more_and_order_does_not_matter(rules: list[Rule
         assert not Rights([one for one in rules if one.effect == "deny"], []).may(*need)
 
 
+@given(st.lists(grants, max_size=4), st.lists(st.sampled_from([Grant("*", "*"), Grant("send", "topic", "st*")])))
+def test_whoever_may_do_it_to_all_may_do_it_to_each(rules: list[Rule], scopes: list[Grant]) -> None:
+    rights = Rights(rules, [], scopes)
+    for action, kind, name in NEEDS:
+        assert not rights.may_all(action, kind) or rights.may(action, kind, name)
+    if not scopes:
+        assert Rights([rule("allow", "*", "*")], []).may_all("describe", "topic")
+
+
 @pytest.mark.parametrize(
     "grant",
     [

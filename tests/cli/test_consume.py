@@ -170,6 +170,17 @@ def test_it_says_once_that_it_waits(cli: Cli, mq: towline.Client, topic: str) ->
     mq.delete_topic(new)
 
 
+def test_it_says_that_its_group_is_paused(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send(topic, b"x")
+    cli("group", "create", topic, "g")
+    cli("group", "pause", topic, "g")
+    with cli.start("consume", topic, "-g", "g", "-n", "1") as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b"group g is paused")
+        cli("group", "resume", topic, "g")
+        assert process.wait(30) == 0
+
+
 def test_without_a_buffer_nothing_is_acknowledged_that_was_not_written(
     cli: Cli, mq: towline.Client, topic: str
 ) -> None:

@@ -41,7 +41,7 @@ def test_messages_are_cancelled_and_moved(cli: Cli, mq: towline.Client, topic: s
         "dry_run": True,
     }
     assert cli("delay", "cancel", topic, "--key", "k").text == "cancelled 2 delayed messages\n"
-    assert cli("delay", "move", topic, one, "--delay", "2h", "--dry-run").text == "would move 1 delayed messages\n"
+    assert cli("delay", "move", topic, one, "--delay", "2h", "--dry-run").text == "would move 1 delayed message\n"
     assert cli("delay", "move", topic, one, "--delay", "0s", "-o", "json").line["moved"] == 1
     until(lambda: len(mq.browse(topic)))
     assert "does not wait any more" in cli("delay", "cancel", topic, one, code=1).err

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
+from cyclopts import App
 
 from tests.cli.conftest import Cli
 from towline.cli import app
@@ -40,6 +44,19 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert f"Usage: towline {command}" in text
     for argument in app[command.split(maxsplit=1)[0]].parse_commands([])[1][-1:]:
         assert argument.help
+
+
+def test_no_help_says_that_a_flag_is_off_by_default() -> None:
+    def pages(commands: App, path: list[str]) -> Iterator[str]:
+        for name in commands:
+            if not name.startswith("-"):
+                yield from pages(commands[name], [*path, name])
+        said = StringIO()
+        with redirect_stdout(said):
+            app([*path, "--help"], result_action="return_value")
+        yield said.getvalue()
+
+    assert [page[:80] for page in pages(app, []) if "default: False" in page] == []
 
 
 def test_help_of_serve_explains_every_setting(cli: Cli) -> None:

@@ -130,7 +130,7 @@ def test_users_tokens_and_rules_are_made(page: Page, secured: Secured) -> None:
 
 def test_wrong_passwords_are_refused_and_slowed_down(guarded: ConsoleProcess, page: Page) -> None:
     login(page, "root", "wrong")
-    expect(page.get_by_role("alert")).to_have_text("That name and password do not go together.")
+    expect(page.get_by_role("alert")).to_have_text("The name is not known, or the password is wrong.")
     page.goto("/login")
     csrf = next(one["value"] for one in page.context.cookies() if one["name"] == "towline_csrf")
     form = urlencode({"name": "nobody", "secret": "x", "csrf": csrf})

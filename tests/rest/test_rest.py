@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 import towline
 from tests.access.secured import Secured, secured
+from tests.cluster.conftest import Brokers
 from tests.rest.door import Http, rest_door
 from tests.server.process import BrokerProcess
 
@@ -153,7 +155,9 @@ def test_delays_and_transactions(http: Http) -> None:
 
 
 def test_the_broker_tells_its_figures(http: Http) -> None:
-    assert http("GET", "/brokers")["brokers"][0]["name"] == "towline"
+    [broker] = http("GET", "/brokers")["brokers"]
+    assert (broker["name"], broker["state"], broker["connected"]) == ("towline", "alive", True)
+    assert broker["figures"]["name"] == "towline"
     http("POST", "/topics/measured/messages", {"body": "x"}, status=201)
     measured = http("GET", "/measure")
     assert measured["broker"]["connections"] >= 1
@@ -255,3 +259,45 @@ def test_the_client_of_the_door_is_who_sends(guarded: tuple[Secured, str], tmp_p
         http("POST", "/topics/signed/messages", {"body": "x"}, status=201)
     with towline.connect(broker.url, token="sender", secret=secret) as client:
         assert client.message("signed/middle/0").token == "sender"
+
+
+def test_every_broker_of_a_cluster_is_listed(tmp_path: Path) -> None:
+    brokers = Brokers(tmp_path, 2).start()
+    try:
+        with rest_door(brokers.url) as url, Http(url) as http:
+            until(lambda: [one["state"] for one in http("GET", "/brokers")["brokers"]] == ["alive", "alive"])
+            found = http("GET", "/brokers")["brokers"]
+            assert {one["address"] for one in found} == {brokers.address(0), brokers.address(1)}
+            assert [one["connected"] for one in found] == [True, False]
+            assert [bool(one["figures"]) for one in found] == [True, False]
+    finally:
+        brokers.close()
+
+
+def test_the_door_describes_itself_to_programs_and_to_people(http: Http) -> None:
+    root = str(http.base_url).removesuffix("/api/")
+    for path in ("/", "/api", "/api/"):
+        document = httpx.get(root + path, follow_redirects=True).json()
+        assert document["openapi"].startswith("3.")
+    page = httpx.get(root + "/api", headers={"Accept": "text/html"}, follow_redirects=True)
+    assert page.headers["content-type"].startswith("text/html")
+    for path in document["paths"]:
+        assert f"<code>{path}</code>" in page.text
+    assert "<script" not in page.text
+
+
+def test_errors_have_one_shape(http: Http) -> None:
+    root = str(http.base_url).rstrip("/")
+    for method, path, status in (
+        ("GET", "/no-such-thing", 404),
+        ("GET", "/topics/none-such", 404),
+        ("PATCH", "/topics", 405),
+        ("POST", "/topics", 422),
+        ("GET", "/topics/UPPER", 422),
+        ("POST", "/ack", 422),
+    ):
+        answer = httpx.request(method, root + path)
+        assert answer.status_code == status, (method, path, answer.text)
+        assert sorted(answer.json()) == ["error", "message"], answer.text
+    answer = httpx.post(root + "/ack", content=b"{no json", headers={"Content-Type": "application/json"})
+    assert (answer.status_code, sorted(answer.json())) == (422, ["error", "message"])

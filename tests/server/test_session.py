@@ -18,7 +18,7 @@ from towline.broker.accounts import ACCOUNTS
 from towline.broker.broker import Broker
 from towline.broker.connection import join_small
 from towline.broker.permissions import PERMISSIONS
-from towline.broker.requests import LATER, NOW
+from towline.broker.requests import LATER, NOW, SEEN
 from towline.broker.server import Server
 from towline.errors import StoreFailed, TowlineError
 from towline.frame import encode
@@ -149,7 +149,7 @@ def test_every_request_has_its_permission_and_its_way() -> None:
     own |= {tx.Prepare.kind, tx.Decide.kind, tx.AwaitChecks.kind, cluster.HandBack.kind}
     own |= {publishing.Stage.kind, publishing.Publish.kind, publishing.Unstage.kind}
     assert set(PERMISSIONS) == set(m.REQUESTS)
-    assert sorted([*NOW, *LATER, *ACCOUNTS, *own]) == sorted(m.REQUESTS)
+    assert sorted([*NOW, *LATER, *SEEN, *ACCOUNTS, *own]) == sorted(m.REQUESTS)
 
 
 class SlowDisk:

@@ -10,7 +10,7 @@ from typing import Final
 
 from towline.broker.access import Access, Principal
 from towline.broker.permissions import FILTERS, PERMISSIONS, Context, target_of
-from towline.broker.rights import Need
+from towline.broker.rights import May, Need
 from towline.errors import Refused
 from towline.protocol.messages import Answer, Request
 
@@ -50,6 +50,11 @@ class Guard:
                 self._decided.clear()
             found = self._decided[need] = self._rights.may(action, resource, name)
         return found
+
+    def sight(self) -> May | None:
+        """What this principal may see of long lists: None is all of it."""
+        everything = all(self._rights.may_all("describe", kind) for kind in ("topic", "group", "cluster"))
+        return None if everything else self.may
 
     def _refuse(self, request: Request, need: Need) -> None:
         action, resource, name = need

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from towline.broker.rights import Need
-from towline.broker.scanning import resources_of_prefix, resources_of_stream
+from towline.broker.rights import May, Need
+from towline.broker.scanning import resources_of_stream
 from towline.model import is_pattern
 from towline.protocol.access import (
     AddRule,
@@ -186,14 +186,13 @@ def _stream(action: str) -> Needs:
 
 
 def _survey(request: Survey, context: Context) -> Sequence[Need]:
-    name = resources_of_prefix(request.prefix)[0]
-    return (("describe", "cluster", CLUSTER),) if name == "*" else (("describe", "topic", name),)
+    """The streams of one topic; or of all, of which everyone is told what they may see."""
+    return (("describe", "topic", request.prefix.split("/")[1]),) if request.prefix.count("/") >= 2 else ()
 
 
 def _page(request: ListPage, context: Context) -> Sequence[Need]:
-    """The groups of one topic; or all that there is."""
-    one = request.topic and request.of == "groups"
-    return (("describe", "topic", request.topic),) if one else (("describe", "cluster", CLUSTER),)
+    """The groups of one topic; or all that there is, of which everyone is told what they may see."""
+    return (("describe", "topic", request.topic),) if request.topic and request.of == "groups" else ()
 
 
 PERMISSIONS: dict[int, Needs] = {
@@ -282,11 +281,11 @@ AUDITED: Final = frozenset(
 """Requests that the audit log tells of, whatever came of them. Refusals of all others are told of as well."""
 
 
-def _topics(answer: Topics, may: Callable[[str, str, str], bool]) -> Topics:
+def _topics(answer: Topics, may: May) -> Topics:
     return Topics([one for one in answer.topics if may("describe", "topic", one.config.name)])
 
 
-def _groups(answer: Groups, may: Callable[[str, str, str], bool]) -> Groups:
+def _groups(answer: Groups, may: May) -> Groups:
     return Groups(
         [
             one
@@ -296,7 +295,7 @@ def _groups(answer: Groups, may: Callable[[str, str, str], bool]) -> Groups:
     )
 
 
-FILTERS: Mapping[int, Callable[[Any, Callable[[str, str, str], bool]], Answer]] = {
+FILTERS: Mapping[int, Callable[[Any, May], Answer]] = {
     ListTopics.kind: _topics,
     ListGroups.kind: _groups,
 }

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from towline.broker.broker import Broker
+from towline.broker.guard import Guard
+from towline.broker.rights import May
 from towline.protocol.access import Measure
 from towline.protocol.cluster import Clients, ForgetBroker, ListBrokers, ListClients, Meet, Met
 from towline.protocol.messages import (
@@ -32,6 +34,7 @@ from towline.protocol.messages import (
     PurgeDead,
     PutGroup,
     PutTopic,
+    Request,
     Resend,
     ReviseDead,
     Stat,
@@ -47,7 +50,7 @@ from towline.protocol.scanning import LocateIn, Scan, Survey
 from towline.protocol.survey import DropAlarm, Kick, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
 from towline.protocol.transactions import ListTransactions, Resolve
 
-__all__ = ["LATER", "NOW", "Buffers"]
+__all__ = ["LATER", "NOW", "SEEN", "Buffers", "later"]
 
 Buffers = Sequence[bytes | memoryview]
 
@@ -73,7 +76,6 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     Stat.kind: lambda broker, request: Stated(broker.figures()),
     Template.kind: lambda broker, request: broker.template(),
     ShardCount.kind: lambda broker, request: Sharded(broker.shard_count(request.topic)),
-    Survey.kind: lambda broker, request: broker.scanning.survey(request),
     Meet.kind: _meet,
     ListBrokers.kind: lambda broker, request: broker.registry.brokers(),
     ListClients.kind: lambda broker, request: Clients(broker.registry.clients(request)),
@@ -124,7 +126,6 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Scan.kind: lambda broker, request: _with_frames(broker.scanning.scan(request)),
     LocateIn.kind: lambda broker, request: _plain(broker.scanning.locate_in(request)),
     Measure.kind: lambda broker, request: _plain(broker.measure(request)),
-    ListPage.kind: lambda broker, request: _plain(broker.outlook.surveyor.survey(request)),
     Pulse.kind: lambda broker, request: _plain(broker.outlook.surveyor.pulse(request, broker.figures)),
     Storage.kind: lambda broker, request: _plain(broker.outlook.storage()),
     PutAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.put(request.rule)),
@@ -133,3 +134,17 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Kick.kind: lambda broker, request: _done(broker.kick(request.topic, request.group, request.consumer)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""
+
+
+SEEN: dict[int, Callable[[Broker, Any, May | None], Awaitable[Answer]]] = {
+    Survey.kind: lambda broker, request, may: broker.scanning.survey(request, may),
+    ListPage.kind: lambda broker, request, may: broker.outlook.surveyor.survey(request, may),
+}
+"""Long lists: of what there is, those who ask get to see what they may describe."""
+
+
+async def later(broker: Broker, request: Request, guard: Guard | None) -> tuple[Answer, Buffers]:
+    """The answer, when the work is done, and the frames that go behind it."""
+    if request.kind in SEEN:
+        return await SEEN[request.kind](broker, request, guard.sight() if guard is not None else None), ()
+    return await LATER[request.kind](broker, request)

@@ -6,17 +6,18 @@ the cluster every action on everything; whoever may do anything to a resource ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from towline.errors import BadRequest
 from towline.protocol.access import ACTIONS, RESOURCES, Grant, Rule
 
-__all__ = ["ANY", "ROLES", "Need", "Rights", "check_grant", "check_rule"]
+__all__ = ["ANY", "ROLES", "May", "Need", "Rights", "check_grant", "check_rule"]
 
 ANY: Final = "*"
 Need = tuple[str, str, str]
 """An action, the kind of a resource, its name; the cluster has none."""
+May = Callable[[str, str, str], bool]
 
 ROLES: Final[dict[str, list[Grant]]] = {
     "admin": [Grant(ANY, ANY)],
@@ -51,6 +52,15 @@ class Rights:
         if self._scopes and not any(_allows(grant, action, resource, name) for grant in self._scopes):
             return False
         return any(_allows(grant, action, resource, name) for grant in self._allows)
+
+    def may_all(self, action: str, resource: str) -> bool:
+        """Whether it may do this to all there are: then nobody need ask for each of ten thousand."""
+        if any(grant.action in (ANY, action) and grant.resource in (ANY, resource) for grant in self._denies):
+            return False
+        return all(
+            any(grant.name == ANY and _allows(grant, action, resource, "") for grant in grants)
+            for grants in (self._allows, *([self._scopes] if self._scopes else []))
+        )
 
 
 def _denies(grant: Grant, action: str, resource: str, name: str) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from towline.broker.delivering import Buffers, wire_part
+from towline.broker.rights import May
 from towline.broker.topic import Topic
 from towline.errors import BadFrame, NotFound
 from towline.protocol.scanning import LocatedIn, LocateIn, Scan, Scanned, Streams, StreamState, Survey
 from towline.store import Store
 
-__all__ = ["Scanning", "resources_of_prefix", "resources_of_stream"]
+__all__ = ["Scanning", "resources_of_stream"]
 
 _OF_TOPICS = ("lane", "pull", "dead", "own")
 
@@ -22,9 +23,9 @@ def resources_of_stream(name: str) -> tuple[str, ...]:
     return (topic,) if kind in _OF_TOPICS and topic else ("*",)
 
 
-def resources_of_prefix(prefix: str) -> tuple[str, ...]:
-    """Of a prefix that names a whole topic, that one; of any other, all."""
-    return resources_of_stream(prefix) if prefix.count("/") >= 2 else ("*",)
+def _may_see(stream: str, may: May) -> bool:
+    name = resources_of_stream(stream)[0]
+    return may("describe", "cluster", "") if name == "*" else may("describe", "topic", name)
 
 
 class Scanning:
@@ -34,8 +35,9 @@ class Scanning:
         self._store = store
         self._topics = topics
 
-    def survey(self, request: Survey) -> Streams:
-        """Streams of topics that exist: what deleted ones have left behind is nobody's business."""
+    async def survey(self, request: Survey, may: May | None = None) -> Streams:
+        """Streams of topics that exist: what deleted ones have left behind is nobody's business. Of these, those that
+        whoever asks may describe."""
         names = {name for name in self._store.streams(request.prefix) if name > request.after}
         # A lane without a message has no stream yet, but whoever follows the topic must know of it.
         for topic in self._topics().values():
@@ -44,7 +46,7 @@ class Scanning:
                 for lane in topic.lanes
                 if lane.stream.startswith(request.prefix) and lane.stream > request.after
             )
-        chosen = [name for name in sorted(names) if self._exists(name)]
+        chosen = [name for name in sorted(names) if self._exists(name) and (may is None or _may_see(name, may))]
         states = [StreamState(name, *self._bounds(name)) for name in chosen[: request.limit]]
         return Streams(states, len(chosen) > request.limit)
 

@@ -32,7 +32,7 @@ from towline.broker.guard import Guard
 from towline.broker.member import Member
 from towline.broker.permissions import AUDITED, target_of
 from towline.broker.pulls import Pulls
-from towline.broker.requests import LATER, NOW
+from towline.broker.requests import NOW, later
 from towline.broker.subscriptions import Subscriptions, View
 from towline.broker.tls import identities_of
 from towline.errors import (
@@ -400,7 +400,7 @@ class Session(Connection):
                 request = msgspec.structs.replace(request, max_bytes=self._settings.max_pending_bytes)
         if request.kind in ACCOUNTS:
             return await carry_out(self._access, self._guard, request, self._name), ()
-        return await LATER[request.kind](broker, request)
+        return await later(broker, request, self._guard)
 
     def fail(self, number: int, error: BaseException, kind: int) -> None:
         if isinstance(error, OwnershipLost):

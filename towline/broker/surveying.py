@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from towline.broker.census import Census, GroupFacts, TopicFacts
+from towline.broker.rights import May
 from towline.errors import BadRequest
 from towline.protocol.survey import GroupRow, ListPage, PageListed, Pulse, Pulsed, TopicRow
 
@@ -47,28 +48,36 @@ class Surveyor:
         self._walk = -1
         self._sorted: dict[tuple[str, str, bool], list[Any]] = {}
 
-    async def survey(self, request: ListPage) -> PageListed:
+    async def survey(self, request: ListPage, may: May | None = None) -> PageListed:
+        """A page of what `may` says that one may describe; without it, of all."""
         await self._census.refresh()
-        search = request.search.strip()
-        if request.of == "topics":
-            rows = [
-                one
-                for one in self._in_order(request)
-                if (not search or search.lower() in one.topic.config.name)
-                and (not request.line or request.line == one.topic.config.business_line)
-            ]
-            page = rows[request.first : request.first + request.limit]
-            lines = sorted({one.topic.config.business_line for one in self._census.topics.values()} - {""})
-            return PageListed(len(rows), [_topic_row(one) for one in page], [], lines)
-        groups = [
+        search = request.search.strip().lower()
+        return self._topics(request, search, may) if request.of == "topics" else self._groups(request, search, may)
+
+    def _topics(self, request: ListPage, search: str, may: May | None) -> PageListed:
+        seen: list[TopicFacts] = self._in_order(request)
+        if may is not None:
+            seen = [one for one in seen if may("describe", "topic", one.topic.config.name)]
+        rows = [
+            one
+            for one in seen
+            if (not search or search in one.topic.config.name)
+            and (not request.line or request.line == one.topic.config.business_line)
+        ]
+        page = rows[request.first : request.first + request.limit]
+        lines = sorted({one.topic.config.business_line for one in seen} - {""})
+        return PageListed(len(rows), [_topic_row(one) for one in page], [], lines)
+
+    def _groups(self, request: ListPage, search: str, may: May | None) -> PageListed:
+        rows: list[GroupFacts] = [
             one
             for one in self._in_order(request)
-            if (not search or search.lower() in one.group.lower() or search.lower() in one.topic)
+            if (not search or search in one.group.lower() or search in one.topic)
             and (not request.topic or request.topic == one.topic)
+            and (may is None or (may("describe", "group", one.group) and may("describe", "topic", one.topic)))
         ]
-        return PageListed(
-            len(groups), [], [_group_row(one) for one in groups[request.first : request.first + request.limit]], []
-        )
+        page = rows[request.first : request.first + request.limit]
+        return PageListed(len(rows), [], [_group_row(one) for one in page], [])
 
     def _in_order(self, request: ListPage) -> list[Any]:
         if self._walk != self._census.walks:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, figure, note, print_json, print_pairs, progress
+from towline.cli.output import Output, figure, many, note, print_json, print_pairs, progress
 
 if TYPE_CHECKING:
     from towline.load.job import Job, Tally
@@ -107,7 +107,7 @@ def consume(
         )
         _drop_group(connection, load.topic, group)
     if received.messages < count:
-        note(f"there were only {received.messages:,} messages")
+        note(f"there were only {many(received.messages, 'message')}")
     _show("consume", output, received, "pull")
 
 

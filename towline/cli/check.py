@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from towline.cli.options import Connection
-from towline.cli.output import Output, print_json, span
+from towline.cli.output import Output, many, print_json, span
 from towline.cli.times import Duration
 from towline.errors import TowlineError
 from towline.protocol.access import GroupFigures, Measured
@@ -79,9 +79,9 @@ def _look(one: GroupFigures, now_us: int, limits: dict[str, Any], need_consumers
     age_s = (now_us - one.oldest_at_us) / 1e6 if one.oldest_at_us else 0.0
     values = {"lag": one.backlog, "age": age_s, "dead": one.dead}
     words = {
-        "lag": f"{one.backlog:,} messages to go",
+        "lag": f"{many(one.backlog, 'message')} to go",
         "age": f"the oldest message waits for {span(round(age_s))}",
-        "dead": f"{one.dead:,} dead letters",
+        "dead": many(one.dead, "dead letter"),
     }
     found: list[Finding] = []
     for what, (warn, crit) in limits.items():
@@ -90,14 +90,14 @@ def _look(one: GroupFigures, now_us: int, limits: dict[str, Any], need_consumers
         if level:
             found.append(Finding(level, f"{one.topic}/{one.group}: {words[what]}", one.topic, one.group))
     if need_consumers and one.backlog and not one.members:
-        text = f"{one.topic}/{one.group}: {one.backlog:,} messages to go and no consumer"
+        text = f"{one.topic}/{one.group}: {many(one.backlog, 'message')} to go and no consumer"
         found.append(Finding(CRITICAL, text, one.topic, one.group))
     return found
 
 
 def _summary(level: int, findings: list[Finding], measured: Measured | None) -> str:
     if not findings and measured is not None:
-        return f"{len(measured.topics):,} topics, {len(measured.groups):,} groups"
+        return f"{many(len(measured.topics), 'topic')}, {many(len(measured.groups), 'group')}"
     worst = [one.text for one in findings if one.level == level]
     rest = len(findings) - SHOWN_MAX
     return "; ".join(worst[:SHOWN_MAX]) + (f"; and {rest} more" if rest > 0 else "")

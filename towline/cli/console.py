@@ -20,7 +20,11 @@ def console(
     tls_key: Annotated[str, Parameter(help="Key file (PEM) of the certificate.")] = "",
     allow_remote: Annotated[
         bool,
-        Parameter(help="Listen on other addresses than loopback without TLS: passwords can be overheard.", negative=()),
+        Parameter(
+            help="Listen on other addresses than loopback without TLS: passwords can be overheard.",
+            negative=(),
+            show_default=False,
+        ),
     ] = False,
     host_name: Annotated[
         list[str] | None,

@@ -16,7 +16,7 @@ from towline.cli.render import MessageFormat, renderer
 from towline.cli.signals import Stop
 from towline.cli.times import Duration, Start, parse_start
 from towline.clock import SYSTEM
-from towline.errors import NotFound
+from towline.errors import NotFound, TowlineError
 from towline.model import LANES, Priority, is_pattern
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _pull(client: Client, topic: str, group: str | None, start: Start, end: End)
                 return
             elif not is_said and not end.reached:
                 is_said = True
-                _say_it_waits(topic, group, is_new)
+                _say_it_waits(client, topic, group, is_new)
 
 
 def _is_new(client: Client, topic: str) -> bool:
@@ -200,11 +200,23 @@ def _is_new(client: Client, topic: str) -> bool:
     return False
 
 
-def _say_it_waits(topic: str, group: str | None, is_new: bool) -> None:
+def _say_it_waits(client: Client, topic: str, group: str | None, is_new: bool) -> None:
     """Once, and only if no message came at first: who sees nothing may wonder whether the topic's name is right."""
     if is_new:
         note(f"topic {topic} is new")
+    if group is not None and _is_paused(client, topic, group):
+        note(f"group {group} is paused, and gets no messages until `towline group resume {topic} {group}`; Ctrl-C ends")
+        return
     note(f"waiting for messages on topic {topic}{f' (group {group})' if group else ''}; Ctrl-C ends")
+
+
+def _is_paused(client: Client, topic: str, group: str) -> bool:
+    if is_pattern(topic):
+        return False
+    try:
+        return client.group(topic, group).config.paused
+    except TowlineError:
+        return False
 
 
 def _lanes(client: Client, topic: str) -> Sequence[Priority | int]:

@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 from towline.cli.confirm import Yes, confirm
 from towline.cli.find import moment
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, note, print_json, print_pairs, print_table, stamp
+from towline.cli.output import Output, many, note, print_json, print_pairs, print_table, stamp
 from towline.cli.render import preview, text_or_base64
 
 if TYPE_CHECKING:
@@ -194,9 +194,9 @@ def resend(
         facts: dict[str, Any] = {"topic": topic, "group": group, "resent": done, "left": left}
         print_json(facts | {"dry_run": True} if dry_run else facts)
     elif dry_run:
-        print(f"would resend {done:,} of {left:,} dead letters")
+        print(f"would resend {done:,} of {many(left, 'dead letter')}")
     else:
-        print(f"resent {done:,} dead letters, {left:,} left")
+        print(f"resent {many(done, 'dead letter')}, {left:,} left")
 
 
 def _resend_slowly(client: Client, topic: str, group: str, numbers: list[int], rate: float | None) -> int:
@@ -294,7 +294,7 @@ def purge(
         end = before if before is not None else _end(client, topic, group, moment("--until", until))
         going = sum(letter.number < end for letter in Which().letters(client, topic, group))
         if not dry_run:
-            if not confirm(f"Drop {going:,} dead letters of group {group} on topic {topic} for good?", yes=yes):
+            if not confirm(f"Drop {many(going, 'dead letter')} of group {group} on topic {topic} for good?", yes=yes):
                 note("nothing was dropped")
                 return 1
             going = client.purge_dead(topic, group, end)
@@ -302,7 +302,9 @@ def purge(
     if output == "json":
         print_json({"topic": topic, "group": group, "purged": going, "left": left, "dry_run": dry_run})
     else:
-        print(f"would drop {going:,} of {left:,} dead letters" if dry_run else f"dropped {going:,}, {left:,} left")
+        print(
+            f"would drop {going:,} of {many(left, 'dead letter')}" if dry_run else f"dropped {going:,}, {left:,} left"
+        )
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, note, print_json, print_table, size, stamp
+from towline.cli.output import Output, many, note, print_json, print_table, size, stamp
 from towline.cli.times import Duration
 from towline.cli.when import when
 
@@ -84,7 +84,7 @@ def cancel(
     if output == "json":
         print_json({"topic": topic, "cancelled": 0 if dry_run else count, "found": count, "dry_run": dry_run})
     else:
-        print(f"{'would cancel' if dry_run else 'cancelled'} {count:,} delayed messages")
+        print(f"{'would cancel' if dry_run else 'cancelled'} {many(count, 'delayed message')}")
 
 
 @delay.command
@@ -113,7 +113,7 @@ def move(
     if output == "json":
         print_json({"topic": topic, "moved": 0 if dry_run else count, "found": count, "dry_run": dry_run})
     else:
-        print(f"{'would move' if dry_run else 'moved'} {count:,} delayed messages")
+        print(f"{'would move' if dry_run else 'moved'} {many(count, 'delayed message')}")
 
 
 def _check(message: str | None, key: str | None) -> None:

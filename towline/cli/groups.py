@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from towline.cli.confirm import Yes, confirm
 from towline.cli.moving import register
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, note, print_json, print_pairs, print_table, span, stamp
+from towline.cli.output import Output, many, note, print_json, print_pairs, print_table, span, stamp
 from towline.cli.times import Delays, Duration, parse_duration
 from towline.errors import NotFound
 from towline.model import GroupConfig, RetryPolicy
@@ -273,7 +273,9 @@ def rm(
     """Remove a group: its progress, its retries and its dead letters are forgotten. The topic keeps its messages."""
     with connection.connect() as client:
         state = client.group(topic, name)
-        question = f"Remove group {name} of topic {topic}, with {state.lag:,} messages to go and {state.dead:,} dead?"
+        question = (
+            f"Remove group {name} of topic {topic}, with {many(state.lag, 'message')} to go and {state.dead:,} dead?"
+        )
         if not confirm(question, yes=yes):
             note("nothing was removed")
             return 1

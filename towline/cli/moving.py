@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from towline.cli.confirm import Yes, confirm
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, note, print_json, print_table
+from towline.cli.output import Output, many, note, print_json, print_table
 from towline.cli.times import parse_start
 from towline.clock import SYSTEM
 from towline.model import LANES, Priority
@@ -69,7 +69,7 @@ def reset(
     rows = [(lane, f"{at:,}", f"{end:,}") for lane, at, end in sought.moves if at != end]
     print_table(("LANE", "#FROM", "#TO"), rows, empty="it is there already")
     would = "would be " if dry_run else ""
-    print(f"{sought.again:,} messages {would}delivered again, {sought.passed:,} {would}passed over")
+    print(f"{many(sought.again, 'message')} {would}delivered again, {sought.passed:,} {would}passed over")
     return 0
 
 

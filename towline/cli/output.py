@@ -24,6 +24,7 @@ __all__ = [
     "figure",
     "guarded",
     "harmless",
+    "many",
     "note",
     "print_json",
     "print_pairs",
@@ -122,6 +123,11 @@ def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
 def harmless(text: str, allowed: str = "") -> str:
     """Without control characters: a terminal obeys them, and whoever sent a message does not own the terminal."""
     return _CONTROL.sub(lambda match: match[0] if match[0] in allowed else f"\\x{ord(match[0]):02x}", text)
+
+
+def many(count: int, one: str, more: str = "") -> str:
+    """So many of them, in words: `1 message`, `2 messages`."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def note(text: str) -> None:

@@ -18,7 +18,11 @@ def rest(
     tls_key: Annotated[str, Parameter(help="Key file (PEM) of the certificate.")] = "",
     allow_remote: Annotated[
         bool,
-        Parameter(help="Listen on other addresses than loopback without TLS: secrets can be overheard.", negative=()),
+        Parameter(
+            help="Listen on other addresses than loopback without TLS: secrets can be overheard.",
+            negative=(),
+            show_default=False,
+        ),
     ] = False,
     connection: Connection = Connection(),  # noqa: B008
 ) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
 from towline.cli.options import Connection
-from towline.cli.output import Output, print_json, print_pairs, print_table, stamp
+from towline.cli.output import Output, note, print_json, print_pairs, print_table, stamp
 from towline.cli.tokens import scope_text
 from towline.protocol.access import ACTIONS, RESOURCES, Rule
+
+if TYPE_CHECKING:
+    from towline.client.blocking import Client
 
 __all__ = ["acl"]
 
@@ -100,7 +103,21 @@ def _add(  # noqa: PLR0917 - as the commands were given them
     with connection.connect() as client:
         change = client.access.allow if effect == "allow" else client.access.deny
         number = change(subject, action, resource, name)
+        unknown = _is_unknown(client, subject)
     print_json({"id": number}) if output == "json" else print(number, flush=True)
+    if unknown:
+        note(f"{subject} is no user, token or role yet: the rule holds from when there is one")
+
+
+def _is_unknown(client: Client, subject: str) -> bool:
+    if subject == "*":
+        return False
+    known = [(one.name, one.roles) for one in client.access.users()]
+    known += [(one.name, one.roles) for one in client.access.tokens()]
+    role = subject.removeprefix("role:")
+    if role == subject:
+        return subject not in {name for name, _ in known}
+    return role not in client.access.rules("*").roles and not any(role in roles for _, roles in known)
 
 
 @acl.command(name="rm")

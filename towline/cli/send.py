@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Format, Output, note, print_json, stamp
+from towline.cli.output import Format, Output, many, note, print_json, stamp
 from towline.cli.times import Duration
 from towline.cli.when import when
 from towline.errors import BadRequest, TooLarge, TowlineError
@@ -191,7 +191,7 @@ def _send(client: Client, topic: str, batches: Iterator[list[bytes]], options: d
             receipts = _send_batch(client, topic, bodies, options)
         except TowlineError as error:
             if sent:
-                raise type(error)(f"{error} ({sent:,} messages were sent before)") from error
+                raise type(error)(f"{error} ({many(sent, 'message')} sent before)") from error
             raise
         sent += len(bodies)
         if isinstance(receipts, list):
@@ -201,7 +201,7 @@ def _send(client: Client, topic: str, batches: Iterator[list[bytes]], options: d
                 print_json(_facts(each), flush=False)
             sys.stdout.buffer.flush()
     if output == "text":
-        print(only if sent == 1 else f"sent {sent:,} messages")
+        print(only if sent == 1 else f"sent {many(sent, 'message')}")
 
 
 def _send_together(
@@ -218,7 +218,7 @@ def _send_together(
             print_json(_facts(each), flush=False)
         sys.stdout.buffer.flush()
     else:
-        print(tx.receipts[0].id if len(tx) == 1 else f"sent {len(tx):,} messages in one transaction")
+        print(tx.receipts[0].id if len(tx) == 1 else f"sent {many(len(tx), 'message')} in one transaction")
 
 
 def _send_batch(client: Client, topic: str, bodies: list[bytes], options: dict[str, Any]) -> Iterable[Receipt]:

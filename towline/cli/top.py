@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, harmless, print_json, size, span
+from towline.cli.output import Output, harmless, many, print_json, size, span
 from towline.cli.times import Duration
 from towline.protocol.access import Measured
 
@@ -177,8 +177,9 @@ def _headline(before: Measured, now: Measured) -> str:
         for name in ("messages_in", "bytes_in", "messages_out")
     }
     return harmless(
-        f"{now.broker['name']}  up {span(int(now.broker['uptime_s']))}  {now.broker['connections']:,} connections  "
-        f"{now.broker['topics']:,} topics  in {rates['messages_in']:,.0f}/s ({size(round(rates['bytes_in']))}/s)  "
+        f"{now.broker['name']}  up {span(int(now.broker['uptime_s']))}  "
+        f"{many(now.broker['connections'], 'connection')}  {many(now.broker['topics'], 'topic')}  "
+        f"in {rates['messages_in']:,.0f}/s ({size(round(rates['bytes_in']))}/s)  "
         f"out {rates['messages_out']:,.0f}/s"
     )
 

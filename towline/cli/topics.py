@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from towline.cli.confirm import Yes, confirm
 from towline.cli.moving import DryRun
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, note, print_json, print_pairs, print_table, size, span, stamp
+from towline.cli.output import Output, many, note, print_json, print_pairs, print_table, size, span, stamp
 from towline.cli.times import Duration, parse_duration
 from towline.model import TopicConfig
 from towline.protocol.messages import TopicState
@@ -189,7 +189,9 @@ def rm(name: Name, /, *, yes: Yes = False, connection: Connection = Connection()
     with connection.connect() as client:
         state = client.topic(name)
         count = sum(lane.end - lane.first for lane in state.lanes)
-        if not confirm(f"Remove topic {name} with {count:,} messages and {len(state.groups)} groups?", yes=yes):
+        if not confirm(
+            f"Remove topic {name} with {many(count, 'message')} and {many(len(state.groups), 'group')}?", yes=yes
+        ):
             note("nothing was removed")
             return 1
         client.delete_topic(name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from towline.cli.options import Connection
-from towline.cli.output import Output, note, print_json, print_table, size, stamp
+from towline.cli.output import Output, many, note, print_json, print_table, size, stamp
 
 if TYPE_CHECKING:
     from towline.protocol.transactions import TransactionState
@@ -103,7 +103,7 @@ def resolve(
         print(f"transaction {transaction} is {found.state} already")
     else:
         doing = "show" if verdict == "commit" else "drop"
-        what = f"{found.messages:,} messages for {', '.join(found.topics)}"
+        what = f"{many(found.messages, 'message')} for {', '.join(found.topics)}"
         print(f"would {doing} {what} (producer group {found.producer_group}, {found.name!r}, {found.state})")
 
 

@@ -68,7 +68,9 @@ def create_user(
     role: Roles = None,
     identity: Identities = None,
     password_file: PasswordFile = None,
-    no_password: Annotated[bool, Parameter(help="It logs in by tokens or certificates only.", negative=())] = False,
+    no_password: Annotated[
+        bool, Parameter(help="It logs in by tokens or certificates only.", negative=(), show_default=False)
+    ] = False,
     bytes_per_s: Rate = None,
     connections: Connections = None,
     in_flight: InFlight = None,
@@ -92,9 +94,11 @@ def edit_user(
     /,
     *,
     role: Roles = None,
-    no_roles: Annotated[bool, Parameter(help="Take all its roles from it.", negative=())] = False,
+    no_roles: Annotated[bool, Parameter(help="Take all its roles from it.", negative=(), show_default=False)] = False,
     identity: Identities = None,
-    no_identities: Annotated[bool, Parameter(help="Take all its certificates from it.", negative=())] = False,
+    no_identities: Annotated[
+        bool, Parameter(help="Take all its certificates from it.", negative=(), show_default=False)
+    ] = False,
     disable: Annotated[
         bool | None, Parameter(help="Let it in no more, or (--enable) again.", negative="--enable")
     ] = None,

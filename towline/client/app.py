@@ -263,6 +263,9 @@ class App:
 
     async def _handle(self, client: Client, stopping: asyncio.Event) -> None:
         self._client = client
+        for one in self._handlers:
+            where = f"group {one.group}" if one.group else "no group"
+            log.info("%s handles topic %s, %s, %d at a time", one.label, one.topic, where, one.concurrency)
         self._handlings = [Handling(handler, client, stopping, self._stop_timeout_s) for handler in self._handlers]
         tasks = [asyncio.create_task(one.run(self._consumer_options(one.handler))) for one in self._handlings]
         try:

@@ -32,6 +32,7 @@ from towline.console.pages import (
     transactions,
 )
 from towline.console.rest.app import rest_app
+from towline.console.rest.serve import to_description
 from towline.console.sessions import Sessions
 from towline.console.shield import Shield
 
@@ -63,6 +64,7 @@ def console_app(
             await sessions.close()
 
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.add_api_route("/api", to_description, include_in_schema=False)
     app.mount("/api", rest)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
     app.include_router(login_routes(sessions, tls=tls))

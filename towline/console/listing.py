@@ -1,5 +1,4 @@
-"""Lists of topics and groups. Whoever may see only some of them is given those by the broker, all at once; then the
-pages are cut here."""
+"""Lists of topics and groups, as the broker sorts and cuts them, from what whoever looks may see."""
 
 from __future__ import annotations
 
@@ -8,52 +7,16 @@ from typing import Any
 from towline.console.frame import View
 from towline.console.table import Column, Query
 from towline.console.words import number, per_second
-from towline.errors import Refused
-from towline.protocol.survey import GroupRow, PageListed, TopicRow
+from towline.protocol.survey import GroupRow, PageListed
 
 __all__ = ["group_columns", "group_rows", "topics_page"]
 
 
 async def topics_page(view: View, query: Query, *, search: str, line: str) -> PageListed:
-    try:
-        return await view.mq.survey(
-            "topics", search=search, line=line, sort=query.sort or "name", descending=query.descending,
-            first=query.first, limit=query.limit,
-        )  # fmt: skip
-    except Refused:
-        states = [one for one in await view.mq.topics() if search.lower() in one.config.name]
-        states = [one for one in states if not line or one.config.business_line == line]
-        states.sort(key=lambda one: one.config.name, reverse=query.descending)
-        rows = [
-            TopicRow(
-                one.config,
-                sum(lane.end - lane.first for lane in one.lanes),
-                sum(lane.size_bytes for lane in one.lanes),
-                len(one.groups), 0, 0, 0, one.delayed, 0.0, 0.0,
-            )
-            for one in states[query.first : query.first + query.limit]
-        ]  # fmt: skip
-        lines = sorted({one.config.business_line for one in states} - {""})
-        return PageListed(len(states), rows, [], lines)
-
-
-async def _groups_page(view: View, query: Query, search: str, topic: str) -> PageListed:
-    try:
-        return await view.mq.survey(
-            "groups", search=search, topic=topic, sort=query.sort or "name", descending=query.descending,
-            first=query.first, limit=query.limit,
-        )  # fmt: skip
-    except Refused:
-        states = [one for one in await view.mq.groups(topic) if search.lower() in one.config.name.lower()]
-        states.sort(key=lambda one: one.lag if query.sort == "lag" else 0, reverse=query.descending)
-        rows = [
-            GroupRow(
-                one.config.topic, one.config.name, one.config.paused, len(one.members), one.lag, 0, one.in_flight,
-                one.retrying, one.dead, 0.0, 0, 0,
-            )
-            for one in states[query.first : query.first + query.limit]
-        ]  # fmt: skip
-        return PageListed(len(states), [], rows, [])
+    return await view.mq.survey(
+        "topics", search=search, line=line, sort=query.sort or "name", descending=query.descending,
+        first=query.first, limit=query.limit,
+    )  # fmt: skip
 
 
 def group_columns(*, of_topic: bool = False) -> list[Column]:
@@ -73,7 +36,10 @@ def group_columns(*, of_topic: bool = False) -> list[Column]:
 
 
 async def group_rows(view: View, query: Query, *, search: str, topic: str) -> tuple[int, list[dict[str, Any]]]:
-    found = await _groups_page(view, query, search, topic)
+    found = await view.mq.survey(
+        "groups", search=search, topic=topic, sort=query.sort or "name", descending=query.descending,
+        first=query.first, limit=query.limit,
+    )  # fmt: skip
     rows = [
         {
             "id": f"{one.topic}/{one.group}",

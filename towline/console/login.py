@@ -68,7 +68,7 @@ def login_routes(sessions: Sessions, *, tls: bool) -> APIRouter:
         except TooLarge as error:
             return page(request, str(error), name, 429, where)
         except Refused:
-            return page(request, "That name and password do not go together.", name, 401, where)
+            return page(request, "The name is not known, or the password is wrong.", name, 401, where)
         except TowlineError as error:
             return page(request, f"The broker cannot be reached: {error}", name, 503, where)
         answer = RedirectResponse(where, 303)

@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from towline.console.sessions import Sessions
-from towline.errors import TowlineError
+from towline.errors import Refused, TowlineError
 
 __all__ = ["COOKIE", "Shield", "session_key"]
 
@@ -140,5 +140,7 @@ def session_key(headers: Headers) -> str | None:
 async def _refuse(scope: Scope, receive: Receive, send: Send, problem: str) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": problem[:100]})
+    elif scope["path"].startswith("/api"):
+        await JSONResponse({"error": Refused.code, "message": problem}, 403)(scope, receive, send)
     else:
         await PlainTextResponse(problem + "\n", 403)(scope, receive, send)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-__all__ = ["age", "moment", "number", "per_second", "plain", "size", "span", "zone_of"]
+__all__ = ["age", "many", "moment", "number", "per_second", "plain", "size", "span", "zone_of"]
 
 
 def zone_of(name: str | None) -> tzinfo:
@@ -28,6 +28,11 @@ def moment(at_us: int, zone: tzinfo, *, exact: bool = False) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}"
+
+
+def many(count: int, one: str, more: str = "") -> str:
+    """So many of them, in words: `1 message`, `2 messages`."""
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
 def per_second(value: float) -> str:

@@ -150,7 +150,9 @@ def reconcile(
         str | None,
         Parameter(help="What the producers say they sent: a Parquet or CSV file with a column key (and topic)."),
     ] = None,
-    strict: Annotated[bool, Parameter(negative=(), help="Late and pending messages are problems as well.")] = False,
+    strict: Annotated[
+        bool, Parameter(negative=(), show_default=False, help="Late and pending messages are problems as well.")
+    ] = False,
     history: History = History(),  # noqa: B008
     engine: Engine = Engine(),  # noqa: B008
     output: Output = "text",

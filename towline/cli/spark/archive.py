@@ -48,11 +48,15 @@ def run(
         bool,
         Parameter(
             negative=(),
+            show_default=False,
             help="Pass over what is damaged or was dropped before it was archived, and note it in the manifest.",
         ),
     ] = False,
     messages_only: Annotated[
-        bool, Parameter(negative=(), help="No delivery events and dead letters: then there is nothing to trace.")
+        bool,
+        Parameter(
+            negative=(), show_default=False, help="No delivery events and dead letters: then there is nothing to trace."
+        ),
     ] = False,
     compact: Annotated[
         int, Parameter(help="Join the small files of a lane and day when there are so many; 0 never does.")
@@ -119,7 +123,10 @@ def verify(
     *,
     topic: Topics = None,
     alone: Annotated[
-        bool, Parameter(negative=(), help="Check the archive by itself, without the log that it comes from.")
+        bool,
+        Parameter(
+            negative=(), show_default=False, help="Check the archive by itself, without the log that it comes from."
+        ),
     ] = False,
     origin: Origin = Origin(),  # noqa: B008
     engine: Engine = Engine(),  # noqa: B008

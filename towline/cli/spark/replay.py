@@ -54,13 +54,18 @@ def replay(
         bool,
         Parameter(
             negative=(),
+            show_default=False,
             help="Make each chunk visible all at once, and known to the broker for ever: never twice, however late the "
             "replay goes on. Writes everything twice.",
         ),
     ] = False,
     unordered: Annotated[
         bool,
-        Parameter(negative=(), help="Send the messages of one lane by all tasks at once: faster, but not in order."),
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Send the messages of one lane by all tasks at once: faster, but not in order.",
+        ),
     ] = False,
     origin: Origin = Origin(),  # noqa: B008 it is frozen
     engine: Engine = Engine(),  # noqa: B008

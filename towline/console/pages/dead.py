@@ -15,7 +15,7 @@ from towline.console.frame import View, act, badge, button, console_page, empty,
 from towline.console.pages.message import show_body
 from towline.console.resending import Resending
 from towline.console.table import Column, Query, Table
-from towline.console.words import number, plain
+from towline.console.words import many, number, plain
 from towline.errors import TowlineError
 
 __all__ = ["dead_page", "letter_page"]
@@ -66,7 +66,8 @@ async def dead_page(view: View) -> None:
                 for one in found.groups
                 if one.dead or query.sort != "dead"
             ]
-            some = (await view.mq.pulse()).now["dead"] if not topic else len(rows)
+            most = (await view.mq.survey("groups", topic=topic, sort="dead", descending=True, limit=1)).groups
+            some = bool(most and most[0].dead)
             return (min(found.total, query.first + len(rows) + (len(rows) == query.limit)) if some else 0), rows
 
         nothing = ("mark_email_read", "No dead letters", "Every message was consumed, or is still being tried.")
@@ -91,7 +92,7 @@ class _Letters:
         state = await self.view.mq.group(self.topic, self.group)
         self._count = state.dead
         export = "/download/dead?" + urlencode({"topic": self.topic, "group": self.group, "reason": self.reason})
-        about = f"{state.dead:,} dead letters of group {self.group} on topic {self.topic}"
+        about = f"{many(state.dead, 'dead letter')} of group {self.group} on topic {self.topic}"
         with head("Dead letters", about, crumb=("All groups", "/dead")):
             ui.link("Export", export).classes("tl-sub")
             self._some = button("Send selected again", icon="replay", on_click=self._send_selected).classes("tl-plain")
@@ -190,13 +191,13 @@ class _Letters:
                     badge(f"{count:,}", "bad")
                     ui.link(plain(reason)[:160] or "(no reason given)", href).style("overflow-wrap:anywhere")
             if len(counts) > len(top):
-                ui.label(f"and {len(counts) - len(top):,} other reasons").classes("tl-sub")
+                ui.label(f"and {many(len(counts) - len(top), 'other reason')}").classes("tl-sub")
 
     # Sending again
 
     async def _send_selected(self) -> None:
         numbers = [int(one) for one in self._table.selected]
-        text = f"{len(numbers):,} messages are delivered to group {self.group} again, and to no other."
+        text = f"{many(len(numbers), 'message')} to group {self.group}, and to no other."
         if await confirm(self.view, "Send them again?", text, label="Send again", danger=False):
             self._table.table.selected = []
             await self._run(numbers, 1000.0, len(numbers))

@@ -12,7 +12,7 @@ from towline.clock import SYSTEM
 from towline.console.dialogs import confirm, form
 from towline.console.frame import View, button, console_page, head, panel, say
 from towline.console.table import Column, Query, Table
-from towline.console.words import number, plain, size, span
+from towline.console.words import many, number, plain, size, span
 from towline.errors import BadRequest, TowlineError
 
 __all__ = ["delayed_page"]
@@ -102,7 +102,7 @@ class _Delayed:
 
     async def _cancel_them(self) -> None:
         chosen = self._chosen()
-        text = f"{len(chosen):,} messages are never delivered. This cannot be undone."
+        text = f"{many(len(chosen), 'message')} will never be delivered. This cannot be undone."
         if not await confirm(self.view, "Cancel them?", text, label="Cancel them"):
             return
         done, failed = 0, ""

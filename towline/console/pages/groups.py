@@ -13,7 +13,7 @@ from towline.console.dialogs import confirm, form
 from towline.console.frame import View, act, badge, button, console_page, facts, figures, go, head, panel
 from towline.console.listing import group_columns, group_rows
 from towline.console.table import Column, Query, Table
-from towline.console.words import number, span
+from towline.console.words import many, number, span
 from towline.errors import BadRequest, TowlineError
 from towline.model import RetryPolicy
 from towline.protocol.messages import GroupState
@@ -242,7 +242,7 @@ class _Group:
                 result.clear()
                 return
             result["to"] = target()
-            said.text = f"{would.again:,} messages are delivered again, {would.passed:,} are passed over."
+            said.text = f"{many(would.again, 'message')} delivered again, {would.passed:,} passed over."
 
         async def save() -> bool:
             if "to" not in result or result["to"] != target():
@@ -266,9 +266,9 @@ class _Group:
 
     async def _skip(self) -> None:
         would = await self.view.mq.seek(self.topic, self.name, "latest", dry_run=True)
-        text = f"{would.passed:,} messages are passed over: this group never gets them."
+        text = f"{many(would.passed, 'message')} passed over: this group never gets them."
         if await confirm(self.view, "Skip the backlog?", text, label="Skip", word=self.name) and await act(
-            self.view.mq.seek(self.topic, self.name, "latest"), f"{would.passed:,} messages were skipped"
+            self.view.mq.seek(self.topic, self.name, "latest"), f"{many(would.passed, 'message')} skipped"
         ):
             self._reload()
 

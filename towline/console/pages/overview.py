@@ -10,8 +10,8 @@ from towline.clock import SYSTEM
 from towline.console.charts import Chart
 from towline.console.frame import View, badge, console_page, empty, figures, head, panel
 from towline.console.table import Column, Query, Table
-from towline.console.words import age, number, per_second, size, span
-from towline.errors import TowlineError
+from towline.console.words import age, many, number, per_second, size, span
+from towline.errors import Refused, TowlineError
 from towline.protocol.survey import Pulsed
 
 __all__ = ["overview"]
@@ -21,7 +21,11 @@ LAGGARDS = 8
 
 @console_page("/", "Overview")
 async def overview(view: View) -> None:
-    pulse = await view.mq.pulse()
+    try:
+        pulse = await view.mq.pulse()
+    except Refused:
+        await _in_part(view)
+        return
     with head("Overview", f"{pulse.now.get('name', 'broker')}, up for {span(pulse.now.get('uptime_s', 0))}"):
         badge("live", "good")
     await _alarms(view)
@@ -55,6 +59,16 @@ async def overview(view: View) -> None:
 
     show(pulse)
     ui.timer(3.0, refresh)
+
+
+async def _in_part(view: View) -> None:
+    """For those who may see some topics, but not how the broker does."""
+    with head("Overview", "The groups that you may see; figures of the whole broker need the right to describe it"):
+        pass
+    with panel("Groups that lag most"):
+        table = _laggards(view)
+        await table.load()
+    ui.timer(5.0, table.refresh)
 
 
 _NAMES = (
@@ -142,7 +156,7 @@ async def _brokers(view: View) -> None:
             ui.label(one.name).style("font-weight:600")
             ui.label(one.address).classes("tl-sub tl-mono")
             ui.element("div").classes("tl-grow")
-            ui.label(f"{one.topics:,} topics · {one.connections:,} connections").classes("tl-sub")
+            ui.label(f"{many(one.topics, 'topic')} · {many(one.connections, 'connection')}").classes("tl-sub")
     try:
         stored = await view.mq.storage()
     except TowlineError:

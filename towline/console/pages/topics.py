@@ -11,7 +11,7 @@ from towline.console.dialogs import confirm, form
 from towline.console.frame import View, act, button, console_page, facts, figures, go, head, panel
 from towline.console.listing import group_columns, group_rows, topics_page
 from towline.console.table import Column, Query, Table
-from towline.console.words import number, per_second, size, span
+from towline.console.words import many, number, per_second, size, span
 from towline.model import LANES, TopicConfig
 from towline.protocol.messages import TopicState
 
@@ -266,14 +266,15 @@ async def _purge(view: View, name: str) -> None:
     would = await view.mq.purge(name, dry_run=True)
     text = f"{would.messages:,} messages ({size(would.size_bytes)}) are dropped. Groups go on with what comes then."
     if await confirm(view, f"Purge {name}?", text, label="Purge", word=name) and await act(
-        view.mq.purge(name), f"{would.messages:,} messages were dropped"
+        view.mq.purge(name), f"{many(would.messages, 'message')} dropped"
     ):
         go(f"/topics/{name}")
 
 
 async def _delete(view: View, state: TopicState) -> None:
     name, count = state.config.name, sum(lane.end - lane.first for lane in state.lanes)
-    text = f"{count:,} messages, {len(state.groups):,} groups and their dead letters go with it. This cannot be undone."
+    what = f"{many(count, 'message')}, {many(len(state.groups), 'group')}"
+    text = f"{what} and their dead letters go with it. This cannot be undone."
     if await confirm(view, f"Delete {name}?", text, label="Delete", word=name) and await act(
         view.mq.delete_topic(name), f"Topic {name} was deleted"
     ):

@@ -9,7 +9,7 @@ from nicegui import ui
 from towline.console.dialogs import confirm
 from towline.console.frame import View, act, button, console_page, head, panel, say
 from towline.console.table import Column, Query, Table
-from towline.console.words import number, plain, size
+from towline.console.words import many, number, plain, size
 
 __all__ = ["transactions_page"]
 
@@ -58,7 +58,7 @@ async def transactions_page(view: View) -> None:
     async def decide(verdict: Literal["commit", "rollback"]) -> None:
         ids = table.selected
         what = "become visible to consumers" if verdict == "commit" else "are dropped for good"
-        text = f"The messages of {len(ids):,} transactions {what}, whatever their producers would say."
+        text = f"The messages of {many(len(ids), 'transaction')} {what}, whatever their producers would say."
         if not await confirm(view, "Decide in place of the producers?", text, label=verdict.capitalize()):
             return
         done = [await act(view.mq.resolve_transaction(one, verdict, reason="by hand, in the console")) for one in ids]

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,6 +22,7 @@ from towline import errors
 from towline.console.rest import access, cluster, groups, messages, topics
 from towline.console.rest.callers import Callers
 from towline.console.rest.models import Problem
+from towline.console.rest.page import page
 from towline.console.rest.pulls import TIDY_S, Pulls
 
 __all__ = ["rest_app"]
@@ -92,13 +93,15 @@ def rest_app(url: str, **options: Any) -> FastAPI:
     app.add_exception_handler(errors.TowlineError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
+    app.add_exception_handler(Exception, _answer_bug)
     app.add_middleware(_Bounded)
     for part in (messages, topics, groups, cluster, access):
         app.include_router(part.router)
 
     @app.get("/", include_in_schema=False)
-    async def description() -> JSONResponse:
-        return JSONResponse(app.openapi())
+    async def description(request: Request) -> Response:
+        wants_page = "text/html" in request.headers.get("accept", "")
+        return HTMLResponse(page(app.openapi())) if wants_page else JSONResponse(app.openapi())
 
     return app
 
@@ -136,6 +139,11 @@ async def _answer_http(request: Request, error: Exception) -> JSONResponse:
         return await _answer_error(request, error.__cause__)  # the body was not read to its end
     code = {404: errors.NotFound.code, 413: errors.TooLarge.code}.get(error.status_code, errors.BadRequest.code)
     return JSONResponse({"error": code, "message": str(error.detail)}, error.status_code, error.headers)
+
+
+async def _answer_bug(request: Request, error: Exception) -> JSONResponse:
+    """Whoever runs this finds the rest in its log."""
+    return JSONResponse({"error": errors.TowlineError.code, "message": "internal error: see the console's log"}, 500)
 
 
 class _Bounded:

@@ -11,6 +11,8 @@ from pydantic import BaseModel, Field
 
 from towline.console.rest.callers import Mq
 from towline.console.rest.models import Count, Strict, time
+from towline.errors import Refused
+from towline.protocol.cluster import BrokerState
 from towline.protocol.transactions import TransactionState
 
 __all__ = ["router"]
@@ -21,7 +23,20 @@ TransactionId = Annotated[str, Path(min_length=1, max_length=50, pattern=r"^[A-Z
 
 
 class Broker(BaseModel):
+    """A broker of the cluster. Figures are those of the one that this process is connected to, for those who may
+    describe it; the others tell theirs when they are asked themselves."""
+
+    id: str
     name: str
+    address: str
+    state: str
+    store: str
+    tls: bool
+    topics: int
+    connections: int
+    uptime_s: float
+    last_seen_s: float
+    connected: bool
     figures: dict[str, Any]
 
 
@@ -63,8 +78,12 @@ class Verdict(Strict):
 
 @router.get("/brokers", summary="The brokers, and their figures")
 async def brokers(mq: Mq) -> Brokers:
-    figures = await mq.stat()
-    return Brokers(brokers=[Broker(name=str(figures.get("name", "")), figures=figures)])
+    try:
+        figures = await mq.stat()
+    except Refused:
+        figures = {}
+    found = await mq.brokers()
+    return Brokers(brokers=[_broker(one, figures, first=place == 0) for place, one in enumerate(found)])
 
 
 @router.get("/measure", summary="Figures of the broker, its topics and its groups")
@@ -98,6 +117,11 @@ async def transaction(id: TransactionId, mq: Mq) -> Transaction:  # noqa: A002 -
 async def resolve(id: TransactionId, given: Verdict, mq: Mq) -> Count:  # noqa: A002 - it is what it is
     await mq.resolve_transaction(id, given.verdict, reason=given.reason)
     return Count(count=1)
+
+
+def _broker(one: BrokerState, figures: dict[str, Any], *, first: bool) -> Broker:
+    shown = {name: getattr(one, name) for name in Broker.model_fields if name not in ("figures", "connected")}
+    return Broker(**shown, connected=first, figures=figures if first else {})
 
 
 def _transaction(one: TransactionState) -> Transaction:

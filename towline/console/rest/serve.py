@@ -13,11 +13,12 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
 
 from towline.console.rest.app import rest_app
 from towline.errors import BadRequest, Unavailable
 
-__all__ = ["Server", "listen_on", "serve"]
+__all__ = ["Server", "listen_on", "serve", "to_description"]
 
 
 def serve(url: str, listen: str, *, tls_cert: str, tls_key: str, allow_remote: bool, **options: Any) -> int:
@@ -27,6 +28,8 @@ def serve(url: str, listen: str, *, tls_cert: str, tls_key: str, allow_remote: b
     sock = listen_on(listen, remote=allow_remote or bool(tls_cert))
     rest = rest_app(url, **options)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=rest.state.lifespan)
+    for path in ("/", "/api"):
+        app.add_api_route(path, to_description, include_in_schema=False)
     app.mount("/api", rest)
     config = uvicorn.Config(
         app,
@@ -45,6 +48,10 @@ def serve(url: str, listen: str, *, tls_cert: str, tls_key: str, allow_remote: b
     sys.stdout.flush()
     asyncio.run(Server(config).serve(sockets=[sock]))
     return 0
+
+
+async def to_description() -> RedirectResponse:
+    return RedirectResponse("/api/", 307)
 
 
 class Server(uvicorn.Server):
