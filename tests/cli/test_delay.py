@@ -23,7 +23,7 @@ def test_what_waits_is_listed_soonest_first(cli: Cli, topic: str) -> None:
         cli("send", topic, delay, "--delay", delay, "--key", delay)
     lines = cli("delay", "ls", topic, "-o", "json").lines
     assert [line["key"] for line in lines] == ["1h", "2h", "3h"]
-    assert lines[0].keys() == {"id", "topic", "priority", "deliver_at", "produced_at", "key", "size_bytes"}
+    assert lines[0].keys() == {"id", "topic", "lane", "priority", "deliver_at", "produced_at", "key", "size_bytes"}
     text = cli("delay", "ls", topic, "-n", "2")
     assert lines[1]["id"] in text.text
     assert "there are more" in text.err

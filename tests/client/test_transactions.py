@@ -16,6 +16,7 @@ from tests.client.either import do, entered
 from tests.client.peer import Peer
 from towline.client import draft as drafts
 from towline.client.connection import Call
+from towline.client.sharding import ShardMap
 from towline.client.undertaking import Immediate, Phase, Senders
 from towline.clock import ManualClock
 from towline.errors import BadName, BadRequest, Closed, Conflict, QueueFull, TooLarge, Unavailable
@@ -166,7 +167,9 @@ async def test_what_is_too_large_is_refused_and_leaves_nothing(
 
 def test_one_that_is_older_than_its_timeout_is_aborted() -> None:
     clock = ManualClock()
-    core = Immediate(Senders(""), max_request_bytes=1 << 20, durability=-1, timeout_s=5.0, clock=clock)
+    core = Immediate(
+        Senders(""), shards=ShardMap(), max_request_bytes=1 << 20, durability=-1, timeout_s=5.0, clock=clock
+    )
     core.begin()
     core.add("orders", b"x", key=None, priority="middle", headers=None, dedup_id=None)
     clock.advance(5.1)
@@ -174,7 +177,7 @@ def test_one_that_is_older_than_its_timeout_is_aborted() -> None:
         next(core.commit())
     assert core.phase is Phase.ABORTED
     with pytest.raises(BadRequest, match="timeout"):
-        Immediate(Senders(""), max_request_bytes=1 << 20, durability=-1, timeout_s=0)
+        Immediate(Senders(""), shards=ShardMap(), max_request_bytes=1 << 20, durability=-1, timeout_s=0)
 
 
 async def test_a_full_broker_refuses_it_whole_and_it_can_be_committed_later(connect: Any, topic: str) -> None:

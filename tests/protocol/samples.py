@@ -30,7 +30,7 @@ ACT = m.Act(1, 7, [(0, 10, 5), (2, 1 << 40, 1)], False, 12.5, "no such customer"
 PART = m.Part(1, 1000, 20, 3, 4096, 2, 1_700_000_000_000_002, bytes([127, 0, 0, 1]))
 LANE = m.LaneState("high", 5, 25, 4096)
 TOPIC_STATE = m.TopicState(TOPIC, [LANE], ["billing"], 7)
-DELAYED = m.DelayedMessage(12, "orders", 2, 1_700_000_000_000_006, 1_700_000_000_000_007, "order-4423", 100)
+DELAYED = m.DelayedMessage(12, "orders", 2, 1_700_000_000_000_006, 1_700_000_000_000_007, "order-4423", 100, 8)
 GROUP_STATE = m.GroupState(
     GROUP, [("high", 5, 25)], 20, 3, 2, 1_700_000_000_000_003, 1, 4, [m.MemberState("c1", "127.0.0.1:5", 3, True, 0.5)]
 )

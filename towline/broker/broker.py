@@ -154,7 +154,14 @@ class Broker:
             scheduler=self.scheduler,
         )
         self.commit_times = self._sender.commit_times
-        self.transactions = Escrow(self.store, self.clock, self._sender, self.settings, self._reclaim)
+        self.transactions = Escrow(
+            self.store,
+            self.clock,
+            self._sender,
+            self.settings,
+            self._reclaim,
+            expect_shards=self.topics.expect_shards,
+        )
         await self.transactions.recover()
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
         await self._catalog.save()

@@ -80,13 +80,14 @@ def _rows(scheduler: Scheduler, place: Place, seq: int, opened: Opened) -> list[
     offsets = frame.offsets(column)
     keys = frame.keys()
     produced = frame.produced_at_each_us()
+    shards = scheduler.find_topic(parcel.topic).config.shards
     rows = []
     for at, (number, due_us) in enumerate(zip(opened.ids(0, parcel.count), opened.times, strict=True)):
         if scheduler.schedule.is_waiting(Position(place, seq, at, number, due_us)):
             key = (keys[at] if keys is not None else None) or ""
             made_us = frame.produced_at_us if produced is None else produced[at]
             size = offsets[at + 1] - offsets[at]
-            rows.append(DelayedMessage(number, parcel.topic, parcel.lane, due_us, made_us, key, size))
+            rows.append(DelayedMessage(number, parcel.topic, parcel.lane, due_us, made_us, key, size, shards))
     return rows
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from towline.errors import BadRequest, WrongShard
 from towline.frame import Frame
-from towline.frame.layout import DEDUP, DELIVER_AT
+from towline.frame.layout import DELIVER_AT
 from towline.model import MAX_SHARDS, lane_stream
 from towline.store import Store
 
-__all__ = ["refuse_joined", "shards_in", "wrong_shard"]
+__all__ = ["refuse_mixed", "shards_in", "wrong_shard"]
 
 
 def wrong_shard(topic: str, shards: int, reckoned: int) -> WrongShard:
@@ -17,14 +17,13 @@ def wrong_shard(topic: str, shards: int, reckoned: int) -> WrongShard:
     return WrongShard(f"topic {topic} {has}, but the sender takes it for {took}: look it up again, then send again")
 
 
-def refuse_joined(topic: str, frame: Frame, *, prepared: bool) -> None:
-    """What does not go together with an ordered topic."""
-    if prepared:
-        raise BadRequest(f"topic {topic} is ordered, and ordered topics in prepared transactions are not supported")
-    if frame.flags & DELIVER_AT:
-        raise BadRequest(f"topic {topic} is ordered, and delayed messages in ordered topics are not supported")
-    if frame.flags & DEDUP:
-        raise BadRequest(f"topic {topic} is ordered, and dedup ids in ordered topics are not supported")
+def refuse_mixed(topic: str, frame: Frame) -> None:
+    """A frame that has a delayed message goes to the schedule as a whole. What is not delayed must not: the next frame,
+    which goes straight to the shard, would overtake it."""
+    if frame.flags & DELIVER_AT and not all(frame.deliver_at_us() or ()):
+        raise BadRequest(
+            f"topic {topic} is ordered: messages that are delayed and messages that are not go in frames of their own"
+        )
 
 
 def shards_in(store: Store, topic: str) -> int:

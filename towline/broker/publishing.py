@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from towline.broker.ordering import refuse_joined
+from towline.broker.ordering import refuse_mixed
 from towline.broker.sending import Outgoing, Sender
 from towline.clock import SECOND_US, Clock
 from towline.delivery.dedup import Repeat, dedup_ids_of
@@ -100,7 +100,7 @@ class Staging:
             topic = self._sender.find_topic(head.topic)
             topic.lane(head.lane)
             if topic.config.shards:
-                refuse_joined(head.topic, frame, prepared=False)
+                refuse_mixed(head.topic, frame)
             if frame.flags & DEDUP:
                 dedup_ids_of(head.topic, frame)
             if frame.flags & DELIVER_AT:
@@ -323,8 +323,6 @@ class Staging:
 
 class _AdvanceMark:
     """The mark that goes into one unit with the frames of a record."""
-
-    ordered = True
 
     def __init__(self, staging: Staging, mark: Advanced) -> None:
         self._staging = staging

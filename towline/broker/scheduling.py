@@ -11,7 +11,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from towline.broker.agenda import Agenda, Placed, marks, parcels_in, put
@@ -19,7 +19,7 @@ from towline.broker.lane import Lane
 from towline.broker.topic import Topic
 from towline.clock import SECOND_US
 from towline.delivery.near import Entry
-from towline.delivery.parcel import Opened, Origin, join, ready, resolve_times, split
+from towline.delivery.parcel import Opened, Origin, join, ready, ready_in_order, resolve_times, split
 from towline.delivery.schedule import NEAR_US, Slot
 from towline.delivery.schedule_events import Dropped, Due, Moved
 from towline.delivery.wheel import Place
@@ -97,7 +97,7 @@ class Scheduler:
         self.schedule = agenda.schedule
         self.delivered = 0
         self.levels_us = levels_us
-        self._find_topic = find_topic
+        self.find_topic = find_topic
         self._on_full = on_full
         self._unit_bytes = UNIT_BYTES
         self.changing = asyncio.Lock()
@@ -256,19 +256,34 @@ class Scheduler:
         lanes: list[tuple[Topic, Lane]] = []
         unit: list[Append] = []
         counts: dict[str, int] = {}
-        for (name, number, source, _), some in pieces.items():
-            topic = self._find_topic(name)
-            lane = topic.lanes[min(number, len(topic.lanes) - 1)]
-            count = sum(stop - start for _, start, stop in some)
+        for topic, lane, frame, count, source in self._frames(pieces):
+            name = topic.config.name
             counts[name] = counts.get(name, 0) + count
             lanes.append((topic, lane))
-            unit.append(Append(lane.stream, ready(some), count, source))
+            unit.append(Append(lane.stream, frame, count, source))
         appended = self.agenda.append([], [Due(until_us, schedule.next_id, list(counts.items()), ahead)], unit)
         for entry, stop in zip(taken, stops, strict=True):
             entry.at = stop
         self.delivered += sum(counts.values())
         _show(lanes, unit, appended)
         return appended
+
+    def _frames(
+        self, pieces: Mapping[tuple[str, int, bytes, bytes], Pieces]
+    ) -> Iterator[tuple[Topic, Lane, bytes, int, bytes]]:
+        """What is due, by where it came from, as frames for the lanes. To a shard it comes in the order of its times,
+        whoever sent it: there, the order of arrival is what counts from then on."""
+        shards: dict[str, tuple[Topic, Lane, Pieces]] = {}
+        for (name, number, source, _), some in pieces.items():
+            topic = self.find_topic(name)
+            lane = topic.lanes[min(number, len(topic.lanes) - 1)]
+            if topic.config.shards:
+                shards.setdefault(lane.stream, (topic, lane, []))[2].extend(some)
+            else:
+                yield topic, lane, ready(some), sum(stop - start for _, start, stop in some), source
+        for topic, lane, some in shards.values():
+            for frame, count, source in ready_in_order(some):
+                yield topic, lane, frame, count, source
 
     def _runs(self, slot: Slot | None, seq: int, opened: Opened, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Which of these messages are to be delivered: (from, to)."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from towline.broker.lane import Lane
-from towline.broker.ordering import refuse_joined
+from towline.broker.ordering import refuse_mixed
 from towline.broker.scheduling import Booking, Scheduler, delay_mark
 from towline.broker.topic import Topic
 from towline.clock import Clock
@@ -28,9 +28,6 @@ Outgoing = tuple[str, int, bytes | memoryview]
 
 class Mark(Protocol):
     """What is appended in one unit with frames, to say that they are there."""
-
-    ordered: bool
-    """Whether the frames may be for ordered topics."""
 
     def append(self, firsts: Sequence[int], repeats: Sequence[Repeat], delayed: Sequence[int]) -> Append:
         """The record, given where each frame goes, which messages are repeats and which frames wait for their time."""
@@ -89,7 +86,7 @@ class Sender:
         """What `append` comes to for one frame that asks for nothing special: nearly all there are."""
         wanted = self._durability if durability is None else durability
         topic = self.find_topic(outgoing[0])
-        lane = _lane(topic, outgoing[1], frame, None)
+        lane = topic.lane(outgoing[1])
         append = Append(lane.stream, frame.data, frame.count, source)
         (first,), at_us, done = self._store.append((append,), wanted or Durability.OS)
         lane.submitted(first, append, at_us, done)
@@ -121,7 +118,7 @@ class Sender:
         for (name, number, _), frame in zip(outgoing, frames, strict=True):
             topic = self.find_topic(name)
             topics.append(topic)
-            lanes.append(_lane(topic, number, frame, mark))
+            lanes.append(_lane(topic, number, frame))
             flags |= frame.flags
         screened = self._screen(outgoing, frames) if flags & DEDUP or mark is not None else None
         stored: Sequence[Frame | None] = frames if screened is None else screened.frames
@@ -265,9 +262,9 @@ class Sender:
                 self._producers.forget(frame.producer_id, frame.producer_seq)
 
 
-def _lane(topic: Topic, number: int, frame: Frame, mark: Mark | None) -> Lane:
+def _lane(topic: Topic, number: int, frame: Frame) -> Lane:
     if topic.config.shards:
-        refuse_joined(topic.config.name, frame, prepared=mark is not None and not mark.ordered)
+        refuse_mixed(topic.config.name, frame)
     return topic.lane(number)
 
 

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from towline.broker.asking import Asking
-from towline.broker.ordering import refuse_joined
+from towline.broker.ordering import refuse_mixed
 from towline.broker.sending import Outgoing, Sender
 from towline.clock import SECOND_US, Clock
 from towline.delivery.dedup import Repeat, dedup_ids_of
@@ -34,7 +34,7 @@ from towline.delivery.transactions import (
     encode_mark,
     encode_prepared,
 )
-from towline.errors import NotFound, QueueFull, Refused, StoreDamaged, Unavailable
+from towline.errors import Conflict, NotFound, QueueFull, Refused, StoreDamaged, Unavailable, WrongShard
 from towline.frame import FRAME_MAX, Frame, encode_events
 from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability, check_producer_group
@@ -67,8 +67,11 @@ class Escrow:
         sender: Sender,
         settings: BrokerSettings,
         make_room: Callable[[], Awaitable[None]],
+        *,
+        expect_shards: Callable[[str, int], None],
     ) -> None:
         self._store = store
+        self._expect_shards = expect_shards
         self._clock = clock
         self._sender = sender
         self._settings = settings
@@ -100,10 +103,11 @@ class Escrow:
         check_producer_group(request.producer_group)
         frames = [self._sender.check(one, token) for one in data]
         for head, frame in zip(request.frames, frames, strict=True):
+            self._expect_shards(head.topic, head.shards)
             topic = self._sender.find_topic(head.topic)
             topic.lane(head.lane)
-            if topic.config.shards or head.shards:
-                refuse_joined(head.topic, frame, prepared=True)
+            if topic.config.shards:
+                refuse_mixed(head.topic, frame)
             if frame.flags & DEDUP:
                 dedup_ids_of(head.topic, frame)
             if frame.flags & DELIVER_AT:
@@ -123,6 +127,7 @@ class Escrow:
                 round((request.check_after_s or self._settings.tx_check_after_s) * SECOND_US),
                 [(head.topic, head.lane, frame.count) for head, frame in zip(request.frames, frames, strict=True)],
                 sum(frame.length for frame in frames),
+                {head.topic: head.shards for head in request.frames if head.shards},
             )
             record = encode_events([encode_prepared(head_), *(bytes(frame.data) for frame in frames)])
             done = await self._with_room(lambda: self._append_prepared(head_, record, request.durability))
@@ -167,6 +172,7 @@ class Escrow:
 
     async def _commit(self, waiting: Open, durability: int, reason: str) -> wire.Decided:
         head = waiting.head
+        self._check_shards(head)
         chunk = await self._read(waiting)
         bodies = Frame(chunk.frame).bodies(1)
         outgoing: list[Outgoing] = [
@@ -185,6 +191,17 @@ class Escrow:
         )
         sent = await asyncio.shield(future)
         return wire.Decided(sent.firsts, sent.appended_at_us, False, sent.repeats, sent.delayed)
+
+    def _check_shards(self, head: Prepared) -> None:
+        """The frames are for certain shards: of another topic by that name they would be the wrong ones."""
+        for topic, shards in head.shards.items():
+            try:
+                self._expect_shards(topic, shards)
+            except WrongShard:
+                raise Conflict(
+                    f"transaction {head.id} was prepared when topic {topic} had {shards} shards; the topic was deleted "
+                    "since: roll the transaction back"
+                ) from None
 
     async def _read(self, waiting: Open) -> Chunk:
         count = 1 + len(waiting.head.frames)
@@ -360,8 +377,6 @@ class _Turns:
 
 class _CommitMark:
     """The mark that makes a commit."""
-
-    ordered = False
 
     def __init__(self, escrow: Escrow, mark: Committed) -> None:
         self._escrow = escrow

@@ -57,13 +57,13 @@ def ls(
             entry.id,
             stamp(entry.deliver_at_us),
             f"{max(entry.deliver_at_us / 1e6 - now_s, 0):.0f}s",
-            entry.priority,
+            entry.lane,
             entry.key or "",
             size(entry.size_bytes),
         )
         for entry in shown
     ]
-    print_table(("MESSAGE", "DUE AT", "#IN", "PRIORITY", "KEY", "#SIZE"), rows, empty="no delayed messages")
+    print_table(("MESSAGE", "DUE AT", "#IN", "LANE", "KEY", "#SIZE"), rows, empty="no delayed messages")
 
 
 @delay.command
@@ -125,6 +125,7 @@ def _facts(entry: DelayedEntry) -> dict[str, Any]:
     return {
         "id": entry.id,
         "topic": entry.topic,
+        "lane": entry.lane,
         "priority": entry.priority,
         "deliver_at": stamp(entry.deliver_at_us),
         "produced_at": stamp(entry.produced_at_us),

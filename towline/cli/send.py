@@ -121,13 +121,9 @@ def send(
     """
     if dedup_id is not None and (len(file) > 1 or not (file or whole or body not in (None, "-"))):
         raise Usage("--dedup-id is for a single message: give it as an argument, with --whole or with one --file")
-    if transaction and shard_key is not None:
-        raise Usage("--transaction and --shard-key: messages of ordered topics cannot be sent in a transaction")
     options: dict[str, Any] = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
-    options |= {"ttl": ttl, "timeout": timeout}
+    options |= {"ttl": ttl, "timeout": timeout, "shard_key": shard_key}
     options |= when(delay, at, delay_level)
-    if not transaction:
-        options["shard_key"] = shard_key
     batches = _batches(body, file, whole=whole)
     with connection.connect() as client:
         if transaction:

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from towline.client.backoff import Backoff
 from towline.client.outgoing import FOREVER, Lives, as_lane
 from towline.client.parcel import Parcel
-from towline.client.sharding import refuse_joined, shard_of
+from towline.client.sharding import shard_of
 from towline.errors import BadRequest, NotOwner, Timeout, TowlineError, WrongShard
 from towline.model import LANES, Priority, check_topic
 
@@ -84,7 +84,7 @@ class Accumulator(Generic[P]):
         self._lanes: tuple[dict[Any, _Lane], ...] = tuple({} for _ in (*LANES, "shards"))
         self._by_priority: dict[str, dict[Any, _Lane]] = dict(zip(LANES, self._lanes, strict=False))
         self._of_shards = self._lanes[-1]
-        """Lanes of ordered topics, by topic, number of shards, and shard."""
+        """Lanes of ordered topics, by topic, number of shards, shard, and whether they are for delayed messages."""
         self._lingering: deque[tuple[Parcel, _Lane]] = deque()
         self._ready: deque[_Lane] = deque()
         self._retrying: list[_Lane] = []
@@ -119,9 +119,8 @@ class Accumulator(Generic[P]):
     ) -> P:
         """Put a message into the parcel of its lane that is being filled."""
         if shards:
-            if dedup_id is not None or deliver_at_us:
-                refuse_joined(topic, dedup_id is not None)
-            lane = self._shard_lane(topic, shards, shard_of(topic, shards, key, shard_key, priority))
+            shard = shard_of(topic, shards, key, shard_key, priority)
+            lane = self._shard_lane(topic, shards, shard, bool(deliver_at_us))
         else:
             lanes = self._by_priority.get(priority)
             lane = (lanes.get(topic) if lanes is not None else None) or self._open_lane(topic, priority)
@@ -169,8 +168,9 @@ class Accumulator(Generic[P]):
         lane = home[check_topic(topic)] = _Lane(home, topic, number)
         return lane
 
-    def _shard_lane(self, topic: str, shards: int, shard: int) -> _Lane:
-        name = topic, shards, shard
+    def _shard_lane(self, topic: str, shards: int, shard: int, delayed: bool) -> _Lane:
+        """What is delayed goes its own way: it must not take along what is not."""
+        name = topic, shards, shard, delayed
         lane = self._of_shards.get(name)
         if lane is None:
             lane = self._of_shards[name] = _Lane(self._of_shards, name, shard)
@@ -352,7 +352,7 @@ class Accumulator(Generic[P]):
         """Take on a parcel that could not be sent elsewhere."""
         parcel.refusal = None
         if parcel.shards:
-            lane = self._shard_lane(parcel.topic, parcel.shards, parcel.lane)
+            lane = self._shard_lane(parcel.topic, parcel.shards, parcel.lane, parcel.has_times)
         else:
             home = self._lanes[parcel.lane]
             lane = home.get(parcel.topic) or home.setdefault(parcel.topic, _Lane(home, parcel.topic, parcel.lane))

@@ -14,6 +14,7 @@ from towline.client.aio_link import AioLink
 from towline.client.backoff import Backoff
 from towline.client.delays import Time, as_deliver_at
 from towline.client.outgoing import Body, Sender, as_durability, as_lives
+from towline.client.sharding import ShardMap
 from towline.client.transaction import Verdict
 from towline.client.undertaking import Immediate, Phase, Senders, Stored, Undertaking, await_checks, decide, verdict
 from towline.errors import Closed, Conflict, TowlineError
@@ -32,8 +33,9 @@ OnCheck = Callable[[Check], Verdict | Awaitable[Verdict]]
 class _Gathering(Generic[U]):
     """Where messages are gathered."""
 
-    def __init__(self, link: AioLink, core: U) -> None:
-        self._link = link
+    def __init__(self, link: Callable[[str], AioLink], core: U) -> None:
+        self._link_to = link
+        self._link = link("")
         self._core = core
 
     def __len__(self) -> int:
@@ -66,6 +68,7 @@ class _Gathering(Generic[U]):
         delay_level: int | None = None,
         ttl: float | None = None,
         timeout: float | None = None,
+        shard_key: str | None = None,
     ) -> int:
         """Put a message into the transaction. The answer is its place in `receipts`. A delay counts from the commit,
         `ttl` from now."""
@@ -78,11 +81,26 @@ class _Gathering(Generic[U]):
             dedup_id=dedup_id,
             deliver_at_us=as_deliver_at(delay, deliver_at, delay_level),
             lives=as_lives(ttl, timeout),
+            shard_key=shard_key,
         )
 
-    async def send_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority = "middle") -> range:
+    async def send_many(
+        self,
+        topic: str,
+        bodies: Sequence[Body],
+        *,
+        priority: Priority = "middle",
+        keys: Sequence[str | None] | None = None,
+        shard_keys: Sequence[str | None] | None = None,
+    ) -> range:
         """Put many messages into the transaction. The answer is their places in `receipts`."""
-        return self._core.add_many(topic, bodies, priority=priority)
+        return self._core.add_many(topic, bodies, priority=priority, keys=keys, shard_keys=shard_keys)
+
+    async def _find_home(self) -> None:
+        """In a cluster, the messages of ordered topics have a broker that they belong to."""
+        home = await self._link.run(self._core.home())
+        if home:
+            self._link = self._link_to(home)
 
 
 class Transaction(_Gathering[Immediate]):
@@ -104,6 +122,7 @@ class Transaction(_Gathering[Immediate]):
     async def commit(self) -> list[Receipt]:
         """Store all of it at once; it is durable when this returns, and gives a receipt for each message. If this
         raises `Unavailable`, it may have been stored all the same: commit again, which never stores it twice."""
+        await self._find_home()
         await self._link.run(self._core.commit())
         return self._core.receipts
 
@@ -120,7 +139,7 @@ class Transaction(_Gathering[Immediate]):
     ) -> None:
         try:
             if kind is None and self._core.phase is Phase.OPEN:
-                await self._link.run(self._core.commit())
+                await self.commit()
         finally:
             self._core.leave(asyncio.current_task())
 
@@ -142,6 +161,7 @@ class PreparedTransaction(_Gathering[Stored]):
 
     async def store(self) -> str:
         """Hand it to the broker, which keeps it out of sight; it is durable when this returns its id."""
+        await self._find_home()
         return await self._link.run(self._core.store())
 
     async def commit(self) -> list[Receipt]:
@@ -237,6 +257,7 @@ class Transacting:
 
     _sender: Sender
     _senders: Senders
+    _shards: ShardMap
 
     @property
     def _link(self) -> AioLink:
@@ -246,8 +267,12 @@ class Transacting:
     def _max_request_bytes(self) -> int:
         raise NotImplementedError
 
-    def _one_link(self) -> AioLink:
+    def _one_link(self, broker: str = "") -> AioLink:
         """To one broker, and no other."""
+        raise NotImplementedError
+
+    def _homes(self) -> Callable[[str, int], str] | None:
+        """Where each broker keeps messages of its own: which one has a shard of a topic."""
         raise NotImplementedError
 
     def _links_of_all(self) -> list[AioLink]:
@@ -266,12 +291,14 @@ class Transacting:
         than `timeout` seconds ago is aborted instead of committed."""
         core = Immediate(
             self._senders,
+            shards=self._shards,
+            homes=self._homes(),
             max_request_bytes=self._max_request_bytes,
             durability=as_durability(durability),
             timeout_s=timeout,
             compress=compress,
         )
-        return Transaction(self._one_link(), core)
+        return Transaction(self._one_link, core)
 
     def prepare(
         self,
@@ -290,10 +317,12 @@ class Transacting:
             producer_group,
             name,
             check_after,
+            shards=self._shards,
+            homes=self._homes(),
             max_request_bytes=self._max_request_bytes,
             durability=as_durability(durability),
         )
-        return PreparedTransaction(self._one_link(), core)
+        return PreparedTransaction(self._one_link, core)
 
     def on_check(self, producer_group: str, callback: OnCheck) -> Checker:
         """Have `callback(check)` called, in the background, when the broker wants to know what became of a prepared

@@ -176,8 +176,8 @@ class Client(Transacting, Surveying, Administering, Looking, Reviving):
         With a `delay` in seconds, a `deliver_at` (a time with its time zone, or Unix time) or a `delay_level` (a number
         of the broker's table: 1 is 1 s, 18 is 2 h) consumers get it then, not before; the receipt's lane is `delay`.
 
-        In an ordered topic the messages of one `shard_key` (or, without it, of one key) are delivered in order; they
-        have neither a delay nor a `dedup_id`.
+        In an ordered topic the messages of one `shard_key` (or, without it, of one key) are delivered in order; delayed
+        ones take their place in it when they are due.
         """
         level = -1 if durability is None else as_durability(durability)
         lives = FOREVER if ttl is None and timeout is None else self._sender.lives(ttl, timeout)
@@ -392,13 +392,16 @@ class Client(Transacting, Surveying, Administering, Looking, Reviving):
         options = self._options
         return Link(options.route(addresses), self._dial, options.connection(), options.timeout_s)
 
-    def _one_link(self) -> Link:
+    def _one_link(self, broker: str = "") -> Link:
         if self._cluster is None:
             return self._link
         if not self._cluster.fleet.shared:
-            return self._cluster.any_link()
+            return self._cluster.link(broker) if broker else self._cluster.any_link()
         self._follower = self._follower or self._cluster.following_link()
         return self._follower
+
+    def _homes(self) -> Callable[[str, int], str] | None:
+        return None if self._cluster is None or self._cluster.fleet.shared else self._cluster.fleet.home
 
     def _links_of_all(self) -> list[Link]:
         if self._cluster is None:

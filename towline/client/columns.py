@@ -40,9 +40,9 @@ class Columns:
             if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
         self.bodies = bodies
-        self._times = times
+        self.times = times
         self.keys = keys if keys is None else [as_key(key) for key in keys]
-        self._dedup_ids = dedup_ids if dedup_ids is None else [as_dedup_id(one) for one in dedup_ids]
+        self.dedup_ids = dedup_ids if dedup_ids is None else [as_dedup_id(one) for one in dedup_ids]
         if isinstance(headers, Mapping):
             self.headers = [as_headers(headers)] * len(bodies) if headers else None
         else:
@@ -73,8 +73,8 @@ class Columns:
         bodies = self.bodies if whole else self.bodies[begin:end]
         keys = self.keys if whole or self.keys is None else self.keys[begin:end]
         headers = self.headers if whole or self.headers is None else self.headers[begin:end]
-        dedup_ids = self._dedup_ids if whole or self._dedup_ids is None else self._dedup_ids[begin:end]
-        times = self._times if whole or self._times is None else self._times[begin:end]
+        dedup_ids = self.dedup_ids if whole or self.dedup_ids is None else self.dedup_ids[begin:end]
+        times = self.times if whole or self.times is None else self.times[begin:end]
         lives = self.lives.columns(end - begin)
         frame = sender.frame(bodies, keys, headers, compress, dedup_ids, times, **lives)
         if len(frame) <= self.limit:

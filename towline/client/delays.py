@@ -10,7 +10,7 @@ from towline.client.connection import Call
 from towline.client.outgoing import as_key, as_time_us
 from towline.client.steps import Flow
 from towline.errors import BadRequest, Conflict, ProtocolError
-from towline.model import DELAY, LANES, Priority, Receipt, check_topic, message_id
+from towline.model import DELAY, LANES, Priority, Receipt, check_topic, lane_name, message_id
 from towline.protocol.messages import (
     CancelDelayed,
     Delayed,
@@ -113,7 +113,13 @@ class DelayedEntry:
 
     @property
     def priority(self) -> Priority:
-        return LANES[self._entry.lane]
+        """An ordered topic has none."""
+        return "middle" if self._entry.shards else LANES[self._entry.lane]
+
+    @property
+    def lane(self) -> str:
+        """Where it goes when it is due: a priority, or the number of a shard."""
+        return lane_name(self._entry.lane, self._entry.shards)
 
     @property
     def key(self) -> str | None:

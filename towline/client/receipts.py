@@ -9,9 +9,9 @@ from typing import overload
 
 import msgspec
 
-from towline.model import Priority, Receipt
+from towline.model import DELAY, Priority, Receipt, lane_name
 
-__all__ = ["Receipts", "Run", "ShardReceipts"]
+__all__ = ["Receipts", "Run", "ShardReceipts", "place_before", "places"]
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):
@@ -79,14 +79,15 @@ class ShardReceipts(Receipts):
     def __init__(self, topic: str, count: int) -> None:
         super().__init__(topic, "middle", ())
         self._count = count
-        self._stored: list[tuple[int, int, Sequence[int], int]] = []
-        self._found: list[tuple[int, int, int]] = []
+        self._stored: list[tuple[str, int, Sequence[int], int]] = []
+        self._found: list[tuple[str, int, int]] = []
 
     def __repr__(self) -> str:
         return f"<ShardReceipts {self.topic}, {len(self)} messages in {len({one[0] for one in self._stored})} shards>"
 
-    def put(self, lane: int, first: int, numbers: Sequence[int], appended_at_us: int) -> None:
-        """The messages with these places in the call are in a shard now, one after another from `first` on."""
+    def put(self, lane: str, first: int, numbers: Sequence[int], appended_at_us: int) -> None:
+        """Messages with these places in the call are in a shard now, one after another from `first` on; or, in the lane
+        `delay`, wait for their time."""
         self._stored.append((lane, first, numbers, appended_at_us))
 
     @property
@@ -114,9 +115,38 @@ class ShardReceipts(Receipts):
     def _receipt(self, number: int) -> Receipt:
         if not self._found:
             # Only now: most callers never look.
-            self._found = [(0, 0, 0)] * self._count
+            self._found = [("", 0, 0)] * self._count
             for lane, first, numbers, appended_at_us in self._stored:
                 for seq, place in enumerate(numbers, first):
                     self._found[place] = lane, seq, appended_at_us
         lane, seq, appended_at_us = self._found[number]
-        return Receipt(self.topic, str(lane), seq, appended_at_us)
+        return Receipt(self.topic, lane, seq, appended_at_us)
+
+
+def places(
+    lane: int,
+    first: int,
+    count: int,
+    at_us: int,
+    repeats: Sequence[tuple[int, int, int, int, int]],
+    *,
+    delayed: bool = False,
+    shards: int = 0,
+) -> list[tuple[str, int, int]]:
+    """Lane, sequence number and time of each message of a frame, some of which may have come before."""
+    name = DELAY if delayed else lane_name(lane, shards)
+    if not repeats:
+        return [(name, seq, at_us) for seq in range(first, first + count)]
+    before = {index: place_before(at, seq, when, shards) for _, index, at, seq, when in repeats}
+    found: list[tuple[str, int, int]] = []
+    seq = first
+    for index in range(count):
+        known = before.get(index)
+        found.append(known or (name, seq, at_us))
+        seq += known is None
+    return found
+
+
+def place_before(lane: int, seq: int, at_us: int, shards: int = 0) -> tuple[str, int, int]:
+    """Where a message is that came before: below 0 the number is one of a delayed message's."""
+    return (lane_name(lane, shards), seq, at_us) if seq >= 0 else (DELAY, ~seq, at_us)

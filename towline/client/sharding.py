@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Never, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from crc32c import crc32c
 
@@ -16,7 +16,7 @@ from towline.client import flows
 from towline.client.columns import Columns, too_large
 from towline.client.connection import Call
 from towline.client.outgoing import FOREVER, Body, Lives, Sender, as_bodies, as_body, as_key
-from towline.client.receipts import Receipts, ShardReceipts
+from towline.client.receipts import Receipts, ShardReceipts, places
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, ProtocolError, WrongShard
 from towline.model import Priority, Receipt, check_topic
@@ -28,10 +28,11 @@ __all__ = [
     "Content",
     "ShardMap",
     "joined",
-    "refuse_joined",
+    "not_ordered",
     "send",
     "send_many",
     "shard_of",
+    "shards_by_key",
     "shards_of",
     "without_spool",
 ]
@@ -48,10 +49,10 @@ DEFAULT: Final[Priority] = "middle"
 
 def shard_of(topic: str, shards: int, key: str | None, shard_key: str | None, priority: Priority) -> int:
     """The shard of a message: the same for all that have the same shard key."""
-    return _shards_of(topic, shards, [key if shard_key is None else shard_key], priority)[0]
+    return shards_by_key(topic, shards, [key if shard_key is None else shard_key], priority)[0]
 
 
-def _shards_of(topic: str, shards: int, chosen: Sequence[str | None], priority: Priority) -> list[int]:
+def shards_by_key(topic: str, shards: int, chosen: Sequence[str | None], priority: Priority) -> list[int]:
     if priority != DEFAULT:
         raise BadRequest(f"topic {topic} is ordered, with {shards} shards: there is no priority {priority!r} in it")
     if not all(chosen):
@@ -63,10 +64,11 @@ def _shards_of(topic: str, shards: int, chosen: Sequence[str | None], priority: 
     return [crc32c(key.encode()) % shards for key in chosen]  # type: ignore[union-attr]
 
 
-def refuse_joined(topic: str, dedup: bool) -> Never:
-    """What does not go together with an ordered topic."""
-    what = "dedup ids" if dedup else "delayed messages"
-    raise BadRequest(f"topic {topic} is ordered, and {what} in ordered topics are not supported")
+def not_ordered(topic: str) -> BadRequest:
+    return BadRequest(
+        f"topic {topic} is not an ordered one, so a shard key has no meaning there: leave it out, or create the topic "
+        "with shards=N first"
+    )
 
 
 def without_spool(topic: str) -> BadRequest:
@@ -79,7 +81,7 @@ def shards_of(topic: str, shards: int, content: Content, priority: Priority) -> 
     none: Sequence[str | None] = [None] * len(content.bodies)
     own, other = none if given is None else given, none if keys is None else keys
     chosen = [key if one is None else one for one, key in zip(own, other, strict=True)]
-    return _shards_of(topic, shards, chosen, priority)
+    return shards_by_key(topic, shards, chosen, priority)
 
 
 class ShardMap:
@@ -116,10 +118,7 @@ class ShardMap:
         if not shards:
             shards = yield from self.look_up(topic)
         if needed and not shards:
-            raise BadRequest(
-                f"topic {topic} is not an ordered one, so a shard key has no meaning there: leave it out, or create "
-                "the topic with shards=N first"
-            )
+            raise not_ordered(topic)
         return shards
 
 
@@ -171,7 +170,7 @@ def joined(topic: str, count: int, parts: Sequence[tuple[Sequence[int], Receipts
     receipts = ShardReceipts(topic, count)
     for numbers, some in parts:
         for number, receipt in zip(numbers, some, strict=True):
-            receipts.put(int(receipt.lane), receipt.seq, [number], receipt.appended_at_us)
+            receipts.put(receipt.lane, receipt.seq, [number], receipt.appended_at_us)
     return receipts
 
 
@@ -220,7 +219,8 @@ def _send_shared(common: Common, topic: str, content: Content) -> Flow[Receipts]
 
 
 class _Unit(NamedTuple):
-    """Messages that are stored together: a frame for each shard, and which messages of the call are in it."""
+    """Messages that are stored together: a frame for each shard, and one for what is delayed on it; and which messages
+    of the call are in each."""
 
     lanes: list[int]
     frames: list[bytes | memoryview]
@@ -231,12 +231,17 @@ class _Batch:
     """Many messages of one topic, by shard."""
 
     def __init__(self, common: Common, topic: str, shards: int, content: Content) -> None:
-        dedup = content.dedup_ids is not None and any(one is not None for one in content.dedup_ids)
-        if dedup or any(content.deliver_at_us or ()):
-            refuse_joined(topic, dedup)
         limit = common.max_request_bytes - flows.HEAD_ROOM
         bodies = as_bodies(content.bodies)
-        columns = Columns(bodies, content.keys, content.headers, None, None, max_frame_bytes=limit, lives=common.lives)
+        columns = Columns(
+            bodies,
+            content.keys,
+            content.headers,
+            content.dedup_ids,
+            content.deliver_at_us if any(content.deliver_at_us or ()) else None,
+            max_frame_bytes=limit,
+            lives=common.lives,
+        )
         shard_keys = content.shard_keys
         if shard_keys is not None and len(shard_keys) != len(columns.bodies):
             raise BadRequest(f"{len(shard_keys)} shard keys for {len(columns.bodies)} bodies")
@@ -248,7 +253,7 @@ class _Batch:
         keys = columns.keys or [None] * len(columns.bodies)
         given = self._shard_keys
         chosen = keys if given is None else [key if own is None else own for own, key in zip(given, keys, strict=True)]
-        self._lanes = _shards_of(topic, shards, chosen, common.priority)
+        self._lanes = shards_by_key(topic, shards, chosen, common.priority)
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -258,10 +263,8 @@ class _Batch:
             yield from self._encoded(begin, end)
 
     def _encoded(self, begin: int, end: int) -> Iterator[_Unit]:
-        by_lane: defaultdict[int, list[int]] = defaultdict(list)
-        for number, lane in enumerate(self._lanes[begin:end], begin):
-            by_lane[lane].append(number)
-        unit = _Unit(list(by_lane), [self._frame(numbers) for numbers in by_lane.values()], list(by_lane.values()))
+        lanes, numbers = self._by_lane(begin, end)
+        unit = _Unit(lanes, [self._frame(some) for some in numbers], numbers)
         if sum(map(len, unit.frames)) + len(unit.lanes) * (len(self.topic) + _HEAD_BYTES) <= self._columns.limit:
             yield unit
             return
@@ -271,6 +274,18 @@ class _Batch:
         yield from self._encoded(begin, middle)
         yield from self._encoded(middle, end)
 
+    def _by_lane(self, begin: int, end: int) -> tuple[list[int], list[list[int]]]:
+        """The shards, and which messages go to each in one frame: what is delayed in another than what is not."""
+        by_lane: defaultdict[int, list[int]] = defaultdict(list)
+        times = self._columns.times
+        if times is None:
+            for number, lane in enumerate(self._lanes[begin:end], begin):
+                by_lane[lane].append(number)
+            return list(by_lane), list(by_lane.values())
+        for number, lane in enumerate(self._lanes[begin:end], begin):
+            by_lane[~lane if times[number] else lane].append(number)
+        return [max(lane, ~lane) for lane in by_lane], list(by_lane.values())
+
     def _frame(self, numbers: list[int]) -> bytes | memoryview:
         columns, common = self._columns, self._common
         return common.sender.frame(
@@ -278,6 +293,8 @@ class _Batch:
             _chosen(columns.keys, numbers),
             _chosen(columns.headers, numbers),
             common.compress,
+            _chosen(columns.dedup_ids, numbers),
+            _times_of(columns.times, numbers),
             shard_keys=_chosen(self._shard_keys, numbers),
             **columns.lives.columns(len(numbers)),
         )
@@ -305,8 +322,22 @@ def _sent(receipts: ShardReceipts, call: Call, unit: _Unit) -> Flow[None]:
     answer = yield call
     if not isinstance(answer, Sent):
         raise ProtocolError(f"a send was answered by {type(answer).__name__}")
-    for lane, first, numbers in zip(unit.lanes, answer.firsts, unit.numbers, strict=True):
-        receipts.put(lane, first, numbers, answer.appended_at_us)
+    if not answer.repeats and not answer.delayed:
+        for lane, first, numbers in zip(unit.lanes, answer.firsts, unit.numbers, strict=True):
+            receipts.put(str(lane), first, numbers, answer.appended_at_us)
+        return
+    shards = call.request.frames[0].shards if isinstance(call.request, Send) else 0
+    for n, (lane, first, numbers) in enumerate(zip(unit.lanes, answer.firsts, unit.numbers, strict=True)):
+        mine = [repeat for repeat in answer.repeats if repeat[0] == n]
+        delayed = n in answer.delayed
+        found = places(lane, first, len(numbers), answer.appended_at_us, mine, delayed=delayed, shards=shards)
+        for number, (at, seq, at_us) in zip(numbers, found, strict=True):
+            receipts.put(at, seq, [number], at_us)
+
+
+def _times_of(times: Sequence[int] | None, numbers: list[int]) -> list[int] | None:
+    """Of what goes in one frame either all is delayed or nothing is."""
+    return None if times is None or not times[numbers[0]] else [times[number] for number in numbers]
 
 
 def _chosen(column: Sequence[T] | None, numbers: list[int]) -> list[T] | None:

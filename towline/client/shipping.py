@@ -8,9 +8,9 @@ from typing import Any
 
 from towline.client.accumulate import Accumulator
 from towline.client.connection import Call, Connection
-from towline.client.draft import places
 from towline.client.outgoing import Lives, Sender
 from towline.client.parcel import Parcel, with_origins
+from towline.client.receipts import places
 from towline.client.sharding import ShardMap, without_spool
 from towline.errors import NotOwner, ProtocolError, TooLarge, TowlineError, WrongShard
 from towline.protocol.messages import FrameHead, Request, Send, Sent
@@ -118,7 +118,8 @@ class Shipping:
                 assert isinstance(answer, Sent)
                 if answer.repeats:
                     about = (answer.firsts[0], parcel.count, answer.appended_at_us, answer.repeats)
-                    parcel.places = places(parcel.lane, *about, delayed=bool(answer.delayed))
+                    delayed = bool(answer.delayed)
+                    parcel.places = places(parcel.lane, *about, delayed=delayed, shards=parcel.shards)
                 accumulator.sent(parcel, answer.firsts[0], answer.appended_at_us, now, delayed=bool(answer.delayed))
                 ended.append(parcel)
         return with_origins(ended)

@@ -13,6 +13,7 @@ from towline.client.backoff import Backoff
 from towline.client.delays import Time, as_deliver_at
 from towline.client.link import Link
 from towline.client.outgoing import Body, Sender, as_durability, as_lives
+from towline.client.sharding import ShardMap
 from towline.client.undertaking import Immediate, Phase, Senders, Stored, Undertaking, await_checks, decide, verdict
 from towline.errors import Closed, Conflict, TowlineError
 from towline.model import Durability, Priority, Receipt, check_producer_group
@@ -31,8 +32,9 @@ OnCheck = Callable[[Check], Verdict]
 class _Gathering(Generic[U]):
     """Where messages are gathered."""
 
-    def __init__(self, link: Link, core: U) -> None:
-        self._link = link
+    def __init__(self, link: Callable[[str], Link], core: U) -> None:
+        self._link_to = link
+        self._link = link("")
         self._core = core
 
     def __len__(self) -> int:
@@ -65,6 +67,7 @@ class _Gathering(Generic[U]):
         delay_level: int | None = None,
         ttl: float | None = None,
         timeout: float | None = None,
+        shard_key: str | None = None,
     ) -> int:
         """Put a message into the transaction. The answer is its place in `receipts`. A delay counts from the commit,
         `ttl` from now."""
@@ -77,11 +80,26 @@ class _Gathering(Generic[U]):
             dedup_id=dedup_id,
             deliver_at_us=as_deliver_at(delay, deliver_at, delay_level),
             lives=as_lives(ttl, timeout),
+            shard_key=shard_key,
         )
 
-    def send_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority = "middle") -> range:
+    def send_many(
+        self,
+        topic: str,
+        bodies: Sequence[Body],
+        *,
+        priority: Priority = "middle",
+        keys: Sequence[str | None] | None = None,
+        shard_keys: Sequence[str | None] | None = None,
+    ) -> range:
         """Put many messages into the transaction. The answer is their places in `receipts`."""
-        return self._core.add_many(topic, bodies, priority=priority)
+        return self._core.add_many(topic, bodies, priority=priority, keys=keys, shard_keys=shard_keys)
+
+    def _find_home(self) -> None:
+        """In a cluster, the messages of ordered topics have a broker that they belong to."""
+        home = self._link.run(self._core.home())
+        if home:
+            self._link = self._link_to(home)
 
 
 class Transaction(_Gathering[Immediate]):
@@ -103,6 +121,7 @@ class Transaction(_Gathering[Immediate]):
     def commit(self) -> list[Receipt]:
         """Store all of it at once; it is durable when this returns, and gives a receipt for each message. If this
         raises `Unavailable`, it may have been stored all the same: commit again, which never stores it twice."""
+        self._find_home()
         self._link.run(self._core.commit())
         return self._core.receipts
 
@@ -119,7 +138,7 @@ class Transaction(_Gathering[Immediate]):
     ) -> None:
         try:
             if kind is None and self._core.phase is Phase.OPEN:
-                self._link.run(self._core.commit())
+                self.commit()
         finally:
             self._core.leave(threading.get_ident())
 
@@ -148,6 +167,7 @@ class PreparedTransaction(_Gathering[Stored]):
 
     def store(self) -> str:
         """Hand it to the broker, which keeps it out of sight; it is durable when this returns its id."""
+        self._find_home()
         return self._link.run(self._core.store())
 
     def commit(self) -> list[Receipt]:
@@ -242,6 +262,7 @@ class Transacting:
 
     _sender: Sender
     _senders: Senders
+    _shards: ShardMap
 
     _link: Link
 
@@ -249,8 +270,12 @@ class Transacting:
     def _max_request_bytes(self) -> int:
         raise NotImplementedError
 
-    def _one_link(self) -> Link:
+    def _one_link(self, broker: str = "") -> Link:
         """To one broker, and no other."""
+        raise NotImplementedError
+
+    def _homes(self) -> Callable[[str, int], str] | None:
+        """Where each broker keeps messages of its own: which one has a shard of a topic."""
         raise NotImplementedError
 
     def _links_of_all(self) -> list[Link]:
@@ -269,12 +294,14 @@ class Transacting:
         than `timeout` seconds ago is aborted instead of committed."""
         core = Immediate(
             self._senders,
+            shards=self._shards,
+            homes=self._homes(),
             max_request_bytes=self._max_request_bytes,
             durability=as_durability(durability),
             timeout_s=timeout,
             compress=compress,
         )
-        return Transaction(self._one_link(), core)
+        return Transaction(self._one_link, core)
 
     def prepare(
         self,
@@ -293,10 +320,12 @@ class Transacting:
             producer_group,
             name,
             check_after,
+            shards=self._shards,
+            homes=self._homes(),
             max_request_bytes=self._max_request_bytes,
             durability=as_durability(durability),
         )
-        return PreparedTransaction(self._one_link(), core)
+        return PreparedTransaction(self._one_link, core)
 
     def on_check(self, producer_group: str, callback: OnCheck) -> Checker:
         """Have `callback(check)` called, in the background, when the broker wants to know what became of a prepared

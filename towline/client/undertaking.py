@@ -15,12 +15,13 @@ from __future__ import annotations
 import enum
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from towline.client.connection import Buffer, Call
 from towline.client.draft import Draft
 from towline.client.outgoing import FOREVER, Body, Lives, Sender
+from towline.client.sharding import ShardMap
 from towline.client.steps import Flow
 from towline.clock import SYSTEM, Clock
 from towline.errors import (
@@ -76,12 +77,18 @@ class Senders:
 class Undertaking:
     """What both kinds have in common: they gather messages, in one thread, and end once."""
 
-    def __init__(self, max_request_bytes: int, durability: int) -> None:
+    def __init__(
+        self, max_request_bytes: int, durability: int, shards: ShardMap, homes: Callable[[str, int], str] | None
+    ) -> None:
         self.phase = Phase.NEW
         self._receipts: list[Receipt] | None = None
         self._answer: tuple[Sequence[int], int, Sequence[tuple[int, int, int, int, int]], Sequence[int]] | None = None
         self._draft = Draft(max_request_bytes - HEAD_ROOM)
         self._durability = durability
+        self._shards = shards
+        self._homes = homes
+        """Where each broker of a cluster keeps messages of its own: the one that a shard belongs to."""
+        self._request: tuple[Request, list[Buffer]] | None = None
         self._thread = threading.get_ident()
 
     def __len__(self) -> int:
@@ -107,6 +114,7 @@ class Undertaking:
         dedup_id: str | None,
         deliver_at_us: int = 0,
         lives: Lives = FOREVER,
+        shard_key: str | None = None,
     ) -> int:
         self.check(Phase.OPEN)
         return self._draft.add(
@@ -118,11 +126,50 @@ class Undertaking:
             dedup_id=dedup_id,
             deliver_at_us=deliver_at_us,
             lives=lives,
+            shard_key=shard_key,
         )
 
-    def add_many(self, topic: str, bodies: Sequence[Body], *, priority: Priority) -> range:
+    def add_many(
+        self,
+        topic: str,
+        bodies: Sequence[Body],
+        *,
+        priority: Priority,
+        keys: Sequence[str | None] | None = None,
+        shard_keys: Sequence[str | None] | None = None,
+    ) -> range:
         self.check(Phase.OPEN)
-        return self._draft.add_many(topic, bodies, priority=priority)
+        return self._draft.add_many(topic, bodies, priority=priority, keys=keys, shard_keys=shard_keys)
+
+    def home(self) -> Flow[str]:
+        """The broker that it must go to; empty if any will do."""
+        if self._homes is None or self._request is not None or self.phase is not Phase.OPEN:
+            return ""
+        for topic in self._draft.topics():
+            if self._shards.get(topic) is None:
+                yield from self._shards.look_up(topic)
+        touched = self._draft.place(self._shards.get)
+        homes = {self._homes(topic, shard) for topic, shard in touched}
+        if len(homes) > 1:
+            shown = ", ".join(f"{topic}/{shard}" for topic, shard in touched[:5])
+            raise BadRequest(
+                f"the shards {shown} belong to {len(homes)} brokers, and a transaction is stored by one: give all its "
+                "messages for ordered topics one shard_key, or use brokers that share a store"
+            )
+        return homes.pop() if homes else ""
+
+    def _place(self) -> Flow[None]:
+        """A topic is taken for a shared one until a broker says otherwise; but not where a shard key is given."""
+        for topic, needed in self._draft.topics().items():
+            if needed and not self._shards.get(topic):
+                yield from self._shards.find(topic, needed=True)
+        self._draft.place(self._shards.get)
+
+    def _look_again(self) -> Flow[None]:
+        """A broker says that a topic has another number of shards."""
+        self._request = None
+        for topic in self._draft.topics():
+            yield from self._shards.look_up(topic)
 
     def check(self, *phases: Phase) -> None:
         if threading.get_ident() != self._thread:
@@ -145,13 +192,15 @@ class Immediate(Undertaking):
         self,
         senders: Senders,
         *,
+        shards: ShardMap,
+        homes: Callable[[str, int], str] | None = None,
         max_request_bytes: int,
         durability: int,
         timeout_s: float | None,
         compress: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
-        super().__init__(max_request_bytes, durability)
+        super().__init__(max_request_bytes, durability, shards, homes)
         if timeout_s is not None and not 0 < timeout_s <= 86400:
             raise BadRequest(f"timeout={timeout_s}: give seconds, more than 0 and up to 86,400, or None")
         self._senders = senders
@@ -160,7 +209,6 @@ class Immediate(Undertaking):
         self._clock = clock
         self._begun_s = 0.0
         self._sender: Sender | None = None
-        self._request: tuple[Request, list[Buffer]] | None = None
 
     def begin(self, within: object = None) -> None:
         """Begin; `within` is who enters it with `with`."""
@@ -183,22 +231,28 @@ class Immediate(Undertaking):
             if not len(self):
                 self._end(Phase.COMMITTED)
                 return
-            self._sender = sender = self._sender or self._senders.take()
-            heads, frames = self._draft.frames(
-                lambda b, k, h, d, t, **lives: sender.frame(b, k, h, self._compress, d, t, **lives)
-            )
-            self._request = Send(heads, self._durability), frames
-        answer = yield from self._send(*self._request)
+        try:
+            answer = yield from self._send(*(self._request or (yield from self._packed())))
+        except WrongShard:
+            # Nothing of it was stored.
+            yield from self._look_again()
+            answer = yield from self._send(*(yield from self._packed()))
         self._answer = answer.firsts, answer.appended_at_us, answer.repeats, answer.delayed
         self._end(Phase.COMMITTED)
+
+    def _packed(self) -> Flow[tuple[Request, list[Buffer]]]:
+        yield from self._place()
+        self._sender = sender = self._sender or self._senders.take()
+        heads, frames = self._draft.frames(
+            lambda b, k, h, d, t, **lives: sender.frame(b, k, h, self._compress, d, t, **lives)
+        )
+        self._request = Send(heads, self._durability), frames
+        return self._request
 
     def _send(self, request: Request, frames: list[Buffer]) -> Flow[Sent]:
         self.phase = Phase.COMMITTING
         try:
             answer = yield Call(request, frames)
-        except WrongShard as error:
-            self.phase = Phase.OPEN
-            raise BadRequest(f"ordered topics in transactions are not supported: {error}") from None
         except (BadRequest, NotFound, Refused, QueueFull):
             # Nothing of it was stored.
             self.phase = Phase.OPEN
@@ -244,10 +298,12 @@ class Stored(Undertaking):
         name: str,
         check_after_s: float | None,
         *,
+        shards: ShardMap,
+        homes: Callable[[str, int], str] | None = None,
         max_request_bytes: int,
         durability: int,
     ) -> None:
-        super().__init__(max_request_bytes, durability)
+        super().__init__(max_request_bytes, durability, shards, homes)
         if len(name) > NAME_MAX:
             raise BadRequest(f"the name of a transaction has at most {NAME_MAX} characters")
         if check_after_s is not None and not 0 < check_after_s <= 86400:
@@ -258,7 +314,6 @@ class Stored(Undertaking):
         self.name = name
         self._check_after_s = check_after_s or 0.0
         self._sender = sender
-        self._request: tuple[Request, list[Buffer]] | None = None
         self._told = False
         """The broker may have heard of it."""
 
@@ -266,17 +321,25 @@ class Stored(Undertaking):
         self.check(Phase.OPEN)
         if not len(self):
             raise BadRequest("the transaction holds no message: send() some before store()")
-        if self._request is None:
-            heads, frames = self._draft.frames(self._sender.loose_frame)
-            request = Prepare(self.id, self.producer_group, self.name, heads, self._check_after_s, self._durability)
-            self._request = request, frames
+        request = self._request or (yield from self._packed())
         self._told = True
-        answer = yield Call(*self._request)
+        try:
+            answer = yield Call(*request)
+        except WrongShard:
+            yield from self._look_again()
+            answer = yield Call(*(yield from self._packed()))
         if not isinstance(answer, Prepared):
             raise ProtocolError(f"Prepare was answered by {type(answer).__name__}")
         self._request = None
         self.phase = Phase.STORED
         return self.id
+
+    def _packed(self) -> Flow[tuple[Request, list[Buffer]]]:
+        yield from self._place()
+        heads, frames = self._draft.frames(self._sender.loose_frame)
+        request = Prepare(self.id, self.producer_group, self.name, heads, self._check_after_s, self._durability)
+        self._request = request, frames
+        return self._request
 
     def commit(self) -> Flow[None]:
         answer = yield from self._decide(commit=True)

@@ -10,7 +10,7 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Final, NamedTuple
 
 import msgspec
@@ -29,6 +29,7 @@ __all__ = [
     "encode_parcels",
     "join",
     "ready",
+    "ready_in_order",
     "resolve_delay",
     "resolve_times",
     "split",
@@ -205,6 +206,29 @@ def ready(pieces: Sequence[tuple[Opened, int, int]]) -> bytes:
         if times != sorted(times):
             order = sorted(range(len(times)), key=times.__getitem__)
     return gather([Piece(one.frame, start, stop) for one, start, stop in pieces], order=order, without=DEDUP)
+
+
+def ready_in_order(pieces: Sequence[tuple[Opened, int, int]]) -> list[tuple[bytes, int, bytes]]:
+    """Messages for one shard, maybe of several origins: frames, how many messages each has, and its source. All in the
+    order of their times, and where these are the same, in the order in which they were sent."""
+    messages = [
+        (time, number, piece, at)
+        for piece, (one, start, stop) in enumerate(pieces)
+        for at, (time, number) in enumerate(zip(one.times[start:stop], one.ids(start, stop), strict=True), start)
+    ]
+    messages.sort()
+    frames = []
+    for _, run in groupby(messages, key=lambda message: pieces[message[2]][0].origin()):
+        cuts, count = list[Piece](), 0
+        for _, _, number, at in run:
+            count += 1
+            opened = pieces[number][0]
+            if cuts and cuts[-1].frame is opened.frame and cuts[-1].stop == at:
+                cuts[-1] = cuts[-1]._replace(stop=at + 1)
+            else:
+                cuts.append(Piece(opened.frame, at, at + 1))
+        frames.append((gather(cuts, without=DEDUP), count, opened.parcel.source))
+    return frames
 
 
 def _in_order(

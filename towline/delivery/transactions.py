@@ -61,6 +61,8 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
     frames: list[tuple[str, int, int]]
     """Topic, lane number and number of messages of each frame."""
     size_bytes: int
+    shards: dict[str, int] = {}
+    """How many shards the ordered topics among them had."""
 
     @property
     def messages(self) -> int:

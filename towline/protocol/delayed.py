@@ -27,6 +27,8 @@ class DelayedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     produced_at_us: int
     key: str
     size_bytes: int
+    shards: int = 0
+    """Of the topic, if it is an ordered one."""
 
 
 class ListDelayed(Request, frozen=True, array_like=True):

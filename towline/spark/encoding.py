@@ -124,8 +124,14 @@ class Encoder:
         if chosen is None or chosen.null_count:
             raise BadRequest(f"topic {topic} is ordered, with {shards} shards: every row needs a shard_key or a key")
         lanes = np.fromiter((crc32c(key) % shards for key in chosen.to_pylist()), np.int64, len(chosen))
+        times = _times(batch)
+        # What is delayed goes in frames of its own: it must not take along what is not.
+        late = np.zeros(len(lanes), bool) if times is None else times != 0
         for lane in np.unique(lanes).tolist():
-            yield lane, batch.take(pa.array(np.flatnonzero(lanes == lane)))
+            for delayed in (False, True):
+                rows = np.flatnonzero((lanes == lane) & (late == delayed))
+                if len(rows):
+                    yield lane, batch.take(pa.array(rows))
 
     def _cut(self, to: _Lane, rows: pa.RecordBatch, numbers: Callable[[], Numbers], now_us: int) -> Iterator[Addressed]:
         if rows.nbytes < self._max_frame_bytes:

@@ -23,7 +23,7 @@ COLUMNS = [
     Column("due", "Due"),
     Column("in", "In"),
     Column("key", "Key", "cut", wide=True),
-    Column("priority", "Priority", wide=True),
+    Column("lane", "Lane", wide=True),
     Column("size", "Size", "number", wide=True),
 ]
 PAGE = 50
@@ -90,7 +90,7 @@ class _Delayed:
                 "due": self.view.moment(one.deliver_at_us),
                 "in": span((one.deliver_at_us - now_us) / 1e6),
                 "key": plain(one.key or ""),
-                "priority": one.priority,
+                "lane": one.lane,
                 "size": size(one.size_bytes),
             }
             for one in found

@@ -132,6 +132,7 @@ class Revision(Strict):
 class DelayedMessage(BaseModel):
     id: str
     topic: str
+    lane: str
     priority: str
     deliver_at: datetime
     key: str | None
@@ -311,6 +312,7 @@ async def delayed(
             DelayedMessage(
                 id=one.id,
                 topic=one.topic,
+                lane=one.lane,
                 priority=one.priority,
                 deliver_at=one.deliver_at,
                 key=one.key,

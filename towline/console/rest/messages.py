@@ -168,10 +168,7 @@ def _runs(messages: list[Outgoing]) -> list[list[Outgoing]]:
 async def send_transaction(units: Units, mq: Mq, durability: Durability = None) -> SentMany:
     async with mq.transaction(durability=durability) as transaction:
         for one in units.messages:
-            options = one.options()
-            for field in ("shard_key", "ttl"):
-                options.pop(field, None)
-            await transaction.send(one.topic, body_of(one), **options)
+            await transaction.send(one.topic, body_of(one), **one.options())
     return SentMany(sent=[sent(receipt) for receipt in transaction.receipts])
 
 
