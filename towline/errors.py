@@ -20,6 +20,7 @@
     ├── StoreDamaged            a stored range cannot be read because its bytes are damaged
     ├── Unavailable             the broker cannot be reached, or is shutting down (retriable)
     │   ├── NotOwner            another broker serves this topic (retriable)
+    │   ├── Overtaken           another broker changed the same thing in that moment (retriable)
     │   └── Timeout             no answer in time (retriable)
     ├── ProtocolError           bytes that are not this protocol
     └── Closed                  the client, consumer or producer was closed
@@ -43,6 +44,7 @@ __all__ = [
     "NotFound",
     "NotLetIn",
     "NotOwner",
+    "Overtaken",
     "OwnershipLost",
     "Partly",
     "ProtocolError",
@@ -191,6 +193,12 @@ class NotOwner(Unavailable):
         """Where it is served, if that is known."""
         _, at, address = str(self).rpartition("by the broker at ")
         return address if at else ""
+
+
+class Overtaken(Unavailable):
+    """Another broker has changed the same thing in this moment: try again."""
+
+    code = "overtaken"
 
 
 class Timeout(Unavailable):

@@ -60,7 +60,8 @@ class Brokers:
         for number in chosen:
             command = [sys.executable, "-m", "towline", "serve", "--log-level", "warning", "--durability", "os"]
             command += ["--listen", self.address(number), "--store", self.stores[number], "--name", f"b{number}"]
-            command += ["--join", join, "--cluster-beat-s", "0.3", "--console", "off", *self.flags]
+            flags = [flag.replace("{n}", str(number)) for flag in self.flags]
+            command += ["--join", join, "--cluster-beat-s", "0.3", "--console", "off", *flags]
             with (self.folder / f"{number}.log").open("a") as log:
                 self.processes[number] = subprocess.Popen(
                     command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}

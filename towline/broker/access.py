@@ -94,8 +94,9 @@ class Access:
         setup = SetupSecret(setup_path(settings))
         if book.has_admin():
             setup.end()
-        else:
+        elif not (settings.join and settings.store.startswith("mysql:") and setup.take_up()):
             setup.make()
+        if not book.has_admin():
             log.warning(
                 "nobody may administer access yet: make the first user with the token %r and the secret in %s",
                 SETUP, setup.path,
@@ -240,8 +241,11 @@ class Access:
 
     async def refresh(self) -> None:
         """Another broker on the same store may have changed the book."""
-        if self.book is not None and not self.book.changing.locked() and await self.book.load():
-            self.changed()
+        if self.book is None:
+            return
+        async with self.book.changing:
+            if await self.book.load():
+                self.changed()
 
 
 class _SetupRights(Rights):

@@ -13,13 +13,14 @@ from towline.broker.access_book import AccessBook, Secret, Token, User, hash_sec
 from towline.broker.guard import Guard
 from towline.broker.rights import ROLES, check_grant, check_rule
 from towline.clock import SECOND_US
-from towline.errors import BadRequest, Refused
+from towline.errors import BadRequest, Overtaken, Refused
 from towline.protocol import access as wire
 from towline.protocol.messages import Answer, Done, Request
 
 __all__ = ["ACCOUNTS", "carry_out"]
 
 CLUSTER: Final = ("admin", "cluster", "")
+TRIES: Final = 20
 
 
 async def carry_out(access: Access, guard: Guard | None, request: Request, name: str) -> Answer:
@@ -33,8 +34,15 @@ async def carry_out(access: Access, guard: Guard | None, request: Request, name:
     if request.kind in _READING:
         return await _READING[request.kind](access, book, guard, request)
     async with book.changing:
-        await book.load()
-        answer = await _CHANGING[request.kind](access, book, guard, request)
+        for left in reversed(range(TRIES)):
+            await book.load()
+            try:
+                answer = await _CHANGING[request.kind](access, book, guard, request)
+                break
+            except Overtaken:
+                # Another broker on the same database was faster; what it has changed is the ground to stand on.
+                if not left:
+                    raise
         access.changed()
     return answer
 

@@ -69,6 +69,19 @@ class AlarmDesk:
         self._rules = {rule.name: rule for rule in document.rules}
         self._watch = Watch(document.active)
 
+    @property
+    def rules(self) -> dict[str, AlarmRule]:
+        return self._rules
+
+    async def adopt(self, rules: dict[str, AlarmRule]) -> None:
+        """Go by the rules that brokers on one database share."""
+        if rules == self._rules:
+            return
+        self._rules = dict(rules)
+        for key in [key for key in self._watch.active if key[0] not in rules]:
+            del self._watch.active[key]
+        await self.save()
+
     # What an administrator does
 
     def listed(self) -> Alarms:

@@ -55,6 +55,11 @@ class Catalog:
         self.topics = {config.name: config for config in topics.topics}
         self.groups = {(config.topic, config.name): config for config in groups.groups}
 
+    @staticmethod
+    def template_in(document: bytes) -> TopicConfig:
+        """The template that a `topics.json` holds."""
+        return msgspec.json.decode(document, type=_Topics).template
+
     def from_template(self, name: str) -> TopicConfig:
         """The settings of a topic that nobody has made on purpose."""
         return msgspec.structs.replace(self.template, name=name, created_at_us=self._clock.now_us())

@@ -7,7 +7,7 @@ from typing import Any
 
 from towline.broker.alarming import AlarmDesk
 from towline.broker.census import Census
-from towline.broker.storage import room_of, storage
+from towline.broker.storage import Room, room_of, storage
 from towline.broker.surveying import Surveyor
 from towline.broker.topic import Topic
 from towline.clock import Clock
@@ -31,9 +31,11 @@ class Outlook:
         self._settings = settings
         self.census = Census(topics, delayed, store, clock)
         self.surveyor = Surveyor(self.census)
-        room = lambda: room_of(settings, self.census.totals.size_bytes)  # noqa: E731
-        self.alarms = AlarmDesk(store, clock, settings, self.census, room)
+        self.alarms = AlarmDesk(store, clock, settings, self.census, self.room)
         self.census.on_walk.append(self.alarms.look)
+
+    def room(self) -> Room:
+        return room_of(self._settings, self.census.totals.size_bytes)
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         return [self.census.loop(), self.alarms.loop()]

@@ -18,23 +18,41 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
+from towline.broker.accounts import ACCOUNTS
 from towline.broker.broker import Broker
+from towline.broker.commons import EVERY_S
 from towline.broker.fan import Fan
+from towline.broker.front import Front
+from towline.broker.maintenance import every
 from towline.broker.member import Member
 from towline.broker.opening import sql_settings
+from towline.broker.scanning import resources_of_stream
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, NotFound, NotOwner, TowlineError
 from towline.model import is_pattern
 from towline.protocol import messages as wire
+from towline.protocol.access import Measure
 from towline.protocol.cluster import ForgetBroker, ListBrokers, ListClients, Meet
-from towline.protocol.messages import Beat, ListGroups, ListTopics, Pull, Request, Settle, Stat
-from towline.protocol.publishing import MoveHold
+from towline.protocol.messages import (
+    Beat,
+    ListDelayed,
+    ListGroups,
+    ListTopics,
+    Pull,
+    PutTopic,
+    Request,
+    Settle,
+    Stat,
+    Template,
+)
+from towline.protocol.publishing import AskSink, MoveHold, Publish, Stage, Unstage
+from towline.protocol.scanning import Survey
+from towline.protocol.survey import DropAlarm, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
 from towline.protocol.transactions import Prepare
 from towline.settings import BrokerSettings
-from towline.store.memory import MemoryStore
-from towline.store.sql import Database, Holder, Ownership, SqlStore, prepare_database
+from towline.store.sql import Database, Holder, Ownership, SharedDocuments, SqlStore, prepare_database
 
-__all__ = ["Front", "Realms"]
+__all__ = ["Realms"]
 
 log = logging.getLogger("towline.cluster")
 
@@ -45,7 +63,22 @@ PATIENCE_S: Final = 1.0
 SETTLE_S: Final = 3.0
 """A broker that has been alive for so long is given what ought to be its own."""
 
-_HERE: Final = (Beat, Meet, ListBrokers, ListClients, ForgetBroker, ListTopics, Stat)
+_HERE: Final = ACCOUNTS | {
+    one.kind
+    for one in (
+        Beat, Meet, ListBrokers, ListClients, ForgetBroker, ListTopics, Stat, Template, Storage, ListAlarms, PutAlarm,
+        DropAlarm, TestAlarm,
+    )
+}  # fmt: skip
+"""Answered by any broker, for itself or for all."""
+_HERE_OR_TOPIC: Final = {one.kind for one in (ListGroups, ListDelayed, ListPage, Pulse, Measure)}
+"""The same, unless they name a topic."""
+_WHOLE: Final[Mapping[type[Request], str]] = {
+    Prepare: "prepared transactions need",
+    MoveHold: "a hold on retention needs",
+    **dict.fromkeys((Stage, Publish, Unstage, AskSink), "a sink that is exactly-once needs"),
+}
+"""What concerns one realm, and does not say which."""
 
 
 class _Store(SqlStore):
@@ -53,53 +86,6 @@ class _Store(SqlStore):
 
     async def close(self, heir: str = "") -> None:
         await super().close(heir or self.heir)
-
-
-class Front(Broker):
-    """What a broker on a shared database is when no topic is asked for: its name, its registry, and the sum of its
-    realms."""
-
-    @property
-    def _realms(self) -> Realms:
-        assert isinstance(self.realms, Realms), "a front has realms"
-        return self.realms
-
-    @classmethod
-    async def open_front(cls, settings: BrokerSettings) -> Front:
-        store = MemoryStore(1_000, 1 << 20)
-        front = cls(store, settings, SYSTEM)
-        await front._recover()
-        return front
-
-    def topic_states(self) -> list[wire.TopicState]:
-        return [state for broker in self._realms.owned.values() for state in broker.topic_states()]
-
-    def group_states(self, topic: str = "") -> list[wire.GroupState]:
-        return [state for broker in self._realms.owned.values() for state in broker.group_states(topic)]
-
-    def has_topic(self, name: str) -> bool:
-        return any(broker.has_topic(name) for broker in self._realms.owned.values())
-
-    def has_group(self, topic: str, group: str) -> bool:
-        return any(broker.has_group(topic, group) for broker in self._realms.owned.values())
-
-    def figures(self) -> dict[str, Any]:
-        figures = super().figures()
-        for broker in self._realms.owned.values():
-            for name, value in broker.figures().items():
-                if name not in ("name", "epoch", "uptime_s", "store", "durability", "connections", "brokers"):
-                    figures[name] = figures.get(name, 0) + value if isinstance(value, int | float) else value
-        figures["realms"] = len(self._realms.owned)
-        return figures
-
-    def release_waiters(self) -> None:
-        super().release_waiters()
-        for broker in self._realms.owned.values():
-            broker.release_waiters()
-
-    async def close(self) -> None:
-        await self._realms.close()
-        await super().close()
 
 
 class Realms:
@@ -123,7 +109,7 @@ class Realms:
     @classmethod
     async def open(cls, settings: BrokerSettings) -> Realms:
         database = await prepare_database(sql_settings(settings), max_frame_bytes=settings.max_frame_bytes)
-        front = await Front.open_front(settings)
+        front = await Front.open_front(settings, SharedDocuments(database))
         realms = front.realms = cls(front, database)
         return realms
 
@@ -131,6 +117,7 @@ class Realms:
         """Begin to take realms; we are reached at this address by now."""
         self._ownership = Ownership(self._database, self.front.registry.id, address)
         self._spawn(self._work())
+        self._spawn(every(EVERY_S, "following what other brokers have changed", self.front.follow))
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -151,7 +138,7 @@ class Realms:
             if isinstance(member, Fan):
                 return self._broker(MAIN, "")
             return self._broker(self.realm_of(member.config.topic), member.config.topic)
-        if isinstance(request, _HERE) or (isinstance(request, ListGroups) and not request.topic):
+        if self._is_for_here(request):
             return self.front
         topics = _topics_of(request)
         if any(map(is_pattern, topics)):
@@ -165,11 +152,17 @@ class Realms:
                 "only be stored in one: send to them apart, or run the brokers with realms=1"
             )
         [realm] = realms
-        if isinstance(request, MoveHold) and len(self._names) > 1:
-            raise BadRequest("a hold on retention needs brokers with realms=1")
-        if isinstance(request, Prepare) and len(self._names) > 1:
-            raise BadRequest("prepared transactions need brokers with realms=1")
+        if isinstance(request, tuple(_WHOLE)) and len(self._names) > 1:
+            what = next(text for kind, text in _WHOLE.items() if isinstance(request, kind))
+            raise BadRequest(f"{what} brokers with realms=1")
         return self._broker(realm, next(iter(topics), ""))
+
+    def _is_for_here(self, request: Request) -> bool:
+        if request.kind in _HERE_OR_TOPIC:
+            return not getattr(request, "topic", "")
+        if isinstance(request, Survey):
+            return not _topics_of(request)
+        return request.kind in _HERE or (isinstance(request, PutTopic) and request.template)
 
     def _broker(self, realm: str, topic: str) -> Broker:
         broker = self.owned.get(realm)
@@ -239,6 +232,7 @@ class Realms:
             await store.close()
             raise
         broker.registry = self.front.registry
+        await self.front.instruct(broker)
         strangers = [one.config.name for one in broker.topic_states() if self.realm_of(one.config.name) != realm]
         if strangers:
             await broker.close()
@@ -296,7 +290,8 @@ def _topics_of(request: Any) -> set[str]:
     topic = getattr(request, "topic", "")
     if not topic and config is not None:
         topic = getattr(config, "topic", "") or config.name
-    stream = getattr(request, "stream", "")
-    if not topic and stream.count("/") >= 1:
-        topic = stream.split("/")[1]
+    if not topic:
+        stream = getattr(request, "stream", "") or getattr(request, "prefix", "") + "*"
+        found = resources_of_stream(stream) if stream.count("/") >= 2 else ("*",)
+        topic = found[0] if found != ("*",) else ""
     return {topic} if topic else set()

@@ -254,12 +254,12 @@ class Session(Connection):
         try:
             request = decode_request(envelope)
             guard = self._guard
+            if self._realms is not None:  # first: rights depend on what is there, which its owner knows
+                self._broker = self._realms.choose(request, self._members)
             if guard is not None:
                 guard.check(request)
                 if attachments and guard.meter.quota.bytes_per_s:
                     self.pay(guard, len(attachments))
-            if self._realms is not None:
-                self._broker = self._realms.choose(request, self._members)
             if isinstance(request, Send):
                 self._send(number, request, attachments)
                 return

@@ -1,20 +1,25 @@
 """The way in for the first administrator: a secret that is good until there is one.
 
 There is no default password. The secret is made anew at each start as long as nobody may administer access; it is
-written to a file that only the broker's own user can read, and never to a log.
+written to a file that only the broker's own user can read, and never to a log. Brokers on one database that share a
+folder share the file as well: the first one makes it.
 """
 
 from __future__ import annotations
 
 import hmac
 import os
+import stat
 from pathlib import Path
+from typing import Final
 
 from towline.broker.access_book import hash_secret, new_secret
 from towline.errors import StoreFailed
 from towline.settings import BrokerSettings
 
 __all__ = ["SetupSecret", "setup_path"]
+
+SECRET_MAX: Final = 200
 
 
 class SetupSecret:
@@ -32,6 +37,22 @@ class SetupSecret:
         except OSError as error:
             raise StoreFailed(f"the setup secret cannot be written to {self.path}: {error.strerror}") from None
         self._hash = hash_secret(secret)
+
+    def take_up(self) -> bool:
+        """Use the secret of another broker that keeps it in the same place, if only our own user can have put it
+        there."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
+            status = os.fstat(descriptor)
+            ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+            secret = file.read(SECRET_MAX).strip() if ours else ""
+        if len(secret) < len(new_secret()):
+            return False
+        self._hash = hash_secret(secret)
+        return True
 
     def is_right(self, secret: str) -> bool:
         return bool(self._hash) and hmac.compare_digest(self._hash, hash_secret(secret))

@@ -141,6 +141,12 @@ class Topics(dict[str, Topic]):
             self._catalog.put_topic(topic.config)
         await self._catalog.save()
 
+    async def adopt_template(self, config: TopicConfig) -> None:
+        """Go by the template that brokers on one database share."""
+        if config != self._catalog.template:
+            self._catalog.put_template(config)
+            await self._catalog.save()
+
     async def edit(self, request: ordering.EditTopic) -> None:
         topic = self.named(request.topic)
         topic.config = msgspec.structs.replace(topic.config, retention_s=request.retention_s)

@@ -11,6 +11,7 @@
 | `job`, `writer` | what waits for a transaction, and the transactions |
 | `cache`, `reading`, `trimming` | the way out, and the end |
 | `store`     | the SPI on top of all that |
+| `shared`    | documents that all brokers on a database change |
 """
 
 from towline.store.sql.database import Database
@@ -18,6 +19,7 @@ from towline.store.sql.opening import open_sql, prepare_database
 from towline.store.sql.ownership import MAIN, Holder, Lease, Ownership
 from towline.store.sql.roster import Present, Roster
 from towline.store.sql.settings import SqlSettings, parse_url
+from towline.store.sql.shared import SharedDocuments
 from towline.store.sql.store import SqlStore
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "Ownership",
     "Present",
     "Roster",
+    "SharedDocuments",
     "SqlSettings",
     "SqlStore",
     "open_sql",

@@ -1,0 +1,47 @@
+"""What all brokers on one database have in common besides messages: who may do what, alarm rules, a topic template.
+
+It is changed at any broker and kept in the database; the others look every two seconds (`EVERY_S`), so that a revoked
+token is of no use anywhere soon after.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from towline.store.memory import MemoryStore
+from towline.store.sql import SharedDocuments
+
+__all__ = ["EVERY_S", "Commons"]
+
+EVERY_S: Final = 2.0
+_PLACES: Final = {
+    "access.json": ("access.json",),
+    "alarms.json": ("shared-alarms.json", "alarms.json"),
+    "template.json": ("template.json",),
+    "main-topics.json": ("topics.json",),
+}
+"""Where a shared document is kept, and where it is looked for if it is not there: what a broker that was alone on the
+database has left in its realm counts until there is something newer."""
+
+
+class Commons(MemoryStore):
+    """The store of a front: it has no messages, and of its documents the database keeps those that all share."""
+
+    def __init__(self, documents: SharedDocuments) -> None:
+        super().__init__(1_000, 1 << 20)
+        self._shared = documents
+
+    async def load(self, name: str) -> bytes | None:
+        if name not in _PLACES:
+            return await super().load(name)
+        for place in _PLACES[name]:
+            found = await self._shared.load(place)
+            if found is not None:
+                return found
+        return None
+
+    async def save(self, name: str, document: bytes) -> None:
+        if name not in _PLACES:
+            await super().save(name, document)
+        else:
+            await self._shared.save(_PLACES[name][0], document)

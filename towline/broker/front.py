@@ -1,0 +1,233 @@
+"""What a broker on a shared database is when no topic is asked for: its name, its registry, what all brokers have in
+common, and the sum of its realms."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from towline.alarms.rule import AlarmRule
+from towline.alarms.watch import Watch
+from towline.broker.alarming import TOLD_MAX, AlarmDesk
+from towline.broker.broker import Broker
+from towline.broker.catalog import TEMPLATE, Catalog
+from towline.broker.census import EVERY_S, Census, TopicFacts, Totals
+from towline.broker.commons import Commons
+from towline.broker.maintenance import every
+from towline.broker.outlook import Outlook
+from towline.broker.rights import May
+from towline.broker.scanning import Scanning
+from towline.broker.surveying import Surveyor
+from towline.clock import SYSTEM
+from towline.errors import BadRequest, Overtaken
+from towline.model import TopicConfig
+from towline.protocol import access
+from towline.protocol import messages as wire
+from towline.protocol.scanning import Streams, Survey
+from towline.protocol.survey import Alarms
+from towline.settings import BrokerSettings
+from towline.store.sql import SharedDocuments
+
+if TYPE_CHECKING:
+    from towline.broker.realms import Realms
+
+__all__ = ["Front"]
+
+TEMPLATE_FILE: Final = "template.json"
+TRIES: Final = 20
+"""How often a change is made anew when others change the same thing in that moment."""
+_OWN: Final = ("name", "epoch", "uptime_s", "store", "durability", "connections", "brokers")
+"""Figures of a broker that are not those of its realms added up."""
+
+
+class Front(Broker):
+    @property
+    def _realms(self) -> Realms:
+        return cast("Realms", self.realms)
+
+    def _owned(self) -> list[Broker]:
+        return list(self._realms.owned.values())
+
+    @classmethod
+    async def open_front(cls, settings: BrokerSettings, documents: SharedDocuments) -> Front:
+        front = cls(Commons(documents), settings, SYSTEM)
+        await front._recover()
+        front.outlook = _Outlook(front)
+        front.scanning = _Scanning(front)
+        front.shared_template = await front._load_template()
+        await front.outlook.alarms.load()
+        return front
+
+    shared_template: TopicConfig = TEMPLATE
+
+    # What all brokers have in common
+
+    async def follow(self) -> None:
+        """See what other brokers have changed, and let the realms here go by it."""
+        template = await self._load_template()
+        await self.outlook.alarms.load()
+        for broker in self._owned():
+            await broker.topics.adopt_template(template)
+            await broker.outlook.alarms.adopt(self.outlook.alarms.rules)
+        self.shared_template = template
+
+    async def instruct(self, broker: Broker) -> None:
+        """Let a realm go by what is known here."""
+        await broker.topics.adopt_template(self.shared_template)
+        await broker.outlook.alarms.adopt(self.outlook.alarms.rules)
+
+    async def _load_template(self) -> TopicConfig:
+        kept = await self.store.load(TEMPLATE_FILE)
+        if kept is not None:
+            return msgspec.json.decode(kept, type=TopicConfig)
+        # From before the brokers were joined.
+        earlier = await self.store.load("main-topics.json")
+        return Catalog.template_in(earlier) if earlier is not None else TEMPLATE
+
+    def template(self) -> wire.Templated:
+        return wire.Templated(self.shared_template)
+
+    async def put_topic(self, request: wire.PutTopic) -> None:
+        assert request.template, "a topic has a realm"
+        if request.config.shards:
+            raise BadRequest("the template is for topics made by the first send: they are not ordered")
+        config = msgspec.structs.replace(request.config, name=TEMPLATE.name, created_at_us=0)
+        for _ in range(TRIES):
+            try:
+                await self.store.save(TEMPLATE_FILE, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
+                break
+            except Overtaken:
+                await self.store.load(TEMPLATE_FILE)
+        await self.follow()
+
+    # The sum of its realms
+
+    def topic_states(self) -> list[wire.TopicState]:
+        return [state for broker in self._owned() for state in broker.topic_states()]
+
+    def group_states(self, topic: str = "") -> list[wire.GroupState]:
+        return [state for broker in self._owned() for state in broker.group_states(topic)]
+
+    def has_topic(self, name: str) -> bool:
+        return any(broker.has_topic(name) for broker in self._owned())
+
+    def has_group(self, topic: str, group: str) -> bool:
+        return any(broker.has_group(topic, group) for broker in self._owned())
+
+    def figures(self) -> dict[str, Any]:
+        figures = super().figures()
+        for broker in self._owned():
+            for name, value in broker.figures().items():
+                if name not in _OWN:
+                    figures[name] = figures.get(name, 0) + value if isinstance(value, int | float) else value
+        figures["realms"] = len(self._realms.owned)
+        return figures
+
+    async def measure(self, request: access.Measure) -> access.Measured:
+        found = [await broker.measure(request) for broker in self._owned()]
+        return access.Measured(
+            self.clock.now_us(),
+            self.figures(),
+            [one for each in found for one in each.topics],
+            [one for each in found for one in each.groups],
+        )
+
+    async def delayed(self, request: wire.ListDelayed) -> wire.Delayed:
+        found = [await broker.delayed(request) for broker in self._owned()]
+        rows = (row for each in found for row in each.messages)
+        soonest = heapq.nsmallest(request.max_messages, rows, key=lambda row: (row.deliver_at_us, row.id))
+        return wire.Delayed(soonest, sum(each.count for each in found))
+
+    def release_waiters(self) -> None:
+        super().release_waiters()
+        for broker in self._owned():
+            broker.release_waiters()
+
+    async def close(self) -> None:
+        await self._realms.close()
+        await super().close()
+
+
+class _Scanning(Scanning):
+    def __init__(self, front: Front) -> None:
+        super().__init__(front.store, dict)
+        self._front = front
+
+    async def survey(self, request: Survey, may: May | None = None) -> Streams:
+        found = [await broker.scanning.survey(request, may) for broker in self._front._owned()]
+        states = sorted((one for each in found for one in each.streams), key=lambda one: one.name)
+        more = len(states) > request.limit or any(each.more for each in found)
+        # A list that ends early ends for all: what is behind it comes with the next page.
+        last = min((each.streams[-1].name for each in found if each.more), default=None)
+        states = states if last is None else [one for one in states if one.name <= last]
+        return Streams(states[: request.limit], more)
+
+
+class _Outlook(Outlook):
+    def __init__(self, front: Front) -> None:
+        super().__init__(front.topics, dict, store=front.store, clock=front.clock, settings=front.settings)
+        self.census = _Census(front)
+        self.surveyor = Surveyor(self.census)
+        self.alarms = _Desk(front, self)
+        front._start(every(EVERY_S, "looking at the realms", self.census.refresh))
+
+
+class _Census(Census):
+    """What the censuses of its realms have seen, together."""
+
+    def __init__(self, front: Front) -> None:
+        super().__init__({}, dict, front.store, front.clock)
+        self._front = front
+
+    async def refresh(self) -> None:
+        seen: dict[str, TopicFacts] = {}
+        for broker in self._front._owned():
+            await broker.outlook.census.refresh()
+            seen |= broker.outlook.census.topics
+        self.topics = seen
+        self.totals = Totals(seen.values())
+        self.walks += 1
+        self.history.note(self._clock.now_us(), self.totals, sum(one.delayed for one in seen.values()), ())
+
+
+class _Desk(AlarmDesk):
+    """The rules of all brokers; and what is an alarm in the realms here, which have desks of their own."""
+
+    def __init__(self, front: Front, outlook: Outlook) -> None:
+        super().__init__(front.store, front.clock, front.settings, outlook.census, outlook.room)
+        self._front = front
+        self._changing = asyncio.Lock()
+
+    async def load(self) -> None:
+        await super().load()
+        self._watch = Watch()
+
+    async def put(self, rule: AlarmRule) -> None:
+        await self._change(lambda: AlarmDesk.put(self, rule))
+
+    async def drop(self, name: str) -> None:
+        await self._change(lambda: AlarmDesk.drop(self, name))
+
+    async def _change(self, change: Any) -> None:
+        async with self._changing:
+            for _ in range(TRIES):
+                await self.load()
+                try:
+                    await change()
+                    break
+                except Overtaken:
+                    continue
+            else:
+                await self.load()
+                raise Overtaken("the alarm rules are changed by others all the time: try again")
+        for broker in self._front._owned():
+            await self._front.instruct(broker)
+
+    def listed(self) -> Alarms:
+        mine = super().listed()
+        theirs = [broker.outlook.alarms.listed() for broker in self._front._owned()]
+        told = sorted((one for each in (mine, *theirs) for one in each.told), key=lambda one: -one.at_us)
+        return Alarms(mine.rules, [one for each in theirs for one in each.active], told[:TOLD_MAX], mine.mail)
