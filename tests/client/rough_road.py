@@ -18,6 +18,7 @@ class RoughRoad:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._smooth = False
         self._closed = False
+        self._cuts = 0
         self.breaks = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -30,6 +31,10 @@ class RoughRoad:
         """Nothing breaks from now on."""
         self._smooth = True
 
+    def cut(self) -> None:
+        """Break all connections that there are."""
+        self._cuts += 1
+
     def close(self) -> None:
         self._closed = True
         self._thread.join()
@@ -38,8 +43,13 @@ class RoughRoad:
     def _run(self) -> None:
         other: dict[socket.socket, socket.socket] = {}
         left: dict[socket.socket, int] = {}
+        cuts = 0
         while not self._closed:
             ready, _, _ = select.select([self._listener, *other], [], [], 0.05)
+            if cuts != self._cuts:
+                cuts = self._cuts
+                self._break(other)
+                continue
             for sock in ready:
                 if sock is self._listener:
                     self._join(other, left)
@@ -50,6 +60,12 @@ class RoughRoad:
                         end.close()
         for sock in other:
             sock.close()
+
+    def _break(self, other: dict[socket.socket, socket.socket]) -> None:
+        for sock in other:
+            sock.close()
+        other.clear()
+        self.breaks += 1
 
     def _join(self, other: dict[socket.socket, socket.socket], left: dict[socket.socket, int]) -> None:
         near, _ = self._listener.accept()

@@ -113,3 +113,42 @@ async def test_an_app_handles_topics_that_come_later(url: str, topic: str) -> No
             await mq.send(f"{topic}.late", b"x")
             await done.wait()
     assert seen == [(f"{topic}.early", 1), (f"{topic}.late", 1), (f"{topic}.late", 2)]
+
+
+async def test_a_pull_waits_for_a_number_of_messages_of_one_topic(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        for name in "ab":
+            await do(mq.send_many(f"{topic}.{name}", [b"1", b"2"]))
+        await do(mq.send_many(f"{topic}.full", [b"x"] * 3))
+        async with entered(mq.consumer(f"{topic}.*", group="g")) as consumer:
+            enough = await do(consumer.pull(wait=20, min_messages=3))
+            assert {message.topic for message in enough} == {f"{topic}.full"}
+            assert len(enough) == 3
+            await do(enough.ack())
+            # Nobody has so many: when the time is over, what there is, a topic at a time.
+            few = [await do(consumer.pull(wait=0.05, min_messages=3)) for _ in range(2)]
+            assert [len(batch) for batch in few] == [2, 2]
+            assert {batch[0].topic for batch in few} == {f"{topic}.a", f"{topic}.b"}
+            for batch in few:
+                await do(batch.ack())
+            await do(mq.send_many(f"{topic}.a", [b"3", b"4"]))
+            await do(mq.send_many(f"{topic}.new", [b"1"] * 5))
+            assert {message.topic for message in await do(consumer.pull(wait=20, min_messages=4))} == {f"{topic}.new"}
+            # What was too little for one pull is enough for the next.
+            assert len(await do(consumer.pull(wait=20))) == 2
+            assert not await do(consumer.pull(wait=0))
+
+
+async def test_a_pull_that_waits_for_a_number_is_woken_by_the_last_of_them(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq, towline.aio.connect(url) as other:
+        await do(mq.send_many(f"{topic}.a", [b"1", b"2"]))
+        async with entered(mq.consumer(f"{topic}.*", group="g")) as consumer:
+            if connect is towline.aio.connect:
+                waiting = asyncio.create_task(consumer.pull(wait=60, min_messages=4))
+            else:
+                waiting = asyncio.create_task(asyncio.to_thread(consumer.pull, wait=60, min_messages=4))
+            for body in (b"3", b"4"):
+                await asyncio.sleep(0.05)
+                assert not waiting.done()
+                await other.send(f"{topic}.a", body)
+            assert (await waiting).bodies() == [b"1", b"2", b"3", b"4"]

@@ -116,13 +116,16 @@ class Dispatcher:
 
     # Pulling
 
-    async def pull(self, member: Member, request: wire.Pull) -> tuple[wire.Pulled, list[bytes | memoryview]]:
+    async def pull(
+        self, member: Member, request: wire.Pull, *, least: int = 1
+    ) -> tuple[wire.Pulled, list[bytes | memoryview]]:
+        """`least` is how many it takes for one that does not wait."""
         self._check(member)
         refused, done = self._act(member, request.acts) if request.acts else ([], None)
         begun_s = self.clock.steady_s()
         got = None
         while got is None and not member.fenced:
-            pulled = self._try(member, request)
+            pulled = self._try(member, request, request.min_messages if request.wait_ms else least)
             if pulled is None and request.wait_ms and not self.closed:
                 pulled = await self._wait(member, request)
             elif pulled is not None and pulled.deadline_us:
@@ -173,15 +176,9 @@ class Dispatcher:
                 self.group.observe(lane, *self.lanes[lane].look())
             self._changed.clear()
 
-    def _try(self, member: Member, request: wire.Pull, *, final: bool = False) -> Pulled | None:
+    def _try(self, member: Member, request: wire.Pull, least: int) -> Pulled | None:
         self.notice()
-        command = Pull(
-            member.consumer,
-            self.next_pull(),
-            request.max_messages,
-            request.max_bytes,
-            1 if final or not request.wait_ms else request.min_messages,
-        )
+        command = Pull(member.consumer, self.next_pull(), request.max_messages, request.max_bytes, least)
         events = self.group.decide(command, self.clock.now_us())
         if len(events) == 1 and isinstance(events[0], Pulled):
             self.log.append_soon(events[0])
@@ -220,7 +217,7 @@ class Dispatcher:
             return
         try:
             fewer = waiter.request.min_messages > 1
-            waiter.future.set_result(self._try(waiter.member, waiter.request, final=True) if fewer else None)
+            waiter.future.set_result(self._try(waiter.member, waiter.request, 1) if fewer else None)
         except TowlineError as error:
             waiter.future.set_exception(error)
 
@@ -234,7 +231,7 @@ class Dispatcher:
             if waiter.future.done():
                 continue
             try:
-                pulled = self._try(waiter.member, waiter.request)
+                pulled = self._try(waiter.member, waiter.request, waiter.request.min_messages)
             except TowlineError as error:
                 waiter.future.set_exception(error)
                 continue

@@ -1,7 +1,8 @@
 """A consumer of all topics under a prefix: one subscription, a member of the group of each topic.
 
-A pull is answered from one topic; those that have something take turns. Pull numbers are the broker's, so an act finds
-its topic by its pull. Topics that are made later join when they are made: whoever waits is woken.
+A pull is answered from one topic; those that have as much as the pull wants at least take turns. Pull numbers are the
+broker's, so an act finds its topic by its pull. Topics that are made later join when they are made: whoever waits is
+woken.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Fan:
         """Topics to join, and whether they are new."""
         self._ready: OrderedDict[str, None] = OrderedDict()
         """Topics that may have something to deliver, in the order of their turns."""
+        self._short: OrderedDict[str, None] = OrderedDict()
+        """Topics that had less than the pull under way wants."""
         self._pulls: OrderedDict[int, Member] = OrderedDict()
         self._stirred = asyncio.Event()
         self._left = False
@@ -134,6 +137,7 @@ class Fan:
         member = self._members.pop(name)
         member.dispatcher.unwatch(self._stir)
         self._ready.pop(name, None)
+        self._short.pop(name, None)
         return member
 
     def leave(self) -> list[Member]:
@@ -153,18 +157,30 @@ class Fan:
         refused = (await self.settle(request.acts)).refused if request.acts else []
         once = msgspec.structs.replace(request, wait_ms=0, acts=[])
         deadline_s = asyncio.get_running_loop().time() + request.wait_ms / 1000
+        least = request.min_messages if request.wait_ms else 1
+        self._reconsider()
         while True:
             self._stirred.clear()
             await self.join()
-            pulled, buffers = await self._pull_from_any(once)
+            pulled, buffers = await self._pull_from_any(once, least)
             if pulled.pull or self._left or self._closing():
-                return msgspec.structs.replace(pulled, refused=refused), buffers
+                break
             try:
                 async with asyncio.timeout_at(deadline_s):
                     await self._wait()
             except TimeoutError:
                 self._notice_closed()
-                return wire.Pulled(0, [], refused), []
+                # What has come by now is enough.
+                self._reconsider()
+                pulled, buffers = await self._pull_from_any(once, 1)
+                break
+        return msgspec.structs.replace(pulled, refused=refused), buffers
+
+    def _reconsider(self) -> None:
+        """Topics that had too little for one pull may have enough for another."""
+        for name in self._short:
+            self._ready.setdefault(name, None)
+        self._short.clear()
 
     async def _wait(self) -> None:
         members = self.members
@@ -177,8 +193,8 @@ class Fan:
             for member in members:
                 member.waiting = False
 
-    async def _pull_from_any(self, request: wire.Pull) -> tuple[wire.Pulled, Buffers]:
-        """From the first topic in turn that has something; it goes to the end of the line then."""
+    async def _pull_from_any(self, request: wire.Pull, least: int) -> tuple[wire.Pulled, Buffers]:
+        """From the first topic in turn that has enough; it goes to the end of the line then."""
         for _ in range(len(self._ready)):
             if not self._ready:
                 break
@@ -186,9 +202,12 @@ class Fan:
             member = self._members[name]
             if member.dispatcher.closed:
                 continue
-            pulled, buffers = await member.dispatcher.pull(member, request)
+            pulled, buffers = await member.dispatcher.pull(member, request, least=least)
+            if least > 1 and not pulled.pull:
+                self._short[name] = None
             if pulled.pull:
                 self._ready[name] = None
+                self._short.pop(name, None)
                 self._note(pulled.pull, member)
                 return msgspec.structs.replace(pulled, topic=name, shards=member.shards), buffers
         return wire.Pulled(0, []), []

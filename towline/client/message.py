@@ -138,10 +138,11 @@ class Section:
 
     def end(self, index: int, error: BaseException | None) -> HandlerTimeout | None:
         """What ended the work on a message, if that is the time; whatever became of it, it is nacked then."""
-        limit = self._time_limits.pop(index, None)
+        limit = self._time_limits.get(index)
         if limit is None:
             return None
         raised = limit.end(error)
+        del self._time_limits[index]
         if limit.fired and self.flags[index] == OPEN:
             self.nack(index, _AGAIN, f"timeout: not done within {limit.seconds:g} s", None)
         return raised
@@ -351,7 +352,11 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._section.timed:
-            late = self._section.end(self._index, error)
+            try:
+                late = self._section.end(self._index, error)
+            except HandlerTimeout:
+                # It came in this very moment.
+                late = self._section.end(self._index, error)
             if late is not None:
                 raise late from error
         if self.settled:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-from towline.client.time_limit import raise_in
+from towline.client.interruption import Interruption
 
 __all__ = ["Interrupted", "Job", "Threads"]
 
 
 class Interrupted(BaseException):
-    """Raised inside a handler's thread that took too long. It comes between two bytecodes: a thread that waits in the
-    operating system sees it when it is back."""
+    """Raised inside a handler's thread that took too long (see `towline.client.interruption`)."""
 
 
 class Job:
@@ -101,34 +102,37 @@ class _Worker(threading.Thread):
         self._finish = finish
         self._guard = threading.Lock()
         self._job: Job | None = None
+        self._interruption: Interruption | None = None
         self._interrupted = False
 
     def interrupt(self, job: Job) -> bool:
         with self._guard:
-            if self._job is not job:
+            if self._job is not job or self._interruption is None:
                 return False
             self._interrupted = True
-            raise_in(self.ident or 0, Interrupted)
+            self._interruption.start(time.monotonic())
             return True
 
     def run(self) -> None:
-        try:
-            while not self._interrupted and (job := self._jobs.get()) is not None:
-                self._do(job)
-        except Interrupted:
-            # It came late, when the handler was through already.
-            pass
+        while not self._interrupted and (job := self._jobs.get()) is not None:
+            self._do(job)
 
     def _do(self, job: Job) -> None:
         error: BaseException | None = None
+        interruption = Interruption(Interrupted, sys._getframe())
         with self._guard:
             if job.done.cancelled():
                 return
-            self._job = job
+            self._job, self._interruption = job, interruption
         try:
-            job.function(job.argument)
-        except BaseException as raised:
-            error = raised
+            try:
+                job.function(job.argument)
+            except BaseException as raised:
+                error = raised
+            interruption.end()
+        except Interrupted:
+            # It came when the handler was through already.
+            interruption.end()
         with self._guard:
-            self._job = None
+            self._job = self._interruption = None
         self._finish(job, error)

@@ -1,36 +1,24 @@
-"""Interrupting whoever works on a message for longer than it may take.
-
-A coroutine is cancelled. A thread cannot be stopped from outside; the best that Python has is to raise an exception in
-it, which comes between two bytecodes: code that waits in the operating system (a read, a sleep, a query) sees it when
-it is back. What must be stopped in time for certain belongs into a process of its own.
-"""
+"""Interrupting whoever works on a message for longer than it may take: a coroutine is cancelled, a thread has an
+exception raised in it."""
 
 from __future__ import annotations
 
-import ctypes
-import heapq
-import itertools
+import sys
 import threading
 import time
+from types import FrameType
 from typing import TYPE_CHECKING, Final
+
+from towline.client.interruption import Interruption
 
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["HandlerTimeout", "TimeLimit", "begin_limit", "raise_in"]
-
-_IDLE_S: Final = 60.0
+__all__ = ["HandlerTimeout", "TimeLimit", "begin_limit"]
 
 
 class HandlerTimeout(TimeoutError):
     """The message was worked on for longer than it may take."""
-
-
-def raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Have a thread raise this when it comes to its next bytecode; None takes it back, if it did not come to it yet."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error)
-    )
 
 
 class TimeLimit:
@@ -75,67 +63,25 @@ class _TaskLimit(TimeLimit):
 
 
 class _ThreadLimit(TimeLimit):
-    __slots__ = ("_done", "_guard", "_thread")
+    __slots__ = ("_interruption",)
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, work: FrameType) -> None:
         super().__init__(seconds)
-        self._thread = threading.get_ident()
-        self._guard = threading.Lock()
-        self._done = False
-        _WATCH.add(self, time.monotonic() + seconds)
-
-    def fire(self) -> None:
-        """In the watch's thread."""
-        with self._guard:
-            if not self._done:
-                self.fired = True
-                raise_in(self._thread, HandlerTimeout)
+        thread = threading.get_ident()
+        if (before := _LATEST.get(thread)) is not None and before.ended_unseen(work):
+            before.end()
+        self._interruption = _LATEST[thread] = Interruption(HandlerTimeout, work)
+        self._interruption.start(time.monotonic() + seconds)
 
     def end(self, error: BaseException | None) -> HandlerTimeout | None:
-        while True:
-            try:
-                with self._guard:
-                    self._done = True
-                if self.fired:
-                    raise_in(self._thread, None)
-                break
-            except HandlerTimeout:
-                # It came in this very moment.
-                continue
+        self._interruption.end()
+        self.fired = self._interruption.fired
+        _LATEST.pop(threading.get_ident(), None)
         return self._timeout() if isinstance(error, HandlerTimeout) else None
 
 
-class _Watch:
-    """One thread for all limits of a process, made when it is needed. It never waits for anybody."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._heap: list[tuple[float, int, _ThreadLimit]] = []
-        self._numbers = itertools.count()
-        self._thread: threading.Thread | None = None
-
-    def add(self, limit: _ThreadLimit, at: float) -> None:
-        with self._changed:
-            heapq.heappush(self._heap, (at, next(self._numbers), limit))
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="towline-time-limits", daemon=True)
-                self._thread.start()
-            elif self._heap[0][2] is limit:
-                self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._heap or self._heap[0][0] > time.monotonic():
-                    wait_s = self._heap[0][0] - time.monotonic() if self._heap else _IDLE_S
-                    if not self._changed.wait(wait_s) and not self._heap:
-                        self._thread = None
-                        return
-                limit = heapq.heappop(self._heap)[2]
-            limit.fire()
-
-
-_WATCH: Final = _Watch()
+_LATEST: Final[dict[int, Interruption]] = {}
+"""By thread."""
 
 
 def begin_limit(seconds: float, *, in_tasks: bool) -> TimeLimit:
@@ -149,4 +95,15 @@ def begin_limit(seconds: float, *, in_tasks: bool) -> TimeLimit:
         except RuntimeError:
             # Handed on to a thread.
             pass
-    return _ThreadLimit(seconds) if task is None else _TaskLimit(seconds, task)
+    return _ThreadLimit(seconds, _caller()) if task is None else _TaskLimit(seconds, task)
+
+
+def _caller() -> FrameType:
+    """The frame that works on the message: the first outside of ours."""
+    frame = sys._getframe()
+    while frame.f_globals.get("__name__") in _OURS and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+_OURS: Final = frozenset({__name__, "towline.client.message"})
