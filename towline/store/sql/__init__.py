@@ -6,9 +6,9 @@
 | `tables`    | every table, as SQLAlchemy Core; `schema` makes and upgrades them |
 | `database`  | connections; `faults` what their errors mean; `checks` what is warned of at the start |
 | `ownership` | realms, leases, epochs: who may write; `roster` who is there |
-| `rows`      | frames as rows and back; `describe` what people read beside them |
+| `rows`      | frames as rows and back; `describe` what people read beside them; `encoding` rows as bytes |
 | `projection` | documents as tables: topics, groups, progress; the view of statuses |
-| `job`, `writer` | what waits for a transaction, and the transactions |
+| `job`, `writer` | what waits for a transaction, and the turns; `transaction` what one is made of; `making` tables |
 | `cache`, `reading`, `trimming` | the way out, and the end |
 | `store`     | the SPI on top of all that |
 | `shared`    | documents that all brokers on a database change |

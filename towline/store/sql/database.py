@@ -11,16 +11,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import asyncmy
 from asyncmy.constants.CLIENT import FOUND_ROWS
+from asyncmy.constants.COMMAND import COM_QUERY
 from sqlalchemy.dialects import mysql
 from sqlalchemy.sql import ClauseElement
 
-from towline.errors import Closed, TowlineError
+from towline.errors import Closed, StoreFailed, TowlineError
+from towline.store.sql.encoding import BULK, TEXT, Encoding, Into
 from towline.store.sql.faults import Fault, classify, explain, in_words
-from towline.store.sql.rows import Row, row_literal
 from towline.store.sql.settings import SqlSettings
 from towline.store.sql.within import within
 
-__all__ = ["Connection", "Database"]
+__all__ = ["Command", "Connection", "Database"]
 
 log = logging.getLogger("towline.store")
 logging.getLogger("asyncmy").setLevel(logging.ERROR)  # it would report every table that is there already
@@ -36,6 +37,8 @@ _READY: Final = (
 _CONNECT_S: Final = 5
 _READ_PAUSE_S: Final = 0.2
 _PREPARED_MAX: Final = 500
+_COM_STMT_BULK_EXECUTE: Final = 0xFA
+_SEND_TYPES: Final = b"\x80\x00"
 
 
 class _Compiled(NamedTuple):
@@ -62,6 +65,13 @@ def _compiled(statement: ClauseElement) -> _Compiled:
     return known[1]
 
 
+class Command(NamedTuple):
+    """Something to be sent, and how it begins."""
+
+    code: int
+    payload: bytes
+
+
 class Connection:
     """One connection. Any error but a refused statement leaves it unusable: drop it."""
 
@@ -69,6 +79,7 @@ class Connection:
         self._raw = raw
         self._answer_s = answer_s
         self._prepared: OrderedDict[str, Any] = OrderedDict()
+        self.encoding = BULK if raw._bulk_supported else TEXT
         self.host = host
 
     async def send(self, text: str | bytes) -> int:
@@ -81,20 +92,17 @@ class Connection:
         async with within(self._answer_s if patience_s is None else patience_s):
             return int(await self._cursor_run(self._raw.cursor(), statement, values))
 
-    async def insert(self, head: str, rows: Sequence[Row]) -> None:
-        """Insert rows; `head` is the statement up to and with VALUES. MariaDB takes them in binary, for half of what
-        it costs to read them from text; others, and rows with a column of nothing but NULL, as text."""
-        if self._raw._bulk_supported:
-            statement = self._prepared.get(head)
+    async def insertion(self, where: Into, runs: Sequence[bytes]) -> Command:
+        """The command that inserts these rows. MariaDB takes them in binary, for half of what it costs to read them
+        from text; its statement is prepared once for each connection."""
+        if self.encoding is TEXT:
+            return Command(COM_QUERY, where.head.encode() + self.encoding.separator.join(runs))
+        statement = self._prepared.get(where.head)
+        if statement is None:
             async with within(self._answer_s):
-                if statement is None:
-                    statement = await self._prepare(head, len(rows[0]))
-                try:
-                    await statement.execute_bulk(rows)
-                    return
-                except ValueError:  # raised before anything is sent
-                    pass
-        await self.send(head.encode() + b",".join(map(row_literal, rows)))
+                statement = await self._prepare(where.head, where.width)
+        begin = statement._statement_id.to_bytes(4, "little") + _SEND_TYPES + where.types
+        return Command(_COM_STMT_BULK_EXECUTE, b"".join((begin, *runs)))
 
     async def _prepare(self, head: str, width: int) -> Any:
         if len(self._prepared) >= _PREPARED_MAX:
@@ -103,6 +111,40 @@ class Connection:
         marks = ", ".join("?" * width)
         statement = self._prepared[head] = await self._raw.prepare(f"{head}({marks})")
         return statement
+
+    def query(self, statement: ClauseElement | bytes, **values: Any) -> Command:
+        """The command that runs a statement."""
+        if isinstance(statement, bytes):
+            return Command(COM_QUERY, statement)
+        text, names, defaults = _compiled(statement)
+        made = self._raw.cursor().mogrify(text, [values.get(name, defaults.get(name)) for name in names])
+        return Command(COM_QUERY, made.encode("utf-8", "surrogateescape"))
+
+    async def exchange(self, commands: Sequence[Command]) -> list[int]:
+        """Run commands one after the other; how many rows each met. To MariaDB they go all at once, so that it need not
+        wait for us between them: none of them may depend on what another one answers. After an error those behind it
+        may have been run as well, in a transaction that must not be committed: drop the connection."""
+        raw, met = self._raw, []
+        if self.encoding is TEXT:  # others may not expect it, nor what stands between them and us
+            for code, payload in commands:
+                async with within(self._answer_s):
+                    await raw._execute_command(code, payload)
+                    met.append(await self._answer())
+            return met
+        numbers = []
+        for code, payload in commands:
+            async with within(self._answer_s):
+                await raw._execute_command(code, payload)
+            numbers.append(raw._next_seq_id)
+        for number in numbers:
+            raw._next_seq_id = number
+            async with within(self._answer_s):
+                met.append(await self._answer())
+        return met
+
+    async def _answer(self) -> int:
+        await self._raw._read_query_result()
+        return int(self._raw._affected_rows)
 
     async def rows(self, statement: ClauseElement, **values: Any) -> Sequence[tuple[Any, ...]]:
         async with within(self._answer_s):
@@ -146,6 +188,8 @@ class Database:
         self.galera = False
         self.tidb = False
         self.version = ""
+        self.encoding: Encoding = TEXT
+        """How rows go to this database; known from the first connection on."""
         self._tls = settings.tls()
         self._host = 0
         self._idle: list[Connection] = []
@@ -205,8 +249,10 @@ class Database:
         return connection
 
     async def _make_ready(self, connection: Connection) -> None:
+        if self.version and connection.encoding is not self.encoding:
+            raise StoreFailed(f"the hosts of {self.label} are servers of different kinds: name those of one cluster")
         if not self.version:
-            await connection.send("SELECT VERSION()")
+            self.encoding = connection.encoding
             self.version = str((await self._fetch(connection, "SELECT VERSION()"))[0][0])
             self.tidb = "tidb" in self.version.lower()
             found = await self._fetch(connection, "SHOW VARIABLES LIKE 'wsrep_on'")

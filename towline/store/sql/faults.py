@@ -13,7 +13,7 @@ from asyncmy.errors import MySQLError
 
 from towline.errors import BadRequest, DiskFull, Refused, StoreFailed, TowlineError, Unavailable
 
-__all__ = ["Fault", "classify", "code_of", "explain", "in_words"]
+__all__ = ["DUPLICATE", "Fault", "classify", "code_of", "explain", "in_words"]
 
 _AGAIN: Final = {
     1020: "a row changed since it was read",
@@ -51,6 +51,7 @@ _ELSEWHERE: Final = {
     9002: "TiDB: a storage node does not answer",
     9005: "TiDB: a region is not available",
 }
+DUPLICATE: Final = 1062
 _FULL: Final = {3, 28, 1021, 1041, 1114}
 _LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698}
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 from sqlalchemy import Table
 
 from towline.frame import Frame
 from towline.frame.layout import KEY
 from towline.store.spi import Append, Chunk
-from towline.store.sql import tables
 from towline.store.sql.describe import COLUMNS, describe
-from towline.store.sql.rows import WHOLE, Row, bare, dead_letter_rows, message_rows
+from towline.store.sql.encoding import Encoding, Into, Run, into
+from towline.store.sql.rows import WHOLE, Origin, bare, dead_letter_rows, messages_of
 from towline.store.sql.streams import Stream
 
-__all__ = ["Entry", "Into", "Job", "Trim", "batches"]
+__all__ = ["Entry", "Job", "Packing", "Trim", "batches"]
 
 
 class Entry(NamedTuple):
@@ -34,18 +34,16 @@ class Trim(NamedTuple):
     freed_bytes: int
 
 
-class Into(NamedTuple):
-    """What rows have in common that are inserted together."""
+class Packing(NamedTuple):
+    """How rows are made: their encoding, and in pieces of about how many bytes."""
 
-    table: str
-    columns: tuple[str, ...]
-
-    def head(self) -> str:
-        names = ", ".join(f"`{name}`" for name in self.columns)
-        return f"INSERT INTO {self.table} ({names}) VALUES "  # noqa: S608 - names of ours, checked and quoted
+    encoding: Encoding
+    piece_bytes: int
 
 
-_FRAME = ("stream_id", "end_seq", "records", "length", "serial", "at_us", "source_ip", "body_at", "frame")
+_FRAME: Final = ("stream_id", "end_seq", "records", "length", "serial", "at_us", "source_ip", "body_at", "frame")
+_ROW_BYTES: Final = 64
+"""About what a row of a message takes beside its share of the frame."""
 
 
 class Job:
@@ -56,8 +54,8 @@ class Job:
     def __init__(self, done: asyncio.Future[None]) -> None:
         self.done = done
         self.entries: list[Entry] = []
-        self.made: dict[Into, list[list[Row]]] = {}
-        """The rows to insert, in runs of about the same size each."""
+        self.made: list[tuple[Into, Run]] = []
+        """The rows to insert."""
         self.tables: set[Table] = set()
         """Tables that must be there."""
         self.keyed: set[Table] = set()
@@ -68,7 +66,8 @@ class Job:
         self.rows = 0
         self.size = 0
 
-    def add_frame(self, stream: Stream, append: Append, serial: int, at_us: int) -> int:
+    def add_frame(self, stream: Stream, append: Append, serial: int, at_us: int, packing: Packing) -> int:
+        """Number a frame and make its rows; the number of its first record."""
         _, data, count, source, _ = append
         # A view may be of a buffer that is soon filled anew.
         data = data if isinstance(data, bytes) else bytes(data)
@@ -78,53 +77,51 @@ class Job:
         table = stream.frames
         more = describe(table.name, frame)
         row = (stream.id, first + count, count, len(data), serial, at_us, source, body_at, kept, *more)
-        self._add(Into(tables.quoted(table), _FRAME + COLUMNS.get(table.name, ())), [row])
+        self._add(into(table, _FRAME + COLUMNS.get(table.name, ())), packing.encoding.rows([row]))
         if stream.messages is not None:
-            columns, rows = message_rows(frame, first, at_us, source)
-            if stream.lane is None:
-                columns, rows = dead_letter_rows(stream.id, stream.name, frame, columns, rows)
-            elif frame.flags & KEY:
-                self.keyed.add(stream.messages)
-            self._add(Into(tables.quoted(stream.messages), columns), rows)
-            self.tables.add(stream.messages)
+            self._add_messages(stream, frame, Origin(first, at_us, source), packing)
         self.entries.append(Entry(stream, Chunk(first, count, 0, data, at_us, source)))
         self.size += len(data)
         stream.next = first + count
         return first
 
-    def _add(self, into: Into, rows: list[Any]) -> None:
-        self.made.setdefault(into, []).append(rows)
-        self.rows += len(rows)
+    def _add_messages(self, stream: Stream, frame: Frame, origin: Origin, packing: Packing) -> None:
+        encoding, piece_bytes = packing
+        table = stream.messages
+        assert table is not None, stream.name
+        self.tables.add(table)
+        count = frame.count
+        if stream.lane is None:
+            messages = messages_of(frame, origin, 0, count)
+            columns, rows = dead_letter_rows(stream.id, stream.name, frame, messages)
+            self._add(into(table, columns), encoding.rows(rows))
+            return
+        if frame.flags & KEY:
+            self.keyed.add(table)
+        length = len(frame.columns) + count * _ROW_BYTES  # of a compressed frame, as it is unpacked
+        step = count if length <= 2 * piece_bytes else max(1, count * piece_bytes // length)
+        for start in range(0, count, step):
+            messages = messages_of(frame, origin, start, min(start + step, count))
+            self._add(into(table, messages.columns), encoding.messages(messages))
+
+    def _add(self, where: Into, run: Run) -> None:
+        self.made.append((where, run))
+        self.rows += run.rows
 
 
-def batches(jobs: Sequence[Job], statement_bytes: int) -> Iterator[tuple[Into, list[Row]]]:
-    """The rows of these jobs, put together for statements of about so many bytes. How long a run of rows is, is told by
-    the length of its frame; one that is much longer is split evenly."""
-    gathered: dict[Into, list[list[Row]]] = {}
-    lengths: dict[int, int] = {}
+def batches(jobs: Sequence[Job], statement_bytes: int) -> Iterator[tuple[Into, list[bytes]]]:
+    """The rows of these jobs, put together for statements of about so many bytes."""
+    gathered: dict[Into, list[bytes]] = {}
     for job in jobs:
-        for into, runs in job.made.items():
-            gathered.setdefault(into, []).extend(runs)
-            for run, entry in zip(runs, job.entries, strict=False) if len(runs) == len(job.entries) else ():
-                lengths[id(run)] = len(entry.chunk.frame)
-    for into, runs in gathered.items():
-        chosen: list[Row] = []
+        for where, run in job.made:
+            gathered.setdefault(where, []).append(run.data)
+    for where, runs in gathered.items():
+        chosen: list[bytes] = []
         size = 0
-        for run in runs:
-            length = lengths.get(id(run)) or _length(run)
-            if size and size + length > statement_bytes:
-                yield into, chosen
+        for data in runs:
+            if size and size + len(data) > statement_bytes:
+                yield where, chosen
                 chosen, size = [], 0
-            if length > 2 * statement_bytes and len(run) > 1:
-                step = max(1, len(run) * statement_bytes // length)
-                for at in range(0, len(run), step):
-                    yield into, run[at : at + step]
-                continue
-            chosen += run
-            size += length
-        if chosen:
-            yield into, chosen
-
-
-def _length(rows: list[Row]) -> int:
-    return sum(len(value) if isinstance(value, (bytes, str)) else 8 for row in rows for value in row)
+            chosen.append(data)
+            size += len(data)
+        yield where, chosen

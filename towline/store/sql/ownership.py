@@ -12,13 +12,13 @@ assign them (`broker/`); here a realm is a name.
     await store.close()                              # writes what waits, then lets go of the lease at once
 
 **Safety is the epoch's, not the clock's.** `acquire` is one conditional UPDATE that takes a free or expired realm and
-adds 1 to its epoch. Every transaction of a store begins with
+adds 1 to its epoch. Every transaction of a store has the statement
 
     UPDATE mq_realm SET last_unit = n + 1, expires_at = … WHERE id = ? AND epoch = ? AND last_unit = n
 
-which must meet one row, and whose lock it holds until COMMIT. So a deposed owner changes nothing, however late its
-packets come: its epoch is gone. Two nodes of a Galera cluster that both take a realm meet at certification, and one
-fails. The clock, always the database's own, only says when a realm may be taken.
+which must meet one row, and whose lock it holds until COMMIT; else it is rolled back. So a deposed owner changes
+nothing, however late its packets come: its epoch is gone. Two nodes of a Galera cluster that both take a realm meet at
+certification, and one fails. The clock, always the database's own, only says when a realm may be taken.
 
 **A COMMIT without an answer** is resolved by the same statement: doing the unit again meets the row only if it did not
 take place; if it does not, the row holds either this unit's number (it did), or another epoch (fenced off).

@@ -15,7 +15,8 @@ from sqlalchemy import Table
 
 from towline.model import LANES, check_group, check_topic, lane_name, lane_names
 from towline.store.sql import tables
-from towline.store.sql.rows import Row, literal, row_literal
+from towline.store.sql.encoding import TEXT, literal
+from towline.store.sql.rows import Row
 
 __all__ = ["Projection", "status_view"]
 
@@ -176,7 +177,7 @@ def _upsert(table: str, columns: tuple[str, ...], rows: list[Row]) -> list[bytes
     changes = ", ".join(f"`{name}` = VALUES(`{name}`)" for name in columns)
     head = f"INSERT INTO `{table}` ({names}) VALUES ".encode()  # noqa: S608 - names of ours, checked and quoted
     tail = f" ON DUPLICATE KEY UPDATE {changes}".encode()
-    return [head + b",".join(map(row_literal, rows[at : at + 500])) + tail for at in range(0, len(rows), 500)]
+    return [head + TEXT.rows(rows[at : at + 500]).data + tail for at in range(0, len(rows), 500)]
 
 
 def _not_in(column: bytes, names: Iterable[str]) -> bytes:

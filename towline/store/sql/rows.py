@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -32,7 +32,7 @@ from towline.frame.layout import (
 )
 from towline.store.sql.tables import KEY_CHARACTERS
 
-__all__ = ["WHOLE", "Row", "bare", "dead_letter_rows", "literal", "message_rows", "rebuilt", "row_literal"]
+__all__ = ["WHOLE", "Messages", "Origin", "Row", "bare", "dead_letter_rows", "messages_of", "rebuilt"]
 
 Row = tuple[int | str | bytes | None, ...]
 
@@ -60,39 +60,67 @@ def rebuilt(body_at: int, kept: bytes, bodies: Iterable[bytes]) -> bytes:
     return b"".join((kept[:body_at], *bodies, kept[body_at:]))
 
 
-def message_rows(frame: Frame, first: int, at_us: int, source: bytes) -> tuple[tuple[str, ...], list[Any]]:
-    """The columns that a frame's messages have, and their rows."""
+class Messages(NamedTuple):
+    """Some messages of a frame, by columns: those that every message has one of its own in, those that are the same for
+    all of them, and the others."""
+
+    numbers: range
+    bodies: list[bytes]
+    source: bytes
+    token: str
+    at_us: int
+    names: tuple[str, ...]
+    extras: list[list[Any]]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*_PLAIN, *self.names) if self.names else _PLAIN
+
+    def rows(self) -> list[Any]:
+        same = (repeat(self.source), repeat(self.token), repeat(self.at_us))
+        # What is the same for all is repeated without end, so the lengths differ on purpose.
+        return list(zip(self.numbers, self.bodies, *same, *self.extras, strict=False))
+
+
+class Origin(NamedTuple):
+    """What is the same for all messages of a frame: the number of the first, when it came, and from where."""
+
+    first: int
+    at_us: int
+    source: bytes
+
+
+def messages_of(frame: Frame, origin: Origin, start: int, stop: int) -> Messages:
+    """The messages number `start` to `stop` of a frame."""
+    first, at_us, source = origin
     token = frame.token.decode("utf-8", "replace")
-    numbers = range(first, first + frame.count)
-    same = (repeat(source), repeat(token), repeat(at_us))
-    # What is the same for all is repeated without end, so the lengths differ on purpose.
-    if not frame.flags & _EXTRAS:
-        return _PLAIN, list(zip(numbers, frame.bodies(), *same, strict=False))
     names: list[str] = []
-    columns: list[list[Any]] = []
-    for flag, name, shown in _TEXTS:
-        values = frame.texts(flag)
-        if values is not None:
-            names.append(name)
-            columns.append([shown(value) if value else None for value in values])
-    for flag, name in _NUMBERS:
-        each = frame.numbers(flag)
-        if each is not None:
-            names.append(name)
-            columns.append([value or None for value in each])
-    return (*_PLAIN, *names), list(zip(numbers, frame.bodies(), *same, *columns, strict=False))
+    extras: list[list[Any]] = []
+    if frame.flags & _EXTRAS:
+        for flag, name, shown in _TEXTS:
+            values = frame.texts(flag, start, stop)
+            if values is not None:
+                names.append(name)
+                extras.append([shown(value) if value else None for value in values])
+        for flag, name in _NUMBERS:
+            each = frame.numbers(flag, start, stop)
+            if each is not None:
+                names.append(name)
+                extras.append([value or None for value in each])
+    bodies = frame.bodies(start, stop)
+    return Messages(range(first + start, first + stop), bodies, source, token, at_us, tuple(names), extras)
 
 
 def dead_letter_rows(
-    stream_id: int, stream: str, frame: Frame, columns: tuple[str, ...], rows: list[Any]
+    stream_id: int, stream: str, frame: Frame, messages: Messages
 ) -> tuple[tuple[str, ...], list[Any]]:
-    """The rows of dead letters say besides whose they are, which message it was and why it died."""
+    """The columns and rows of dead letters: they say besides whose they are, which message it was and why it died."""
     group = stream.rpartition("/")[2][:51]
     packed = frame.texts(HEADERS) or [b""] * frame.count
     told = [decode_headers(one) for one in packed]
     more = [(group, one.get("towline-origin", "")[:128], one.get("towline-reason", "")[:_TEXT_MAX]) for one in told]
-    names = ("stream_id", *columns, "group_id", "origin", "reason")
-    return names, [(stream_id, *row, *extra) for row, extra in zip(rows, more, strict=True)]
+    names = ("stream_id", *messages.columns, "group_id", "origin", "reason")
+    return names, [(stream_id, *row, *extra) for row, extra in zip(messages.rows(), more, strict=True)]
 
 
 def _key(value: bytes) -> str:
@@ -119,22 +147,3 @@ _NUMBERS: Final = (
     (TIMEOUT, "timeout_us"),
     (PRODUCED_AT, "produced_us"),
 )
-
-
-def row_literal(row: Row) -> bytes:
-    return b"(%b)" % b",".join(map(literal, row))
-
-
-def literal(value: int | str | bytes | None) -> bytes:
-    """A value as SQL. Within quotes only two bytes mean something, as long as backslashes escape, which the session
-    sees to."""
-    if value is None:
-        return b"NULL"
-    if isinstance(value, int):
-        return b"%d" % value
-    data = value.encode("utf-8", "replace") if isinstance(value, str) else value
-    if b"\\" in data:
-        data = data.replace(b"\\", b"\\\\")
-    if b"'" in data:
-        data = data.replace(b"'", b"\\'")
-    return (b"'%b'" if isinstance(value, str) else b"_binary'%b'") % data

@@ -17,11 +17,11 @@ from towline.store.spi import Append, Appended, Bounds, Read, Trimmed
 from towline.store.sql import tables
 from towline.store.sql.cache import FrameCache
 from towline.store.sql.database import Connection, Database
-from towline.store.sql.job import Job, Trim
+from towline.store.sql.encoding import literal
+from towline.store.sql.job import Job, Packing, Trim
 from towline.store.sql.ownership import Lease, release
 from towline.store.sql.projection import Projection
 from towline.store.sql.reading import FrameReader
-from towline.store.sql.rows import literal
 from towline.store.sql.streams import Stream, Streams
 from towline.store.sql.trimming import Sweeper, freed_by, plan
 from towline.store.sql.writer import Writer
@@ -107,6 +107,7 @@ class SqlStore:
         """What was done so far."""
         return {
             "transactions": self._writer.transactions,
+            "begun_ahead": self._writer.ahead,
             "replays": self._writer.replays,
             "reads": self._reader.reads,
             "queued_bytes": self._writer.queued_bytes,
@@ -130,11 +131,12 @@ class SqlStore:
 
     def _number(self, job: Job, unit: Sequence[Append]) -> tuple[int, ...]:
         at_us = self._at_us = self._writer.last_us = max(self._clock.now_us(), self._at_us)
+        packing = Packing(self.database.encoding, self.database.settings.statement_bytes)
         firsts = []
         for append in unit:
             stream = self._streams.get(append.stream) or self._streams.make(append.stream)
             self._serial += 1
-            firsts.append(job.add_frame(stream, append, self._serial, at_us))
+            firsts.append(job.add_frame(stream, append, self._serial, at_us, packing))
         return tuple(firsts)
 
     def _check_room(self, unit: Sequence[Append]) -> None:

@@ -1,72 +1,66 @@
 """The writer: all that waits goes into one transaction, again and again.
 
 While a transaction is under way the next group gathers, so that many producers share one COMMIT without anyone waiting
-for a clock; a busy database makes larger groups. The rows were made when they were appended, while the database was
-busy with those before them.
+for a clock; a busy database makes larger groups. Their rows were encoded when they were appended, while the database
+was busy with those before them.
 
-A transaction begins with the fence (see `ownership`): it holds off other owners, prolongs the lease, and numbers the
-unit. When anything fails, the whole group is done again under the same number until it is known to have taken place.
+A transaction inserts its rows, then comes the fence (see `ownership`): it holds off other owners, prolongs the lease,
+and numbers the unit. Where the streams are, and COMMIT, follow it. Only the fence and what follows it must wait for the
+group before: when much waits, the rows of the next group go over a second connection meanwhile, and when their turn
+comes they are there. What a deposed owner inserts like that is never committed.
+
+When anything fails, the whole group is done again under the same number until it is known to have taken place, and now
+the fence comes first: it tells.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sqlalchemy import Table, bindparam, func, select, text, update
-
 from towline.errors import OwnershipLost, StoreFailed, TowlineError
-from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
-from towline.store.sql.faults import Fault, classify, code_of, explain, in_words
-from towline.store.sql.job import Job, batches
+from towline.store.sql.faults import DUPLICATE, Fault, classify, code_of, explain, in_words
+from towline.store.sql.job import Job
+from towline.store.sql.making import Maker
 from towline.store.sql.ownership import Lease
-from towline.store.sql.projection import status_view
-from towline.store.sql.rows import literal
-from towline.store.sql.schema import NO_SUCH_TABLE, make_index, make_table
+from towline.store.sql.schema import NO_SUCH_TABLE
 from towline.store.sql.streams import Stream
+from towline.store.sql.transaction import confirm_committed, fence, insertions, rest_of
 
 __all__ = ["Writer"]
 
 log = logging.getLogger("towline.store")
 
 _PAUSES_S: Final = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
-_table = tables.realm
-_FENCE = (
-    update(_table)
-    .where(
-        _table.c.id == bindparam("realm_id"),
-        _table.c.epoch == bindparam("our_epoch"),
-        _table.c.last_unit == bindparam("before"),
-    )
-    .values(
-        last_unit=bindparam("number"),
-        last_us=bindparam("at_us"),
-        expires_at=func.timestampadd(text("MICROSECOND"), bindparam("lease_us"), func.now(6)),
-    )
-)
-_WHERE_WE_ARE = select(_table.c.epoch, _table.c.last_unit, _table.c.owner, _table.c.address).where(
-    _table.c.id == bindparam("realm_id")
-)
+_AHEAD_ROWS: Final = 400
+"""So many rows must wait for it to be worth a second transaction at the same time."""
 
 
-class _After:
-    """Where a stream is after a transaction."""
+class _Turn:
+    """A group, and how far it has come."""
 
-    __slots__ = ("_stream", "end", "first", "size_bytes")
+    __slots__ = ("connection", "group", "rows", "spreading")
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self.first = stream.first
-        self.end = stream.end
-        self.size_bytes = stream.size_bytes
+    def __init__(self, group: list[Job]) -> None:
+        self.group = group
+        self.rows = sum([job.rows for job in group])
+        self.connection: Connection | None = None
+        self.spreading: asyncio.Task[None] | None = None
+        """Inserts its rows before its turn has come."""
 
-    def row(self, realm_id: int) -> bytes:
-        name = literal(self._stream.name)
-        return b"(%d,%d,%b,%d,%d,%d)" % (self._stream.id, realm_id, name, self.first, self.end, self.size_bytes)
+    def drop(self) -> None:
+        """Whatever was begun for it is taken back."""
+        spreading, self.spreading = self.spreading, None
+        if spreading is not None and not spreading.cancel() and not spreading.cancelled():
+            spreading.exception()  # it is done anew, whatever it was
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.drop()
 
 
 class Writer:
@@ -80,12 +74,12 @@ class Writer:
         self._publish = publish
         self._unit = last_unit
         self._waiting: deque[Job] = deque()
+        self._waiting_rows = 0
+        self._turns: deque[_Turn] = deque()
+        self._looking = False
         self._wake = asyncio.Event()
-        self._connection: Connection | None = None
-        self._made: set[str] = set()
-        self._viewed: dict[str, set[str]] = {}
-        self._indexed: set[str] = set()
-        self._indexing: set[asyncio.Task[None]] = set()
+        self._free: list[Connection] = []
+        self._maker = Maker(database)
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self.queued_bytes = 0
@@ -99,20 +93,24 @@ class Writer:
         self.lost: asyncio.Future[None] = self._loop.create_future()
         """Done when nothing can be written any more."""
         self.transactions = 0
+        self.ahead = 0
+        """How many of them were begun before their turn."""
         self.replays = 0
         self._task = self._loop.create_task(self._run(), name="towline-sql-writer")
 
     def knows(self, stream: Stream) -> None:
         """The tables of this stream are in the database."""
-        if stream.messages is not None:
-            self._made.add(stream.messages.name)
-        if stream.lane is not None:
-            self._viewed.setdefault(stream.lane[0], set()).add(stream.lane[1])
+        self._maker.knows(stream)
 
     def submit(self, job: Job) -> None:
         self.queued_bytes += job.size
         self._waiting.append(job)
+        self._waiting_rows += job.rows
         self._wake.set()
+        if self._waiting_rows >= _AHEAD_ROWS and len(self._turns) == 1 and not self._looking:
+            # Behind what else is appended in this turn of the loop.
+            self._looking = True
+            self._loop.call_soon(self._look_ahead)
 
     async def close(self, patience_s: float) -> None:
         """Write all that waits, if the database lets us, and end."""
@@ -124,216 +122,187 @@ class Writer:
             await asyncio.wait([self._task])
             reason = f": {self.trouble}" if self.trouble is not None else ""
             self._fail(StoreFailed(f"the store was closed before all was written{reason}"))
-        if self._indexing:
-            await asyncio.wait(self._indexing, timeout=2)
-        for task in self._indexing:
-            task.cancel()
-        await asyncio.gather(*self._indexing, return_exceptions=True)
-        if self._connection is not None:
-            await self._connection.close()
+        await self._maker.close()
+        for connection in self._free:
+            await connection.close()
 
     # --- the task -----------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         try:
-            while not (self._closing and not self._waiting):
-                if not self._waiting:
-                    await self._idle()
-                await self._commit(self._take())
+            while self._turns or self._waiting or not self._closing:
+                if not self._turns:
+                    if not self._waiting:
+                        await self._idle()
+                    self._turns.append(_Turn(self._take()))
+                self._look_ahead()
+                await self._commit(self._turns[0])
+                self._turns.popleft()
         except TowlineError as error:
+            self._put_back()
             self._fail(error)
         except Exception as error:
             log.critical("the writer of %s failed", self._database.label, exc_info=True)
+            self._put_back()
             self._fail(StoreFailed(f"writing to the database {self._database.label} failed: {in_words(error)}"))
+        finally:
+            self._put_back()
 
     async def _idle(self) -> None:
         """Until there is something to write, or the lease wants to be renewed."""
         self._wake.clear()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._lease.lease_s / 4):
                 await self._wake.wait()
-        except TimeoutError:
-            pass
 
-    def _take(self) -> list[Job]:
+    def _take(self, most_rows: int | None = None) -> list[Job]:
         settings = self._database.settings
+        most_rows = min(most_rows or settings.group_rows, settings.group_rows)
         group: list[Job] = []
         size = rows = 0
         while self._waiting:
             job = self._waiting[0]
-            if group and (size + job.size > settings.group_bytes or rows + job.rows > settings.group_rows):
+            if group and (size + job.size > settings.group_bytes or rows + job.rows > most_rows):
                 break
             group.append(self._waiting.popleft())
             size += job.size
             rows += job.rows
+        self._waiting_rows -= rows
         return group
 
-    async def _commit(self, group: list[Job]) -> None:
+    def _look_ahead(self) -> None:
+        """Begin with the next group beside the one whose turn it is, if enough waits and nothing speaks against it."""
+        self._looking = False
+        if len(self._turns) != 1 or self._waiting_rows < _AHEAD_ROWS:
+            return
+        if self.trouble is not None or self._maker.indexing:
+            return
+        first = self._turns[0]
+        # Shares of about the same size keep both connections busy.
+        group = self._take(max(_AHEAD_ROWS, (first.rows + self._waiting_rows + 1) // 2))
+        turn = _Turn(group)
+        self._turns.append(turn)
+        if self._maker.has_all(first.group) and self._maker.has_all(group):
+            turn.spreading = self._loop.create_task(self._spread(turn), name="towline-sql-ahead")
+
+    async def _spread(self, turn: _Turn) -> None:
+        turn.connection = await self._connected()
+        commands = await insertions(turn.connection, turn.group, self._database.settings.statement_bytes)
+        await turn.connection.exchange(commands)
+
+    async def _connected(self) -> Connection:
+        if self._free:
+            return self._free.pop()
+        connection = await self._database.connect()
+        try:
+            # Every statement begins a transaction if there is none: one question less for each.
+            await connection.send("SET autocommit = 0")
+        except BaseException:
+            connection.drop()
+            raise
+        return connection
+
+    async def _commit(self, turn: _Turn) -> None:
         attempt = 0
         while True:
             try:
-                connection = await self._connected()
-                await self._make_tables(connection, group)
-                await self._transact(connection, group)
+                await self._transact(turn, sure=attempt == 0)
                 break
             except TowlineError:
-                self._waiting.extendleft(reversed(group))
-                raise
-            except asyncio.CancelledError:
-                self._waiting.extendleft(reversed(group))
                 raise
             except Exception as error:
-                try:
-                    await self._recover(error)
-                except TowlineError:
-                    self._waiting.extendleft(reversed(group))
-                    raise
+                self._recover(turn, error, sure=attempt == 0)
             self.replays += 1
             await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
             attempt += 1
         if self.trouble is not None:
             log.warning("the database %s answers again", self._database.label)
             self.trouble = None
+        if turn.connection is not None:
+            self._free.append(turn.connection)
+            turn.connection = None
         self._unit += 1
         self.transactions += 1
-        self.queued_bytes -= sum([job.size for job in group])
-        self._publish(group)
-        for job in group:
+        self.queued_bytes -= sum([job.size for job in turn.group])
+        self._publish(turn.group)
+        for job in turn.group:
             if not job.done.done():
                 job.done.set_result(None)
 
-    async def _connected(self) -> Connection:
-        if self._connection is None:
-            connection = await self._database.connect()
-            # Every statement begins a transaction if there is none: one question less for each.
-            await connection.send("SET autocommit = 0")
-            self._connection = connection
-        return self._connection
-
-    async def _make_tables(self, connection: Connection, group: Sequence[Job]) -> None:
-        for job in group:
-            for table in job.tables:
-                if table.name not in self._made:
-                    await make_table(connection, table)
-                    self._made.add(table.name)
-            for entry in job.entries:
-                lane = entry.stream.lane
-                if lane is not None and lane[1] not in self._viewed.setdefault(lane[0], set()):
-                    await self._make_view(connection, *lane)
-            for table in job.keyed:
-                if table.name not in self._indexed:
-                    self._indexed.add(table.name)
-                    self._index(table)
-
-    async def _make_view(self, connection: Connection, topic: str, lane: str) -> None:
-        """A topic has a new lane: the view of its messages' status shows that too."""
-        await make_table(connection, tables.progress_table(topic))
-        await connection.send(status_view(topic, [*self._viewed[topic], lane]))
-        self._viewed[topic].add(lane)
-
-    def _index(self, table: Table) -> None:
-        """Make the index of a lane's keys, beside the writing: on a large table it takes a while."""
-        task = self._loop.create_task(self._make_index(table), name="towline-sql-index")
-        self._indexing.add(task)
-        task.add_done_callback(self._indexing.discard)
-
-    async def _make_index(self, table: Table) -> None:
-        try:
-            await self._database.reading(lambda connection: make_index(connection, tables.key_index(table)))
-        except TowlineError as error:
-            self._indexed.discard(table.name)
-            log.warning("the index of the keys in %s could not be made yet: %s", table.name, error)
-
-    async def _transact(self, connection: Connection, group: Sequence[Job]) -> None:
-        number = self._unit + 1
-        met = await connection.run(
-            _FENCE,
-            realm_id=self._lease.realm_id,
-            our_epoch=self._lease.epoch,
-            before=self._unit,
-            number=number,
-            at_us=self.last_us,
-            lease_us=round(self._lease.lease_s * 1e6),
-        )
+    async def _transact(self, turn: _Turn, *, sure: bool) -> None:
+        """`sure`: that it has not taken place yet."""
+        there = await self._is_spread(turn)
+        if turn.connection is None:
+            turn.connection = await self._connected()
+            await self._maker.make(turn.connection, turn.group)
+        connection, number = turn.connection, self._unit + 1
+        rows = [] if there else await insertions(connection, turn.group, self._database.settings.statement_bytes)
+        held = fence(connection, self._lease, number, self.last_us)
+        rest = rest_of(connection, turn.group, self._lease.realm_id)
+        if sure:
+            met = (await connection.exchange([*rows, held, *rest]))[len(rows)]
+        else:
+            [met] = await connection.exchange([held])
         if met != 1:
-            await self._find_out(connection, number)
+            await confirm_committed(connection, self._database, self._lease, number)
+            log.info("unit %d was committed, although the answer was lost", number)
             return
-        for into, rows in batches(group, self._database.settings.statement_bytes):
-            await connection.insert(into.head(), rows)
-        streams = self._stream_rows(group)
-        if streams:
-            await connection.send(streams)
-        for job in group:
-            for statement in job.statements:
-                await connection.send(statement)
+        if not sure:
+            await connection.exchange([*rows, *rest])
         await connection.commit()
 
-    async def _find_out(self, connection: Connection, number: int) -> None:
-        """The fence met no row: either this unit was committed although we were not told, or another one owns all."""
-        rows = await connection.rows(_WHERE_WE_ARE, realm_id=self._lease.realm_id)
-        await connection.rollback()
-        epoch, last_unit, owner, address = rows[0] if rows else (0, 0, "nobody", "")
-        if epoch != self._lease.epoch:
-            raise OwnershipLost(
-                f"realm {self._lease.realm} of the database {self._database.label} belongs to another broker by now: "
-                f"{owner or 'nobody'} at {address or 'no address'}, epoch {epoch} (ours was {self._lease.epoch})"
-            )
-        if last_unit != number:
-            raise StoreFailed(
-                f"realm {self._lease.realm} of the database {self._database.label} is at unit {last_unit}, not at "
-                f"{number - 1} as it should be: was the database brought back from a backup under a running broker?"
-            )
-        log.info("unit %d was committed, although the answer was lost", number)
+    async def _is_spread(self, turn: _Turn) -> bool:
+        """Whether its rows are there already, because we began before its turn."""
+        spreading = turn.spreading
+        if spreading is None:
+            return False
+        try:
+            await spreading
+        except Exception as error:
+            # If there is more to it than bad luck, we will hear of it again.
+            log.debug("rows are inserted again: %s", in_words(error))
+            turn.drop()
+            return False
+        turn.spreading = None
+        self.ahead += 1
+        return True
 
-    def _stream_rows(self, group: Sequence[Job]) -> bytes:
-        """One statement that says where all streams of the group are after it."""
-        after: dict[int, _After] = {}
-        for job in group:
-            for stream, chunk in job.entries:
-                state = after.get(stream.id) or after.setdefault(stream.id, _After(stream))
-                state.end = chunk.first + chunk.count
-                state.size_bytes += len(chunk.frame)
-            for stream, first, freed_bytes in job.trims:
-                state = after.get(stream.id) or after.setdefault(stream.id, _After(stream))
-                state.first = first
-                state.size_bytes -= freed_bytes
-        if not after:
-            return b""
-        rows = [state.row(self._lease.realm_id) for _, state in sorted(after.items())]
-        return b"".join(
-            (
-                b"INSERT INTO `mq_stream` (`id`, `realm_id`, `name`, `first_seq`, `next_seq`, `size_bytes`) VALUES ",
-                b",".join(rows),
-                b" ON DUPLICATE KEY UPDATE `first_seq` = VALUES(`first_seq`), `next_seq` = VALUES(`next_seq`),"
-                b" `size_bytes` = VALUES(`size_bytes`)",
-            )
-        )
-
-    async def _recover(self, error: Exception) -> None:
+    def _recover(self, turn: _Turn, error: Exception, *, sure: bool) -> None:
         """After a failed transaction: be ready to do it again, or raise if that would not help."""
-        connection, self._connection = self._connection, None
+        connection, turn.connection = turn.connection, None
+        for other in self._turns:
+            other.drop()
+        if connection is not None:
+            connection.drop()
+        code = code_of(error)
         match classify(error):
             case Fault.AGAIN if connection is not None:
                 log.info("a transaction is done again: %s", in_words(error))
-                connection.drop()
                 return
-            case Fault.FINAL if code_of(error) == NO_SUCH_TABLE and self._made:
+            case Fault.FINAL if code == DUPLICATE and sure:
+                log.info("rows are there already, and it is asked whose they are: %s", in_words(error))
+                return
+            case Fault.FINAL if code == NO_SUCH_TABLE and self._maker.forget():
                 log.warning("a table is gone and is made anew: %s", in_words(error))
-                self._made.clear()
-                self._viewed.clear()
-                if connection is not None:
-                    connection.drop()
                 return
             case Fault.FINAL:
-                if connection is not None:
-                    connection.drop()
                 raise explain(error, self._database.label) from error
+        while self._free:
+            self._free.pop().drop()
         if connection is not None:
             self._database.left(connection)
         if self.trouble is None:
             self.trouble_since_s = self._loop.time()
             log.error("the database %s does not answer, and is tried again: %s", self._database.label, in_words(error))
         self.trouble = explain(error, self._database.label)
+
+    def _put_back(self) -> None:
+        """The task ends: what was on its way waits again."""
+        while self._turns:
+            turn = self._turns.pop()
+            turn.drop()
+            self._waiting.extendleft(reversed(turn.group))
+            self._waiting_rows += turn.rows
 
     def _fail(self, error: TowlineError) -> None:
         if self.failure is None:
