@@ -58,8 +58,16 @@ def of_lane(lane: str) -> list[int]:
 
 
 def test_all_of_it_in_order_with_keys_and_priorities(
-    spark: SparkSession, shelf: Archive, broker: BrokerProcess, mq: towline.Client, tmp_path: Path
+    spark: SparkSession,
+    shelf: Archive,
+    broker: BrokerProcess,
+    mq: towline.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Several chunks of a file, several of them in a task, and several rounds of tasks.
+    monkeypatch.setattr(module, "CHUNK_ROWS", 700)
+    monkeypatch.setattr(module, "RUN_CHUNKS", 3)
     done = replay(spark, shelf, door(broker), "all", str(tmp_path / "state"))
     assert (done.rows, done.done) == (COUNT, done.chunks)
     for lane in ("high", "middle"):

@@ -40,13 +40,20 @@ if TYPE_CHECKING:
 __all__ = ["Chosen", "Replayed", "replay"]
 
 CHUNK_ROWS: Final = 500_000
+RUN_CHUNKS: Final = 4
+"""So many chunks of a lane, one behind the other, are the work of one task: starting one takes its time."""
 FRAME_ROWS: Final = 5_000
 FRAMES_PER_ID: Final = 128
 """A broker remembers the last 256 frames of a producer: no id is used for more than half as many."""
-REQUEST_BYTES: Final = 4 << 20
+REQUEST_BYTES: Final = 1 << 20
+"""Smaller than it could be: the broker works on one while the next is made."""
 HEAD_ROOM: Final = 64 << 10
 FILTERED: Final = "filtered"
 COLUMNS: Final = ["lane", "seq", "key", "body", "headers", "appended_at", "shard_key"]
+SENT: Final = ("body", "key", "headers", "shard_key")
+"""What a new message is made of. The old one's times and its dedup id are not sent again."""
+_LANES: Final = pa.array(LANES)
+_MIDDLE: Final = pa.scalar("middle")
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -121,13 +128,14 @@ def replay(
         at_once = max(1, spark.sparkContext.defaultParallelism)
         entries = archive.files("messages", chosen.topics)
         while waiting:
-            wave = waiting[: 2 * at_once] if unordered else _one_of_each(waiting)[: 2 * at_once]
-            waiting = [chunk for chunk in waiting if chunk not in wave]
+            runs = [[chunk] for chunk in waiting] if unordered else _runs(waiting, 1 if rate else RUN_CHUNKS)
+            wave = runs[: 2 * at_once]
             share = rate / min(at_once, len(wave))
             work = _Work(job, door, archive.place, own, chosen, share, staged, durability)
-            pieces = [(chunk, _files_of(chunk, entries)) for chunk in wave]
+            pieces = [[(chunk, _files_of(chunk, entries)) for chunk in run] for run in wave]
             replayed.rows += sum(in_tasks(spark, work, pieces, int, f"replay {job}"))
-            done |= {chunk.number for chunk in wave}
+            done |= {chunk.number for run in wave for chunk in run}
+            waiting = [chunk for chunk in waiting if chunk.number not in done]
             own.replace("done.json", msgspec.json.encode(sorted(done)))
             replayed.done = len(done)
             replayed.seconds = time.monotonic() - begin
@@ -186,12 +194,12 @@ def _filtered(spark: SparkSession, archive: Archive, entries: Sequence[Entry], o
     return chunks
 
 
-def _one_of_each(waiting: Sequence[Chunk]) -> list[Chunk]:
-    """The first chunk of each lane: the next one goes when it is done."""
-    first: dict[str, Chunk] = {}
+def _runs(waiting: Sequence[Chunk], most: int) -> list[list[Chunk]]:
+    """The first chunks of each lane, which one task sends in their order: the next ones go when they are done."""
+    runs: dict[str, list[Chunk]] = {}
     for chunk in waiting:
-        first.setdefault(chunk.topic if chunk.stream.startswith(FILTERED) else chunk.stream, chunk)
-    return list(first.values())
+        runs.setdefault(chunk.topic if chunk.stream.startswith(FILTERED) else chunk.stream, []).append(chunk)
+    return [run[:most] for run in runs.values()]
 
 
 def _files_of(chunk: Chunk, entries: Sequence[Entry]) -> list[Entry]:
@@ -218,7 +226,7 @@ class _Numbering:
 
 
 class _Work:
-    """What a task does with its chunk; it travels to the task."""
+    """What a task does with its chunks; it travels to the task."""
 
     def __init__(  # noqa: PLR0917 all of it says what to do
         self,
@@ -234,40 +242,42 @@ class _Work:
         self._job, self._door, self._place, self._own = job, door, place, own
         self._chosen, self._rate, self._staged, self._durability = chosen, rate, staged, durability
 
-    def __call__(self, piece: tuple[Chunk, list[Entry]]) -> int:
+    def __call__(self, run: list[tuple[Chunk, list[Entry]]]) -> int:
         from towline.client.outgoing import as_durability
         from towline.client.publishing import Publisher
 
-        chunk, files = piece
-        topic = self._chosen.to_topic or chunk.topic
+        rows = 0
         with self._door.connect() as client:
-            publisher = Publisher(client, as_durability(self._durability or None))
-            sink = f"replay:{self._job}:{chunk.number}"
-            if self._staged and publisher.epoch(sink) >= 0:
-                return 0
-            rows = self._send(publisher, chunk, files, topic)
-            publisher.settle()
-            if self._staged:
-                publisher.publish(sink, 0, publisher.records)
-            return rows
+            for chunk, files in run:
+                publisher = Publisher(client, as_durability(self._durability or None))
+                sink = f"replay:{self._job}:{chunk.number}"
+                if self._staged and publisher.epoch(sink) >= 0:
+                    continue
+                rows += self._send(publisher, chunk, files, self._chosen.to_topic or chunk.topic)
+                publisher.settle()
+                if self._staged:
+                    publisher.publish(sink, 0, publisher.records)
+        return rows
 
     def _send(self, publisher: Publisher, chunk: Chunk, files: list[Entry], topic: str) -> int:
         limit = publisher.max_request_bytes - HEAD_ROOM
         numbering = _Numbering(f"replay/{self._job}/{chunk.number}")
+        lane = chunk.stream.rpartition("/")[2]
+        mixed = chunk.stream.startswith(FILTERED)
         encoder = Encoder(
             topic,
-            "middle",
+            lane if lane in LANES and not mixed else "middle",
             self._door.token,
             publisher.shards,
             compress=False,
             max_frame_bytes=limit // 2,
             frame_rows=FRAME_ROWS,
         )
-        ordered = publisher.shards(topic) > 0
+        by_lane = mixed and not publisher.shards(topic)
         begin, rows, size = time.monotonic(), 0, 0
         waiting: list[Addressed] = []
         for batch in _framed(self._batches(chunk, files)):
-            for frame in encoder.frames(_message(batch, ordered), numbering, time.time_ns() // 1_000):
+            for frame in encoder.frames(_message(batch, by_lane), numbering, time.time_ns() // 1_000):
                 if waiting and size + len(frame.frame) > min(REQUEST_BYTES, limit):
                     (publisher.stage if self._staged else publisher.send)(waiting)
                     waiting, size = [], 0
@@ -289,7 +299,9 @@ class _Work:
             return
         for entry in files:
             with self._place.open(entry.path) as opened:
-                for batch in pq.ParquetFile(opened).iter_batches(10 * FRAME_ROWS, columns=COLUMNS):
+                file = pq.ParquetFile(opened)
+                groups = _groups_of(file, chunk)
+                for batch in file.iter_batches(10 * FRAME_ROWS, row_groups=groups, columns=COLUMNS):
                     yield from self._chosen_of(batch, chunk)
 
     def _chosen_of(self, batch: pa.RecordBatch, chunk: Chunk) -> Iterator[pa.RecordBatch]:
@@ -342,11 +354,21 @@ def _framed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
 
 
-def _message(batch: pa.RecordBatch, ordered: bool) -> pa.RecordBatch:
-    """The columns that a message is made of. Its times and its dedup id are not sent again: it is a new message."""
-    columns = {name: batch.column(name) for name in ("body", "key", "headers", "shard_key")}
-    if not ordered:
+def _groups_of(file: pq.ParquetFile, chunk: Chunk) -> list[int]:
+    """The row groups that may hold messages of a chunk."""
+    column = next(number for number in range(len(file.schema)) if file.schema.column(number).path == "seq")
+    found = []
+    for number in range(file.num_row_groups):
+        seqs = file.metadata.row_group(number).column(column).statistics
+        if seqs is None or not seqs.has_min_max or (seqs.min < chunk.end and seqs.max >= chunk.first):
+            found.append(number)
+    return found
+
+
+def _message(batch: pa.RecordBatch, by_lane: bool) -> pa.RecordBatch:
+    """The columns that a message is made of; with its priority, where lanes are mixed."""
+    columns = {name: batch.column(name) for name in SENT}
+    if by_lane:
         lane = batch.column("lane")
-        known = pc.is_in(lane, pa.array(LANES))
-        columns["priority"] = pc.if_else(known, lane, "middle")
-    return pa.RecordBatch.from_pydict(columns)
+        columns["priority"] = pc.if_else(pc.is_in(lane, _LANES), lane, _MIDDLE)
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
