@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
 
+import towline
 from tests.client.either import do, entered
 from towline.errors import BadName, BadRequest, Closed, QueueFull, Timeout, TooLarge
 
@@ -112,22 +115,58 @@ async def test_a_full_queue_is_waited_for(connect: Any, topic: str) -> None:
         assert [one.result().seq for one in sent] == list(range(2000))
 
 
-async def test_a_full_buffer_refuses_without_block(connect: Any, topic: str) -> None:
+@pytest.mark.parametrize("max_block", [0, 0.2])
+async def test_a_full_buffer_is_waited_for_no_longer_than_one_may(connect: Any, topic: str, max_block: float) -> None:
     url = f"memory:{topic}?capacity_messages=20"
     async with entered(connect(url)) as mq:
         await do(mq.send_many(topic, [b"x"] * 20))
-        producer = mq.producer(block=False, max_buffer_messages=10, delivery_timeout=0.3)
+        producer = mq.producer(max_block=max_block, max_buffer_messages=10, delivery_timeout=60)
         for _ in range(10):
             await do(producer.send(topic, b"y"))
-        with pytest.raises(QueueFull, match="buffer is full"):
-            await do(producer.send(topic, b"y"))
-        with pytest.raises(QueueFull, match="capacity"):
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(QueueFull, match=r"buffer is full.* with 10 messages"):
+                await do(producer.send(topic, b"y"))
+            assert time.monotonic() - began >= max_block
+        async with entered(mq.consumer(topic, group="g")) as consumer:
+            await do((await do(consumer.pull(wait=20))).ack())
+            await do(producer.flush(timeout=60))
+            await do(producer.send(topic, b"z"))
             await do(producer.close())
 
 
-def test_threads_may_share_a_producer(topic: str) -> None:
-    import towline
+async def test_a_full_buffer_lets_in_who_waits_when_there_is_room(connect: Any, topic: str) -> None:
+    url = f"memory:{topic}?capacity_messages=20"
+    async with entered(connect(url)) as mq, towline.aio.connect(url) as other:
+        await do(mq.send_many(topic, [b"x"] * 20))
+        async with entered(mq.producer(max_buffer_messages=10)) as producer, other.consumer(topic, "g") as consumer:
 
+            async def send_all() -> None:
+                for _ in range(30):
+                    await producer.send(topic, b"y")
+
+            def send_all_here() -> None:
+                for _ in range(30):
+                    producer.send(topic, b"y")
+
+            aio = connect is towline.aio.connect
+            sending = asyncio.create_task(send_all() if aio else asyncio.to_thread(send_all_here))
+            got = 0
+            while got < 50:
+                batch = await consumer.pull(5, wait=20)
+                got += len(batch)
+                await batch.ack()
+            await sending
+
+
+async def test_waiting_for_room_has_a_limit_that_makes_sense(connect: Any) -> None:
+    async with entered(connect("memory:")) as mq:
+        for wrong in (-1, 1e6):
+            with pytest.raises(BadRequest, match="max_block"):
+                mq.producer(max_block=wrong)
+
+
+def test_threads_may_share_a_producer(topic: str) -> None:
     with towline.connect("memory:") as mq:
         with mq.producer(max_batch_messages=50, max_buffer_messages=100) as producer:
 

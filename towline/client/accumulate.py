@@ -18,7 +18,7 @@ from towline.client.backoff import Backoff
 from towline.client.outgoing import FOREVER, Lives, as_lane
 from towline.client.parcel import Parcel
 from towline.client.sharding import shard_of
-from towline.errors import BadRequest, NotOwner, Timeout, TowlineError, WrongShard
+from towline.errors import BadRequest, NotOwner, QueueFull, Timeout, TowlineError, WrongShard
 from towline.model import LANES, Priority, check_topic
 
 __all__ = ["Accumulator", "BatchLimits", "expired"]
@@ -37,12 +37,15 @@ class BatchLimits(NamedTuple):
     max_buffer_bytes: int = 64 << 20
     max_in_flight: int = 8
     delivery_timeout_s: float = 120.0
+    max_block_s: float = 60.0
 
     def checked(self) -> BatchLimits:
         if not 0 <= self.linger_s <= 60 or not 0 < self.delivery_timeout_s <= 86400:
             raise BadRequest("linger_ms is between 0 and 60,000, delivery_timeout between 0 and 86,400 seconds")
         if min(self[1:6]) < 1 or self.max_batch_messages > 1 << 20 or self.max_batch_bytes > 32 << 20:
             raise BadRequest("the limits of a batch or buffer are out of range")
+        if not 0 <= self.max_block_s <= 86400:
+            raise BadRequest(f"max_block={self.max_block_s:g}: give seconds from 0 to 86,400")
         return self
 
 
@@ -92,6 +95,14 @@ class Accumulator(Generic[P]):
     @property
     def is_full(self) -> bool:
         return self.messages >= self.limits.max_buffer_messages or self.bytes >= self.limits.max_buffer_bytes
+
+    def still_full(self) -> QueueFull:
+        """Whoever waited for room has waited for long enough."""
+        waited = f" for {self.limits.max_block_s:g} s (max_block)" if self.limits.max_block_s else ""
+        return QueueFull(
+            f"the producer's buffer is full{waited}, with {self.messages:,} messages of {self.bytes:,} bytes: the "
+            "broker does not keep up, or cannot be reached"
+        )
 
     @property
     def is_empty(self) -> bool:

@@ -18,7 +18,7 @@ from towline.client.outgoing import FOREVER, Body, as_body, as_dedup_id, as_head
 from towline.client.parcel import Parcel, call_back, with_origins
 from towline.client.sharding import without_spool
 from towline.client.shipping import Shipping, raise_unseen
-from towline.errors import Closed, NotOwner, QueueFull, Timeout, TowlineError
+from towline.errors import Closed, NotOwner, Timeout, TowlineError
 from towline.model import Priority, Receipt
 
 __all__ = ["Pending", "Producer", "done"]
@@ -82,9 +82,8 @@ class Producer:
     # all are acknowledged here, or the first error is raised
     """
 
-    def __init__(self, link: AioLink, shipping: Shipping, limits: BatchLimits, block: bool) -> None:
+    def __init__(self, link: AioLink, shipping: Shipping, limits: BatchLimits) -> None:
         self._link = link
-        self._block = block
         self._accumulator: Accumulator[Pending] = Accumulator(limits, Pending)
         self._shipping = shipping
         self._shards = shipping.shards
@@ -127,8 +126,8 @@ class Producer:
         ttl: float | None = None,
         timeout: float | None = None,
     ) -> Pending:
-        """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`. A
-        delay counts from when the broker takes the message."""
+        """Put a message into the buffer. Waits while that is full, for up to `max_block` seconds, then raises
+        `QueueFull`. A delay counts from when the broker takes the message."""
         if type(body) is not bytes:
             body = as_body(body)
         as_key(key)
@@ -262,16 +261,29 @@ class Producer:
         self._stirred.set()
 
     async def _make_room(self, topic: str) -> None:
-        while self._accumulator.is_full and not self._closed and topic not in self._moved:
-            if not self._block:
-                raise QueueFull("the producer's buffer is full: the broker does not keep up, or cannot be reached")
-            room = asyncio.get_running_loop().create_future()
-            self._waiting.append(room)
-            await room
+        max_block_s = self._accumulator.limits.max_block_s
+        try:
+            async with asyncio.timeout(max_block_s):
+                while self._accumulator.is_full and not self._closed and topic not in self._moved:
+                    if not max_block_s:
+                        raise TimeoutError
+                    await self._wait_for_room()
+        except TimeoutError:
+            if self._accumulator.is_full:
+                raise self._accumulator.still_full() from None
         if self._closed:
             raise Closed("the producer was closed")
         if topic in self._moved:
             raise NotOwner
+
+    async def _wait_for_room(self) -> None:
+        room = asyncio.get_running_loop().create_future()
+        self._waiting.append(room)
+        try:
+            await room
+        finally:
+            if room in self._waiting:
+                self._waiting.remove(room)
 
     # The task that sends
 

@@ -249,7 +249,7 @@ class Client(Transacting, Surveying, Administering, Looking, Reviving):
         max_buffer_bytes: int = 64 << 20,
         max_in_flight: int = 8,
         delivery_timeout: float = 120.0,
-        block: bool = True,
+        max_block: float = 60.0,
         durability: Durability | str | None = None,
         compress: bool = False,
         spool_dir: str | Path | None = None,
@@ -259,7 +259,8 @@ class Client(Transacting, Surveying, Administering, Looking, Reviving):
 
         A batch is sent when it is full, or `linger_ms` after its first message; while one is on its way, the next one
         fills. What the broker cannot take now (`QueueFull`, `DiskFull`, `Unavailable`) is tried again for up to
-        `delivery_timeout` seconds, in order. A full buffer makes `send` wait, or raise `QueueFull` without `block`.
+        `delivery_timeout` seconds, in order. A full buffer makes `send` wait for up to `max_block` seconds, and raise
+        `QueueFull` then; with 0, at once.
 
         With a `spool_dir`, what no broker took by then waits there, up to `spool_bytes`, instead of failing: it is sent
         in order when one is back, by this producer or the next one with this folder."""
@@ -271,24 +272,25 @@ class Client(Transacting, Surveying, Administering, Looking, Reviving):
             max_buffer_bytes,
             max_in_flight,
             delivery_timeout,
+            max_block,
             durability,
             compress,
             spool_dir,
             spool_bytes,
         )
         if self._cluster is None:
-            return self._adopt(self._producer(self._new_link(), options, block))
+            return self._adopt(self._producer(self._new_link(), options))
         cluster = self._cluster
 
         def make(broker: str) -> Producer:
-            return self._producer(cluster.new_link(broker), options.at(broker), block)
+            return self._producer(cluster.new_link(broker), options.at(broker))
 
         return self._adopt(ClusterProducer(cluster, make, self._shards, spool_dir is not None))
 
-    def _producer(self, link: Link, options: ProducerOptions, block: bool) -> Producer:
+    def _producer(self, link: Link, options: ProducerOptions) -> Producer:
         limits = options.limits(self._max_request_bytes)
         shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection, self._shards)
-        producer = Producer(link, shipping, limits, block)
+        producer = Producer(link, shipping, limits)
         instrument(producer)
         return producer
 

@@ -154,6 +154,7 @@ class ProducerOptions(NamedTuple):
     max_buffer_bytes: int
     max_in_flight: int
     delivery_timeout: float
+    max_block: float
     durability: Durability | str | None
     compress: bool
     spool_dir: str | Path | None = None
@@ -172,6 +173,7 @@ class ProducerOptions(NamedTuple):
             self.max_buffer_bytes,
             self.max_in_flight,
             self.delivery_timeout,
+            self.max_block,
         ).checked()
 
     def shipping(

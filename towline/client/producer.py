@@ -23,7 +23,6 @@ from towline.client.transport import wait_for
 from towline.errors import (
     Closed,
     NotOwner,
-    QueueFull,
     Timeout,
     TowlineError,
 )
@@ -45,9 +44,8 @@ class Producer:
     # all are acknowledged here, or the first error is raised
     """
 
-    def __init__(self, link: Link, shipping: Shipping, limits: BatchLimits, block: bool) -> None:
+    def __init__(self, link: Link, shipping: Shipping, limits: BatchLimits) -> None:
         self._link = link
-        self._block = block
         self._accumulator: Accumulator[Pending] = Accumulator(limits, Pending)
         self._add = self._accumulator.add
         self._shipping = shipping
@@ -101,8 +99,8 @@ class Producer:
         ttl: float | None = None,
         timeout: float | None = None,
     ) -> Pending:
-        """Put a message into the buffer. Waits while that is full, or raises `QueueFull` if it is not to `block`. A
-        delay counts from when the broker takes the message."""
+        """Put a message into the buffer. Waits while that is full, for up to `max_block` seconds, then raises
+        `QueueFull`. A delay counts from when the broker takes the message."""
         if type(body) is not bytes:
             body = as_body(body)
         if key is not None:
@@ -267,10 +265,13 @@ class Producer:
     # With the lock held
 
     def _make_room(self, topic: str) -> None:
+        until = time.monotonic() + self._accumulator.limits.max_block_s
         while self._accumulator.is_full and not self._closed and topic not in self._moved:
-            if not self._block or threading.current_thread() is self._thread:
-                raise QueueFull("the producer's buffer is full: the broker does not keep up, or cannot be reached")
-            self._changed.wait()
+            left_s = until - time.monotonic()
+            # Who sends from a callback would wait for itself.
+            if left_s <= 0 or threading.current_thread() is self._thread:
+                raise self._accumulator.still_full()
+            self._changed.wait(left_s)
         if self._closed:
             raise Closed("the producer was closed")
         if topic in self._moved:
