@@ -39,6 +39,7 @@ from towline.broker.sending import Outgoing, Sender
 from towline.broker.topics import Topics
 from towline.broker.tracing import trace
 from towline.broker.transactions import Escrow
+from towline.broker.waiter import HandOver
 from towline.clock import SECOND_US, SYSTEM, Clock
 from towline.delivery import Dedup
 from towline.errors import BadRequest, QueueFull, TowlineError
@@ -239,8 +240,10 @@ class Broker:
     async def attach(self, request: wire.Attach, *, address: str = "") -> Member:
         return await self.consumers.attach(request, address=address)
 
-    async def pull(self, member: Member | Fan, request: wire.Pull) -> tuple[wire.Pulled, list[bytes | memoryview]]:
-        return await self.consumers.pull(member, request)
+    async def pull(
+        self, member: Member | Fan, request: wire.Pull, hand_over: HandOver | None = None
+    ) -> tuple[wire.Pulled, list[bytes | memoryview]]:
+        return await self.consumers.pull(member, request, hand_over)
 
     async def settle(self, member: Member | Fan, acts: Sequence[wire.Act]) -> wire.Settled:
         return await self.consumers.settle(member, acts)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from towline.broker.delivering import Buffers
 from towline.broker.fan import Fan, Fans
 from towline.broker.groups import Groups
 from towline.broker.maintenance import sweep_members
 from towline.broker.member import Member
 from towline.broker.topics import Topics
+from towline.broker.waiter import HandOver
 from towline.errors import TowlineError
 from towline.model import check_consumer, check_group, check_topic
 from towline.protocol import messages as wire
@@ -73,12 +75,14 @@ class Consumers:
 
     # Working
 
-    async def pull(self, member: Member | Fan, request: wire.Pull) -> tuple[wire.Pulled, list[bytes | memoryview]]:
+    async def pull(
+        self, member: Member | Fan, request: wire.Pull, hand_over: HandOver | None = None
+    ) -> tuple[wire.Pulled, Buffers]:
         if self._broker.closing and request.wait_ms:
             request = msgspec.structs.replace(request, wait_ms=0)
         if isinstance(member, Fan):
             return await member.pull(request)
-        return await member.dispatcher.pull(member, request)
+        return await member.dispatcher.pull(member, request, hand_over)
 
     async def settle(self, member: Member | Fan, acts: Sequence[wire.Act]) -> wire.Settled:
         if isinstance(member, Fan):

@@ -17,7 +17,7 @@ from towline.model import Span
 from towline.protocol.messages import Part as WirePart
 from towline.store import Chunk, Lost, Store
 
-__all__ = ["Buffers", "Parcel", "collect", "wire_part"]
+__all__ = ["Buffers", "Parcel", "at_hand", "collect", "wire_part"]
 
 Buffers = list[bytes | memoryview]
 
@@ -73,6 +73,17 @@ async def collect(
         if at < part.end:
             parcel.left.append(Span(part.lane, at, part.end - at))
     return parcel
+
+
+def at_hand(lanes: Sequence[Lane], parts: Sequence[Part], max_bytes: int) -> tuple[WirePart, Buffers] | None:
+    """What `collect` comes to if all of it is one frame that came just now and asks for nothing special."""
+    part = parts[0]
+    chunk = lanes[part.lane].recent(part.first, part.end - part.first) if len(parts) == 1 else None
+    if chunk is None or chunk.first + chunk.count < part.end or len(chunk.frame) > max_bytes:
+        return None
+    if chunk.frame[FLAGS_AT] & TIMED:
+        return None
+    return wire_part(part.lane, part.attempt, chunk, chunk.count)
 
 
 def _fitting(chunk: Chunk, budget: int) -> int:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from towline.broker.delivering import Parcel, collect
+from towline.broker.delivering import Buffers, Parcel, at_hand, collect
 from towline.broker.lane import Lane
 from towline.broker.limits import Limits
 from towline.broker.member import Member
 from towline.broker.pull_log import PullLog
+from towline.broker.waiter import HandOver, Waiter
 from towline.clock import SECOND_US, Clock
 from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip
 from towline.delivery.events import Failed, GaveUp, Overrun, Pulled, Released
@@ -29,17 +30,6 @@ log = logging.getLogger("towline.broker")
 ACK, NACK, DEAD, GIVE_BACK = range(4)
 TIMER_MAX_S = 60.0
 """The clock may be set while a timer runs, so none runs longer than this."""
-
-
-class Waiter:
-    """A pull that waits for messages."""
-
-    __slots__ = ("future", "member", "request")
-
-    def __init__(self, member: Member, request: wire.Pull, future: asyncio.Future[Pulled | None]) -> None:
-        self.member = member
-        self.request = request
-        self.future = future
 
 
 class Dispatcher:
@@ -117,9 +107,11 @@ class Dispatcher:
     # Pulling
 
     async def pull(
-        self, member: Member, request: wire.Pull, *, least: int = 1
-    ) -> tuple[wire.Pulled, list[bytes | memoryview]]:
-        """`least` is how many it takes for one that does not wait."""
+        self, member: Member, request: wire.Pull, hand_over: HandOver | None = None, *, least: int = 1
+    ) -> tuple[wire.Pulled, Buffers]:
+        """Grant messages, or wait for them; `least` is how many it takes for one that does not wait. What comes while
+        it waits may be handed over at once, on top of being the answer in the end: to wake up the one who waits here
+        takes time that the consumer would have to wait as well."""
         self._check(member)
         refused, done = self._act(member, request.acts) if request.acts else ([], None)
         begun_s = self.clock.steady_s()
@@ -127,7 +119,10 @@ class Dispatcher:
         while got is None and not member.fenced:
             pulled = self._try(member, request, request.min_messages if request.wait_ms else least)
             if pulled is None and request.wait_ms and not self.closed:
-                pulled = await self._wait(member, request)
+                waiter = await self._wait(member, request, done, hand_over if not refused else None)
+                if waiter.handed_over is not None:
+                    return waiter.handed_over
+                pulled = waiter.future.result()
             elif pulled is not None and pulled.deadline_us:
                 self.arm()
             if pulled is None:
@@ -142,9 +137,24 @@ class Dispatcher:
         if got is None:
             return wire.Pulled(0, [], refused), []
         pull, parcel = got
-        self.counts["pulled"] += sum([part.count for part in parcel.parts])
-        self.counts["bytes"] += sum([part.length for part in parcel.parts])
-        return wire.Pulled(pull, parcel.parts, refused), parcel.buffers
+        return self._answer(pull, parcel.parts, refused), parcel.buffers
+
+    def _answer(self, pull: int, parts: list[wire.Part], refused: list[tuple[int, str, str]]) -> wire.Pulled:
+        for part in parts:
+            self.counts["pulled"] += part.count
+            self.counts["bytes"] += part.length
+        return wire.Pulled(pull, parts, refused)
+
+    def _hand_over(self, waiter: Waiter, pulled: Pulled) -> None:
+        """Answer now, if what was granted is at hand; else the one who waits goes and reads it."""
+        if waiter.hand_over is None or self.group.config.mode == AT_MOST_ONCE:
+            return
+        if waiter.acted is not None and not (waiter.acted.done() and waiter.acted.exception() is None):
+            return
+        found = at_hand(self.lanes, pulled.parts, waiter.request.max_bytes)
+        if found is not None:
+            waiter.handed_over = answer = self._answer(pulled.pull, [found[0]], []), found[1]
+            waiter.hand_over(*answer)
 
     async def _read(self, member: Member, request: wire.Pull, pulled: Pulled) -> tuple[int, Parcel] | None:
         """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
@@ -187,15 +197,18 @@ class Dispatcher:
         self.record(events, Durability.OS)
         return next((event for event in events if isinstance(event, Pulled)), None)
 
-    async def _wait(self, member: Member, request: wire.Pull) -> Pulled | None:
+    async def _wait(
+        self, member: Member, request: wire.Pull, acted: asyncio.Future[None] | None, hand_over: HandOver | None
+    ) -> Waiter:
         loop = asyncio.get_running_loop()
-        waiter = Waiter(member, request, loop.create_future())
+        waiter = Waiter(member, request, loop.create_future(), acted, hand_over)
         self._waiters.append(waiter)
         timer = loop.call_later(request.wait_ms / 1000, self._expire, waiter)
         member.waiting = True
         self.arm()
         try:
-            return await waiter.future
+            await waiter.future
+            return waiter
         except asyncio.CancelledError:
             self._undo(waiter)
             raise
@@ -207,8 +220,9 @@ class Dispatcher:
 
     def _undo(self, waiter: Waiter) -> None:
         """The consumer is not there any more to take what it was given in this very moment."""
-        if waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None:
-            pulled = waiter.future.result()
+        future = waiter.future
+        if future.done() and not future.cancelled() and future.exception() is None and waiter.handed_over is None:
+            pulled = future.result()
             if pulled is not None and pulled.pull in self.group.leases:
                 self.run(GiveBack(waiter.member.consumer, pulled.pull))
 
@@ -238,6 +252,7 @@ class Dispatcher:
             if pulled is not None:
                 waiter.future.set_result(pulled)
                 self._waiters.remove(waiter)
+                self._hand_over(waiter, pulled)
         self.arm()
 
     def wake(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from towline.delivery import Event, encode_event
 from towline.delivery.events import Pulled
@@ -13,15 +14,19 @@ from towline.frame import encode_events
 from towline.model import Durability
 from towline.store import Append, Appended, Store
 
-__all__ = ["PullLog"]
+__all__ = ["LATE_S", "PullLog"]
 
 log = logging.getLogger("towline.broker")
+
+LATE_S: Final = 0.002
+LATE_MAX: Final = 64
 
 
 class PullLog:
     """A pull need not be in the log before its consumer is told: if a crash undoes it, its number is never given to
-    anyone else, and the messages are delivered again. So it is written behind the answer, in the same moment, or with
-    the next event of the group, whatever comes first. Memory is ahead of the log by such events only."""
+    anyone else, and the messages are delivered again. So it is written behind the answer: with the next event of the
+    group, which mostly is the ack of just these messages, or a moment later, whatever comes first. Memory is ahead of
+    the log by such events only."""
 
     __slots__ = ("_failed", "_late", "_loop", "_position", "_scheduled", "_store", "stream")
 
@@ -53,18 +58,16 @@ class PullLog:
 
     def append_soon(self, pulled: Pulled) -> None:
         """Append it once its consumer is answered."""
-        if self._failed:
+        if self._failed or len(self._late) >= LATE_MAX:
             self.catch_up()
         self._late.append(pulled)
         if not self._scheduled:
             self._scheduled = True
-            loop = self._loop = self._loop or asyncio.get_running_loop()
-            # Behind what this turn of the loop has made ready.
-            loop.call_soon(loop.call_soon, self._on_time)
+            self._loop = self._loop or asyncio.get_running_loop()
+            self._loop.call_later(LATE_S, self._on_time)
 
-    def catch_up(self) -> None:
-        if self._late:
-            self.append((), Durability.OS)
+    def catch_up(self) -> Appended | None:
+        return self.append((), Durability.OS) if self._late else None
 
     def _on_time(self) -> None:
         self._scheduled = False

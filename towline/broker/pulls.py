@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from towline.broker.connection import State
+from towline.broker.delivering import Buffers
 from towline.broker.fan import Fan
 from towline.broker.guard import Guard
 from towline.broker.member import Member
 from towline.errors import Conflict, QueueFull, Refused
-from towline.protocol.messages import Pull
+from towline.protocol.messages import Pull, Pulled
 
 if TYPE_CHECKING:
     from towline.broker.session import Session
@@ -55,23 +56,33 @@ class Pulls:
 
     async def _run(self, number: int, member: Member | Fan, request: Pull, guard: Guard | None) -> None:
         session = self._session
-        try:
-            if guard is not None and guard.meter.quota.in_flight:
-                request = await self._within_quota(guard, member, request)
-            pulled, buffers = await member.broker.pull(member, request)
-        except asyncio.CancelledError:
-            self._forget(request)
-            if session.state is not State.CLOSED:
-                session.fail(number, Refused("the right to consume was revoked"), Pull.kind)
-        except Exception as error:
-            self._forget(request)
-            session.fail(number, error, Pull.kind)
-        else:
+        answered = False
+
+        def hand_over(pulled: Pulled, buffers: Buffers) -> None:
+            nonlocal answered
+            answered = True
             # Forgotten first: upon the answer the client may pull again before this task has ended.
             self._forget(request)
             session.answer(number, pulled, buffers)
             if guard is not None and guard.meter.quota.bytes_per_s:
                 session.pay(guard, sum(map(len, buffers)))
+
+        try:
+            if guard is not None and guard.meter.quota.in_flight:
+                request = await self._within_quota(guard, member, request)
+            pulled, buffers = await member.broker.pull(member, request, hand_over)
+            if not answered:
+                hand_over(pulled, buffers)
+        except asyncio.CancelledError:
+            if not answered:
+                self._forget(request)
+                if session.state is not State.CLOSED:
+                    session.fail(number, Refused("the right to consume was revoked"), Pull.kind)
+        except Exception as error:
+            if answered:
+                raise
+            self._forget(request)
+            session.fail(number, error, Pull.kind)
         session.finish()
 
     async def _within_quota(self, guard: Guard, member: Member | Fan, request: Pull) -> Pull:

@@ -78,6 +78,9 @@ class _Scan:
         """Begin with the first event that may speak of the message: none is older than the message itself."""
         store, stream = self._dispatcher.store, self._dispatcher.stream
         lane = self._dispatcher.lanes[self._request.lane].stream
+        late = self._dispatcher.log.catch_up()
+        if late is not None:
+            await late.done
         read = await store.read(lane, self._request.seq, 1, 1)
         found = next((chunk for chunk in read.chunks if chunk.first == self._request.seq), None)
         self._at = await store.locate(stream, found.appended_at_us) if found else 0
