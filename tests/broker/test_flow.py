@@ -197,7 +197,7 @@ def test_a_vanished_consumers_messages_go_to_another_within_a_second(world: Worl
         await bench.send("orders", b"a", b"b")
         one, two = await bench.attach(consumer="c1"), await bench.attach(consumer="c2")
         got = await bench.pull(one)
-        bench.broker.disconnected(one)
+        bench.broker.consumers.disconnected(one)
         again = await asyncio.wait_for(bench.pull(two, wait_ms=20_000), 1.0)
         assert (again.bodies, again.attempts) == ([b"a", b"b"], [2, 2])
         with pytest.raises(LeaseLost):
@@ -212,7 +212,7 @@ def test_a_consumer_that_comes_back_in_time_keeps_what_it_works_on(world: World)
         await bench.send("orders", b"a", b"b")
         one = await bench.attach()
         first, second = await bench.pull(one, 1), await bench.pull(one, 1)
-        bench.broker.disconnected(one)
+        bench.broker.consumers.disconnected(one)
         back = await bench.attach(holding=(first.pull,))
         assert back.held == [first.pull]
         assert (await bench.act(back, ACK, first)).refused == []
@@ -231,7 +231,7 @@ def test_a_silent_consumer_loses_its_lease(world: World) -> None:
         two = await bench.attach(consumer="c2")
         pull = asyncio.create_task(bench.pull(two, wait_ms=20_000))
         while not pull.done():
-            bench.broker.beat(two)
+            bench.broker.consumers.beat(two)
             await asyncio.sleep(0)
         assert (await pull).attempts == [2]
 

@@ -36,7 +36,7 @@ def test_a_vanished_consumers_shard_goes_to_another(world: World) -> None:
         await mq.send("orders", b"a", b"b", lane=1)
         await mq.pull(one)
         waiting = asyncio.ensure_future(mq.pull(two, wait_ms=10_000))
-        mq.broker.disconnected(one)
+        mq.broker.consumers.disconnected(one)
         got = await waiting
         assert (got.bodies, got.attempts) == ([b"a", b"b"], [2, 2])
 

@@ -119,7 +119,7 @@ def test_a_consumer_that_does_not_come_back_after_a_restart_loses_its_lease(disk
             member = await bench.attach(consumer="other")
             pull = asyncio.create_task(bench.pull(member, wait_ms=20_000))
             while not pull.done():
-                bench.broker.beat(member)
+                bench.broker.consumers.beat(member)
                 await asyncio.sleep(0)
             got = await pull
             assert (got.bodies, got.attempts) == ([b"a"], [2])

@@ -354,7 +354,7 @@ class Machine:
         now_s = self.plant.clock.steady_s()
         for (_, consumer), member in self.members.items():
             if consumer in beating:
-                broker.beat(member)
+                broker.consumers.beat(member)
         silent = [
             (key, consumer)
             for dispatcher in broker.topics.dispatchers()

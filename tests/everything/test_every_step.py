@@ -151,7 +151,7 @@ class Story(Machine):
 
     async def vanish(self, key: Key) -> None:
         member = self.members[key, "ann"]
-        self.plant.broker.disconnected(member)
+        self.plant.broker.consumers.disconnected(member)
         while not member.fenced:
             await asyncio.sleep(0)
         self.gone(key, "ann", vanished=True)

@@ -210,7 +210,7 @@ class Everything(Machine, RuleBasedStateMachine):
 
         async def work() -> None:
             if how == "vanished":
-                self.plant.broker.disconnected(member)
+                self.plant.broker.consumers.disconnected(member)
                 while not member.fenced:
                     await asyncio.sleep(0)
             else:

@@ -255,12 +255,6 @@ class Broker:
         """What a consumer holds goes back to its group; it may attach again, and then begins anew."""
         self.consumers.leave(self.groups.named(topic, group).member(consumer), vanished=False)
 
-    def disconnected(self, member: Member | Fan) -> None:
-        self.consumers.disconnected(member)
-
-    def beat(self, member: Member | Fan) -> None:
-        self.consumers.beat(member)
-
     async def hand_back(self, request: HandBack, data: bytes | memoryview, *, token: bytes = b"") -> HandedBack:
         """Messages of another broker, which a consumer failed with and cannot give back there."""
         check_topic(request.topic)

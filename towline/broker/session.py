@@ -120,7 +120,7 @@ class Session(Connection):
     def beat(self) -> None:
         self._seen_s = self._loop.time()
         for member in self._members.values():
-            member.broker.beat(member)
+            member.broker.consumers.beat(member)
 
     def gone(self) -> None:
         # Only pulls are broken off, and waiting to be asked: nobody is there to take the messages, or to answer. All
@@ -129,7 +129,7 @@ class Session(Connection):
         if self._awaiting is not None:
             self._awaiting.cancel()
         for member in self._members.values():
-            member.broker.disconnected(member)
+            member.broker.consumers.disconnected(member)
         self._members.clear()
         if self._login is not None:
             self._login.cancel()
@@ -423,7 +423,7 @@ class Session(Connection):
         else:
             member = await broker.attach(request, address=self.peer.address)
         if self.state is State.CLOSED:
-            broker.disconnected(member)
+            broker.consumers.disconnected(member)
             raise Unavailable("the connection is gone")
         return Attached(self._members.add(member), member.held, member.config, member.shards)
 
