@@ -212,6 +212,8 @@ class GroupConfig(msgspec.Struct, frozen=True):
     paused: bool = False
     """It rests: its consumers wait, and get nothing until it is resumed."""
     pause_reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
+    paused_at_us: int = 0
+    """Since when it rests."""
     share: tuple[int, ...] = (90, 9, 1)
     """How the places of a batch are shared between high, middle and low when it cannot take all: so many parts for
     each, as far as there are messages for them. Empty is strictly by priority, though lower ones may starve."""

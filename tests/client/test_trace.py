@@ -38,3 +38,29 @@ async def test_a_trace_tells_the_life_of_a_message_in_every_group(connect: Any, 
             await do(mq.trace(f"{topic}/middle/1"))
         with pytest.raises(BadRequest):
             await do(mq.trace("nonsense"))
+
+
+async def test_a_trace_tells_when_the_group_rested(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.send(topic, b"early"))
+        async with entered(mq.consumer(topic, group="g")) as consumer:
+            batch = await do(consumer.pull(wait=10))
+            await do(mq.pause(topic, "g", reason="deploying"))
+            await do(mq.send(topic, b"late"))
+            # Of a message that came while the group rested, …
+            (life,) = (await do(mq.trace(f"{topic}/middle/1"))).groups
+            assert [(step.what, step.reason) for step in life.steps] == [("paused", "deploying")]
+            await do(mq.resume(topic, "g"))
+            await do(batch.ack())
+            late = await do(consumer.pull(wait=10))
+            await do(mq.pause(topic, "g"))
+            await do(late.ack())
+            await do(mq.resume(topic, "g"))
+        early, late = [(await do(mq.trace(f"{topic}/middle/{n}"))).groups[0] for n in range(2)]
+        assert [step.what for step in early.steps] == ["pulled", "paused", "resumed", "acked"]
+        assert [step.what for step in late.steps] == ["paused", "resumed", "pulled", "paused", "acked"]
+        message = (await do(mq.trace(f"{topic}/middle/1"))).message
+        # … the rest began before it; and what is done with is not concerned.
+        assert late.steps[0].at_us < message.appended_at_us < late.steps[1].at_us
+        assert {step.reason for step in late.steps[:2]} == {"deploying"}
+        assert (early.status, late.status) == ("SUCCESS", "SUCCESS")

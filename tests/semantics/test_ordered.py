@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.client.either import do, entered
 from towline.client.sharding import shard_of
 from towline.errors import BadRequest, NotFound
+from towline.model import GroupConfig, RetryPolicy
 
 SHARDS = 8
 
@@ -229,3 +231,71 @@ async def test_a_topic_that_was_made_anew_gets_nothing_of_an_old_transaction(
         with pytest.raises(BadRequest, match="roll the transaction back"):
             await do(tx.commit())
         await do(tx.rollback())
+
+
+async def test_messages_of_shards_are_found_traced_and_browsed(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(topic, shards=SHARDS))
+        await do(mq.put_group(GroupConfig(topic, "g", retry=RetryPolicy(2, (0.01,)))))
+        await do(mq.send(topic, b"good", key="k1"))
+        bad = await do(mq.send(topic, b"bad", key="k2"))
+        await do(mq.send(topic, b"behind", key="k2", shard_key="k2"))
+        assert [message.body for message in await do(mq.find(topic, key="k2"))] == [b"bad", b"behind"]
+        assert {message.lane for message in await do(mq.find(topic, key="k2"))} == {lane_of(topic, "k2")}
+        assert [message.body for message in await do(mq.find(topic))] == [b"good", b"bad", b"behind"]
+        with pytest.raises(BadRequest, match="no priority"):
+            await do(mq.find(topic, priority="high"))
+        async with entered(mq.consumer(topic, group="g", name="anna")) as consumer:
+            done = 0
+            while done < 2:
+                for message in await do(consumer.pull(wait=10)):
+                    if message.lost:
+                        continue
+                    if message.body == b"bad":
+                        message.nack("no such customer")
+                    else:
+                        message.ack()
+                        done += 1
+                    await do(consumer.flush())
+            async with asyncio.timeout(30):
+                while (await do(mq.group(topic, "g"))).dead < 1:
+                    await asyncio.sleep(0.01)
+            (life,) = (await do(mq.trace(bad.id))).groups
+            assert (life.status, [step.what for step in life.steps]) == (
+                "DEAD",
+                ["pulled", "failed", "pulled", "gaveup", "buried"],
+            )
+            assert {step.consumer for step in life.steps[:4]} == {"anna"}
+            (letter,) = await do(mq.dead_letters(topic, "g"))
+            assert (letter.body, letter.shard_key, letter.origin) == (b"bad", "k2", bad.id)
+            assert await do(mq.resend(topic, "g")) == 1
+            (again,) = await do(consumer.pull(wait=10))
+            assert (again.body, again.lane, again.shard_key) == (b"bad", "own-middle", "k2")
+            again.ack()
+            await do(consumer.flush())
+        trace = await do(mq.trace(bad.id))
+        assert trace.message.body == b"bad"
+        (life,) = trace.groups
+        assert life.status == "SUCCESS"
+        assert [(step.what, step.copy) for step in life.steps[5:]] == [
+            ("resent", False),
+            ("pulled", True),
+            ("acked", True),
+        ]
+
+
+async def test_a_group_is_moved_within_its_shards(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(topic, shards=2))
+        receipts = await do(mq.send_many(topic, [b"%d" % n for n in range(10)], keys=[f"k{n % 5}" for n in range(10)]))
+        async with entered(mq.consumer(topic, group="g")) as consumer:
+            first = await pull_all(consumer, 10)
+            assert (await do(mq.seek(topic, "g", "earliest", dry_run=True))).again == 10
+            await do(mq.seek(topic, "g", "earliest"))
+            assert await pull_all(consumer, 10) == first
+            lane = int(receipts[0].lane)
+            await do(mq.seek(topic, "g", {lane: receipts[5].seq if receipts[5].lane == str(lane) else 0}))
+            assert (await do(mq.purge(topic, dry_run=True))).messages == 10
+            await do(mq.purge(topic))
+            await do(mq.send(topic, b"after", key="k0"))
+            assert await pull_all(consumer, 1) == {"k0": [b"after"]}

@@ -142,3 +142,19 @@ async def test_handlers_of_an_app_are_interrupted(url: str, topic: str, kind: st
         reasons = [step.reason for group in trace.groups for step in group.steps if step.reason]
         assert reasons, trace
         assert reasons[0].startswith("timeout: "), reasons
+
+
+async def test_a_dead_letter_that_is_sent_again_keeps_its_timeout(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.send(topic, b"a", timeout=7, key="k"))
+        async with entered(mq.consumer(topic, group="g", retry=RetryPolicy(1, (0.01,)))) as consumer:
+            (message,) = await do(consumer.pull(wait=10))
+            message.nack("no")
+            await do(consumer.flush())
+            async with asyncio.timeout(30):
+                while not (letters := await do(mq.dead_letters(topic, "g"))):
+                    await asyncio.sleep(0.01)
+            assert letters[0].timeout == 7
+            await do(mq.resend(topic, "g"))
+            (again,) = await do(consumer.pull(wait=10))
+            assert (again.body, again.timeout) == (b"a", 7)

@@ -102,3 +102,10 @@ def test_large_rows_are_cut_into_frames_that_fit() -> None:
 def test_a_row_that_cannot_be_sent_is_told(rows: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         frames(rows)
+
+
+def test_in_an_ordered_topic_delayed_rows_go_in_frames_of_their_own() -> None:
+    rows = {"body": [b"%d" % n for n in range(6)], "key": ["k"] * 6, "delay": [0.0, 5.0, None, 2.0, 0.0, 0.0]}
+    found = frames(rows, shards={"orders": 4})
+    assert [frame.bodies() for _, _, frame in found] == [[b"0", b"2", b"4", b"5"], [b"1", b"3"]]
+    assert [frame.deliver_at_us() for _, _, frame in found] == [None, [-5_000_000, -2_000_000]]

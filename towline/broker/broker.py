@@ -42,7 +42,7 @@ from towline.broker.transactions import Escrow
 from towline.broker.waiter import HandOver
 from towline.clock import SECOND_US, SYSTEM, Clock
 from towline.delivery import Dedup
-from towline.errors import BadRequest, QueueFull, TowlineError
+from towline.errors import QueueFull, TowlineError
 from towline.model import (
     Durability,
     GroupConfig,
@@ -375,10 +375,7 @@ class Broker:
         return wire.Located(min(await self.store.locate(lane.stream, request.time_us), lane.end))
 
     async def find(self, request: wire.Find) -> tuple[wire.Found, list[bytes | memoryview]]:
-        topic = self.topics.named(request.topic)
-        if topic.config.shards:
-            raise BadRequest(f"topic {request.topic} is ordered, and finding messages in one is not supported")
-        return await find(self.store, topic.lane(request.lane), request)
+        return await find(self.store, self.topics.named(request.topic).lane(request.lane), request)
 
     async def report(self, request: Report) -> None:
         asked = wire.Attach(self.topics.named(request.topic).config.name, check_group(request.group), "outside")

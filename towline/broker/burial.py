@@ -18,7 +18,7 @@ from towline.model import LANES, Durability, dead_stream, lane_name, message_id
 from towline.protocol import messages as wire
 from towline.store import Append, Appended
 
-__all__ = ["ATTEMPT", "DIED_AT", "ORIGIN", "REASON", "bury", "expire", "purge", "resend", "revise"]
+__all__ = ["ATTEMPT", "DIED_AT", "ORIGIN", "REASON", "bury", "expire", "purge", "rank", "resend", "revise"]
 
 log = logging.getLogger("towline.broker")
 
@@ -36,6 +36,8 @@ class Letter(NamedTuple):
     body: bytes
     key: str | None
     headers: dict[str, str]
+    shard_key: str | None = None
+    timeout_us: int = 0
 
 
 def dead_letters(dispatcher: Dispatcher) -> tuple[str, int, int]:
@@ -113,9 +115,11 @@ def _letters(dispatcher: Dispatcher, frame: Frame, one: wire.Part, about: dict[s
     bodies = frame.bodies(one.start, stop)
     keys = frame.keys(one.start, stop) or [None] * one.count
     headers = frame.headers(one.start, stop) or [{} for _ in range(one.count)]
+    shard_keys = frame.shard_keys(one.start, stop) or [None] * one.count
+    timeouts = frame.timeouts_us(one.start, stop) or [0] * one.count
     return [
         Letter(
-            _rank(dispatcher, one.lane),
+            rank(dispatcher, one.lane),
             body,
             key,
             {
@@ -123,12 +127,16 @@ def _letters(dispatcher: Dispatcher, frame: Frame, one: wire.Part, about: dict[s
                 ORIGIN: _origin(dispatcher, one, number) or head.get(ORIGIN, ""),
                 **about,
             },
+            shard_key,
+            timeout_us,
         )
-        for number, (body, key, head) in enumerate(zip(bodies, keys, headers, strict=True))
+        for number, (body, key, head, shard_key, timeout_us) in enumerate(
+            zip(bodies, keys, headers, shard_keys, timeouts, strict=True)
+        )
     ]
 
 
-def _rank(dispatcher: Dispatcher, lane: int) -> int:
+def rank(dispatcher: Dispatcher, lane: int) -> int:
     """Which of the group's own lanes goes with a lane: a shard has no priority."""
     group = dispatcher.group
     if lane >= group.topic_lanes:
@@ -146,10 +154,13 @@ def _origin(dispatcher: Dispatcher, one: wire.Part, number: int) -> str:
 
 
 def _encode(letters: Sequence[Letter], now_us: int) -> bytes:
+    shard_keys, timeouts_us = [letter.shard_key for letter in letters], [letter.timeout_us for letter in letters]
     return encode(
         [letter.body for letter in letters],
         keys=[letter.key for letter in letters],
         headers=[letter.headers for letter in letters],
+        shard_keys=shard_keys if any(shard_keys) else None,
+        timeouts_us=timeouts_us if any(timeouts_us) else None,
         produced_at_us=now_us,
     )
 
@@ -163,7 +174,8 @@ async def revise(dispatcher: Dispatcher, request: wire.ReviseDead, durability: D
             kept = {ORIGIN: headers[ORIGIN]} if ORIGIN in headers else {}
             headers = {**request.headers, **kept}
         key = letter.key if request.key is None else request.key or None
-        return Letter(letter.lane, letter.body if request.body is None else request.body, key, headers)
+        body = letter.body if request.body is None else request.body
+        return letter._replace(body=body, key=key, headers=headers)
 
     chosen = wire.Resend(request.topic, request.group, [request.number])
     return wire.Revised((await resend(dispatcher, chosen, durability, change)).count)
@@ -245,4 +257,6 @@ async def _read_letter(dispatcher: Dispatcher, stream: str, number: int) -> Lett
     origin = headers.get(ORIGIN, "")
     lane = next((n for n, name in enumerate(LANES) if f"/{name}/" in origin), 1)
     kept = {name: value for name, value in headers.items() if name not in (ATTEMPT, REASON, DIED_AT)}
-    return Letter(lane, frame.bodies(chunk.start, chunk.start + 1)[0], keys[0], kept)
+    shard_keys = frame.shard_keys(chunk.start, chunk.start + 1) or [None]
+    timeouts = frame.timeouts_us(chunk.start, chunk.start + 1) or [0]
+    return Letter(lane, frame.bodies(chunk.start, chunk.start + 1)[0], keys[0], kept, shard_keys[0], timeouts[0])

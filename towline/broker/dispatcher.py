@@ -174,6 +174,15 @@ class Dispatcher:
             self.arm()
         return pulled.pull, parcel
 
+    async def recall_limits(self) -> None:
+        """After a start: see to the timeouts of the messages that consumers still hold."""
+        try:
+            await self._limits.recall(self.store, self.streams, self.clock)
+        except TowlineError as error:
+            log.error("%s: the timeouts of messages that are out cannot be read: %s", self.label, error)
+        if self._limits:
+            self.arm()
+
     def observe(self) -> None:
         """Look at all lanes: what was appended, and what was dropped. To be called by whoever drops anything."""
         self._changed.update(range(len(self.lanes)))

@@ -18,6 +18,7 @@ from towline.broker.topic import Topic
 from towline.broker.topics import Topics
 from towline.clock import Clock
 from towline.delivery import Group, Start
+from towline.delivery.events import Paused, Resumed
 from towline.errors import BadRequest, NotFound, TooLarge, TowlineError, Unavailable
 from towline.model import MAX_GROUPS_PER_TOPIC, PRIVATE, Durability, GroupConfig, check_group
 from towline.protocol import messages as wire
@@ -64,7 +65,9 @@ class Groups:
                 self._catalog.drop_group(topic, name)
                 continue
             shards, known = self._topics[topic].config.shards, snapshots.groups.get((topic, name))
-            self._install(self._topics[topic], await recover_group(self._store, config, known, shards))
+            dispatcher = self._install(self._topics[topic], await recover_group(self._store, config, known, shards))
+            if dispatcher.group.leases:
+                self._start(dispatcher.recall_limits())
 
     def _install(self, topic: Topic, group: Group) -> Dispatcher:
         dispatcher = Dispatcher(
@@ -156,16 +159,29 @@ class Groups:
             await self._change(
                 dispatcher,
                 msgspec.structs.replace(
-                    config, created_at_us=old.created_at_us, paused=old.paused, pause_reason=old.pause_reason
+                    config,
+                    created_at_us=old.created_at_us,
+                    paused=old.paused,
+                    pause_reason=old.pause_reason,
+                    paused_at_us=old.paused_at_us,
                 ),
             )
 
     async def pause(self, request: ordering.Pause) -> None:
         dispatcher = self.named(request.topic, request.group)
         async with self._making:
+            old, now_us = dispatcher.group.config, self._clock.now_us()
             reason = request.reason if request.paused else ""
-            config = msgspec.structs.replace(dispatcher.group.config, paused=request.paused, pause_reason=reason)
-            await self._change(dispatcher, config)
+            since_us = (old.paused_at_us or now_us) if request.paused else 0
+            await self._change(
+                dispatcher,
+                msgspec.structs.replace(old, paused=request.paused, pause_reason=reason, paused_at_us=since_us),
+            )
+            # For those who ask what became of a message.
+            if request.paused and (not old.paused or reason != old.pause_reason):
+                dispatcher.record([Paused(now_us, reason)], Durability.OS)
+            elif old.paused and not request.paused:
+                dispatcher.record([Resumed(now_us, old.paused_at_us, old.pause_reason)], Durability.OS)
         dispatcher.wake()
 
     async def _change(self, dispatcher: Dispatcher, config: GroupConfig) -> None:

@@ -7,15 +7,17 @@ whole time for each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
-from towline.delivery import Group
+from towline.broker.expiry import FLAGS_AT
+from towline.clock import Clock
+from towline.delivery import Group, Part
 from towline.frame import Frame
 from towline.frame.layout import TIMEOUT
 from towline.model import Span
-from towline.store import Chunk
+from towline.store import Chunk, Store
 
 __all__ = ["GRACE_US", "Limit", "Limits", "limits_of"]
 
@@ -23,6 +25,8 @@ GRACE_US: Final = 1_000_000
 """The consumer's own clock is asked first."""
 RANGES_MAX: Final = 1_000
 """Ranges of one pull; what is beyond counts as one, with the longest of their timeouts."""
+
+READ_BYTES: Final = 1 << 20
 
 Limit = tuple[Span, int]
 """Messages, and the microseconds that each of them may take."""
@@ -47,6 +51,19 @@ def limits_of(lane: int, chunk: Chunk) -> list[Limit]:
     return [*found[: RANGES_MAX - 1], (Span(lane, first, end - first), longest_us)]
 
 
+async def _limits_within(store: Store, stream: str, part: Part) -> list[Limit]:
+    """The timeouts of stored messages. Frames that have none are not looked into."""
+    found: list[Limit] = []
+    at = part.first
+    while at < part.end:
+        read = await store.read(stream, at, part.end - at, READ_BYTES)
+        for chunk in read.chunks:
+            if chunk.frame[FLAGS_AT] & TIMEOUT:
+                found += limits_of(part.lane, chunk)
+        at = max(read.next, at + 1)
+    return found
+
+
 class _Timed:
     __slots__ = ("limits", "since_us")
 
@@ -59,7 +76,7 @@ class _Timed:
 
 
 class Limits:
-    """Of one group. Kept in memory only: after a restart of the broker it is for the consumers to keep to them."""
+    """Of one group. Kept in memory, and read again from the messages that are out when the broker has started."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -70,6 +87,16 @@ class Limits:
 
     def note(self, pull: int, limits: list[Limit], now_us: int) -> None:
         self._pulls[pull] = _Timed(limits, now_us)
+
+    async def recall(self, store: Store, streams: Sequence[str], clock: Clock) -> None:
+        """After a start, of the pulls that consumers hold: the time of their messages begins anew, because it is not
+        known what was done in the broker's absence."""
+        for lease in list(self._group.leases.values()):
+            limits: list[Limit] = []
+            for part in list(lease.open):
+                limits += await _limits_within(store, streams[part.lane], part)
+            if limits and lease.pull in self._group.leases:
+                self.note(lease.pull, limits, clock.now_us())
 
     def progress(self, pulls: Iterable[int], now_us: int) -> None:
         """A consumer has settled something of these pulls."""

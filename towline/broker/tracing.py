@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from towline.broker.burial import ORIGIN
+from towline.broker.burial import ORIGIN, rank
 from towline.broker.dispatcher import Dispatcher
 from towline.delivery.events import (
     Acked,
@@ -20,7 +20,9 @@ from towline.delivery.events import (
     Moved,
     Overrun,
     Part,
+    Paused,
     Resent,
+    Resumed,
     Skipped,
     Started,
     decode_event,
@@ -29,7 +31,7 @@ from towline.delivery.history import concerns, dead_number, standing, state_afte
 from towline.delivery.states import State
 from towline.errors import BadRequest, NotFound
 from towline.frame import Frame
-from towline.model import LANES, message_id
+from towline.model import lane_name, message_id
 from towline.protocol.messages import Trace, TraceCursor, Traced, TraceStep
 from towline.store import Chunk
 
@@ -45,12 +47,12 @@ BEFORE: Final = "BEFORE"
 
 
 async def trace(dispatcher: Dispatcher, request: Trace) -> Traced:
-    if dispatcher.group.shards is not None:
-        raise BadRequest(f"topic {request.topic} is ordered, and traces of ordered topics are not supported")
+    group = dispatcher.group
+    if request.lane >= group.topic_lanes:
+        raise BadRequest(f"topic {request.topic} has no lane {request.lane}, only 0 to {group.topic_lanes - 1}")
     lane = dispatcher.lanes[request.lane]
     if request.seq >= lane.end:
-        name = message_id(request.topic, LANES[request.lane], request.seq)
-        raise NotFound(f"there is no message {name} yet: its lane ends at {lane.end}")
+        raise NotFound(f"there is no message {_name(dispatcher, request)} yet: its lane ends at {lane.end}")
     scan = _Scan(dispatcher, request)
     if request.cursor is None:
         await scan.begin()
@@ -60,17 +62,26 @@ async def trace(dispatcher: Dispatcher, request: Trace) -> Traced:
     return scan.answer(more=more)
 
 
+def _name(dispatcher: Dispatcher, request: Trace) -> str:
+    shards = dispatcher.group.shards
+    lane = lane_name(request.lane, shards.count if shards is not None else 0)
+    return message_id(request.topic, lane, request.seq)
+
+
 class _Scan:
     def __init__(self, dispatcher: Dispatcher, request: Trace) -> None:
         self._dispatcher = dispatcher
         self._request = request
-        self._id = message_id(request.topic, LANES[request.lane], request.seq)
+        self._id = _name(dispatcher, request)
         self._at = 0
         self._messages = {(request.lane, request.seq)}
         self._subject = (request.lane, request.seq)
         """The message itself, or its copy that was sent again last."""
         self._dead: set[int] = set()
         self._last = ""
+        self._passed = False
+        """The group was moved to behind it."""
+        self._since_us = 0
         self._whole = True
         self._steps: list[TraceStep] = []
 
@@ -83,7 +94,8 @@ class _Scan:
             await late.done
         read = await store.read(lane, self._request.seq, 1, 1)
         found = next((chunk for chunk in read.chunks if chunk.first == self._request.seq), None)
-        self._at = await store.locate(stream, found.appended_at_us) if found else 0
+        self._since_us = found.appended_at_us if found else 0
+        self._at = await store.locate(stream, self._since_us) if found else 0
         first = store.bounds(stream).first
         if self._at <= first:
             self._at, self._whole = first, not first
@@ -94,6 +106,7 @@ class _Scan:
         self._subject = cursor.copies[-1] if cursor.copies else self._subject
         self._dead = set(cursor.dead)
         self._last = cursor.last
+        self._since_us = cursor.since_us
         self._whole = cursor.whole
 
     async def run(self) -> bool:
@@ -120,6 +133,9 @@ class _Scan:
             except msgspec.MsgspecError:
                 self._whole = False
                 continue
+            if isinstance(event, (Paused, Resumed)):
+                self._note_rest(event)
+                continue
             part = concerns(event, self._messages, self._dead)
             if isinstance(event, Moved) and part is not None and self._is_left(event, part):
                 continue
@@ -134,6 +150,15 @@ class _Scan:
         kind = _EVENTS.get(self._last)
         return part.first < dict(event.moves)[part.lane] and kind in (Acked, Buried, Skipped, Overrun, Started, Moved)
 
+    def _note_rest(self, event: Paused | Resumed) -> None:
+        """The group rests, or goes on: which matters to a message that it is not done with."""
+        if self._passed or _EVENTS.get(self._last) in _ENDED:
+            return
+        if isinstance(event, Resumed) and event.since_us < self._since_us:
+            # It rested before the message came, and so before all that was read.
+            self._steps.append(TraceStep(event.since_us, "paused", reason=event.reason))
+        self._steps.append(TraceStep(event.at_us, type(event).__name__.lower(), reason=event.reason))
+
     async def _note(self, event: Event, part: Part, at_us: int) -> None:
         number = -1
         if isinstance(event, Buried):
@@ -143,6 +168,7 @@ class _Scan:
             number = part.first
             await self._follow_copy(at_us)
         self._last = type(event).__name__.lower()
+        self._passed = isinstance(event, Moved) and part.first < dict(event.moves)[part.lane]
         deadline_us = getattr(event, "deadline_us", 0)
         step = TraceStep(
             event.at_us,
@@ -153,14 +179,14 @@ class _Scan:
             getattr(event, "reason", ""),
             getattr(event, "due_us", deadline_us),
             number,
-            part.lane >= len(LANES),
+            part.lane >= self._dispatcher.group.topic_lanes,
         )
         self._steps.append(step)
 
     async def _follow_copy(self, at_us: int) -> None:
         """A dead letter is sent again by a unit: its copy was appended to an own lane in the same moment as the event,
         and says where it came from."""
-        number = len(LANES) + self._request.lane
+        number = self._dispatcher.group.topic_lanes + rank(self._dispatcher, self._request.lane)
         stream = self._dispatcher.lanes[number].stream
         at = await self._dispatcher.store.locate(stream, at_us)
         while True:
@@ -183,8 +209,11 @@ class _Scan:
             copies = sorted(self._messages - {self._subject, (self._request.lane, self._request.seq)})
             if self._subject != (self._request.lane, self._request.seq):
                 copies.append(self._subject)
-            cursor = TraceCursor(self._at, copies, sorted(self._dead), self._last, self._whole)
+            cursor = TraceCursor(self._at, copies, sorted(self._dead), self._last, self._whole, self._since_us)
         now = standing(self._dispatcher.group, *self._subject)
+        config = self._dispatcher.group.config
+        if config.paused and config.paused_at_us < self._since_us and now is not None and not more:
+            self._steps.append(TraceStep(config.paused_at_us, "paused", reason=config.pause_reason))
         if now is None:
             return Traced(self._settled_status(), 0, 0, self._steps, self._whole, cursor)
         return Traced(now.state.status, now.attempt, now.due_us, self._steps, self._whole, cursor)
@@ -201,5 +230,6 @@ class _Scan:
         return state.status if state in _FINAL else State.DONE.status
 
 
+_ENDED: Final = (Acked, Buried, Skipped, Overrun, Started)
 _FINAL: Final = (State.DONE, State.DEAD, State.GONE, State.WAITING)
 _EVENTS: Final[dict[str, type[Event]]] = {kind.__name__.lower(): kind for kind in Event.__args__}

@@ -371,7 +371,7 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 class DeadLetter:
     """A message that was given up, and why. It is kept until its group or topic is deleted, or retention drops it."""
 
-    __slots__ = ("body", "headers", "key", "number", "resent")
+    __slots__ = ("body", "headers", "key", "number", "resent", "shard_key", "timeout")
 
     def __init__(self, message: Message, *, resent: bool) -> None:
         self.number = message.seq
@@ -379,6 +379,8 @@ class DeadLetter:
         self.body = message.body
         self.key = message.key
         self.headers = message.headers
+        self.shard_key = message.shard_key
+        self.timeout = message.timeout
         self.resent = resent
 
     def __repr__(self) -> str:

@@ -10,9 +10,10 @@ from towline.client import flows
 from towline.client.connection import Call
 from towline.client.message import Message, Section
 from towline.client.outgoing import as_key, as_time_us
+from towline.client.sharding import ShardMap
 from towline.client.steps import Flow
 from towline.errors import BadRequest, NotFound, ProtocolError
-from towline.model import LANES, Priority, check_topic, parse_message_id
+from towline.model import LANES, Priority, check_topic, lane_names, parse_message_id
 from towline.protocol import split_attachments
 from towline.protocol.messages import Find, Found
 
@@ -48,14 +49,18 @@ def find(
     wanted = as_key(key) or "" if key is not None else ""
     since_us, until_us = (0 if time is None else as_time_us(time) for time in (since, until))
     found: list[Message] = []
-    for number, lane in enumerate(LANES):
+    shards = yield from ShardMap().look_up(topic)
+    if shards and priority is not None:
+        raise BadRequest(f"topic {topic} is ordered, with {shards} shards: there is no priority {priority!r} in it")
+    for number, lane in enumerate(lane_names(shards)):
         if priority in (None, lane):
-            found += yield from _find_in(Find(topic, number, wanted, 0, since_us, until_us, limit, MAX_BYTES))
+            request = Find(topic, number, wanted, 0, since_us, until_us, limit, MAX_BYTES)
+            found += yield from _find_in(request, shards)
     found.sort(key=attrgetter("appended_at_us"))
     return found[:limit]
 
 
-def _find_in(request: Find) -> Flow[list[Message]]:
+def _find_in(request: Find, shards: int) -> Flow[list[Message]]:
     found: list[Message] = []
     first, room = 0, request.max_messages
     while True:
@@ -76,7 +81,7 @@ def _find_in(request: Find) -> Flow[list[Message]]:
         assert call.attachments is not None, "an answered call has its attachments, maybe empty"
         frames = split_attachments(call.attachments, [part.length for part in answer.parts])
         for part, data in zip(answer.parts, frames, strict=True):
-            found += Section(request.topic, part, data).messages()
+            found += Section(request.topic, part, data, shards=shards).messages()
         if answer.next >= answer.end or answer.next <= first or len(found) >= room:
             return found[:room]
         first = answer.next

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from towline.client import flows
 from towline.client.connection import Call
 from towline.client.message import Message
+from towline.client.outgoing import as_lane
 from towline.client.steps import Flow
-from towline.errors import BadRequest, NotFound, ProtocolError
-from towline.model import LANES, parse_message_id
+from towline.errors import NotFound, ProtocolError
+from towline.model import LANES, Priority, parse_message_id
 from towline.protocol.messages import Trace as Request
 from towline.protocol.messages import TraceCursor, Traced, TraceStep
 
@@ -24,7 +25,8 @@ class Step(NamedTuple):
 
     at_us: int
     what: str
-    """pulled, acked, failed, gaveup, returned, released, buried, skipped, overrun, resent or started."""
+    """pulled, acked, failed, gaveup, returned, released, buried, skipped, overrun, resent, started or moved; or, of the
+    group while it was not done with the message, paused or resumed."""
     consumer: str
     attempt: int
     reason: str
@@ -65,10 +67,10 @@ class Trace(NamedTuple):
 def trace(message_id: str, group: str | None, *, whole: bool) -> Flow[Trace]:
     """The message as it was sent, then its life in each group of its topic, or in one."""
     topic, lane, seq = parse_message_id(message_id)
-    number = next((n for n, name in enumerate(LANES) if name == lane), None)
-    if number is None:
-        raise BadRequest(f"{message_id}: topic {topic} is ordered, and traces of ordered topics are not supported")
-    page = yield from flows.browse(topic, LANES[number], seq, 1, 1)
+    priority: Priority | None = next((name for name in LANES if name == lane), None)
+    place = int(lane) if priority is None else priority
+    number = as_lane(place)
+    page = yield from flows.browse(topic, place, seq, 1, 1)
     if seq >= page.end:
         raise NotFound(f"there is no message {message_id} yet: its lane ends at {page.end}")
     message = page[0] if page and page[0].seq == seq else None

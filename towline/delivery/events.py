@@ -18,9 +18,11 @@ __all__ = [
     "Moved",
     "Overrun",
     "Part",
+    "Paused",
     "Pulled",
     "Released",
     "Resent",
+    "Resumed",
     "Returned",
     "Skipped",
     "Started",
@@ -123,7 +125,35 @@ class Moved(_Event, frozen=True, array_like=True, tag=12):
     reason: str = ""
 
 
-Event = Started | Pulled | Acked | Failed | GaveUp | Returned | Released | Buried | Skipped | Overrun | Resent | Moved
+class Paused(_Event, frozen=True, array_like=True, tag=13):
+    """The group rests: pulls get nothing. It is a setting of the group that makes it so; this is for the trace."""
+
+    reason: str = ""
+
+
+class Resumed(_Event, frozen=True, array_like=True, tag=14):
+    """The group, which rested since then, for that reason, goes on."""
+
+    since_us: int
+    reason: str = ""
+
+
+Event = (
+    Started
+    | Pulled
+    | Acked
+    | Failed
+    | GaveUp
+    | Returned
+    | Released
+    | Buried
+    | Skipped
+    | Overrun
+    | Resent
+    | Moved
+    | Paused
+    | Resumed
+)
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)

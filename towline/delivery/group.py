@@ -31,9 +31,11 @@ from towline.delivery.events import (
     Moved,
     Overrun,
     Part,
+    Paused,
     Pulled,
     Released,
     Resent,
+    Resumed,
     Returned,
     Skipped,
     Started,
@@ -335,6 +337,8 @@ class Group:
             self._apply_resent(event)
         elif isinstance(event, Moved):
             apply_moved(self, event)
+        elif isinstance(event, (Paused, Resumed)):
+            return
         else:
             self._move(event)
             if not isinstance(event, (Buried, Overrun)):
@@ -342,12 +346,9 @@ class Group:
         if self.shards is not None:
             self._refresh_after(event)
 
-    def _refresh_after(self, event: Event) -> None:
-        if isinstance(event, (Started, Moved, Resent)):
-            lanes: Iterable[int] = range(self.topic_lanes)
-        else:
-            lanes = {part.lane for part in event.parts}
-        for lane in lanes:
+    def _refresh_after(self, event: Moving | Started | Moved | Resent) -> None:
+        everywhere = range(self.topic_lanes)
+        for lane in everywhere if isinstance(event, (Started, Moved, Resent)) else {part.lane for part in event.parts}:
             self.refresh(lane)
 
     def _move(self, event: Moving) -> None:

@@ -7,7 +7,20 @@ delivered is delivered again: messages come twice after damage to the pull log, 
 
 from __future__ import annotations
 
-from towline.delivery.events import Buried, Event, Moved, Overrun, Part, Pulled, Resent, Returned, Skipped, Started
+from towline.delivery.events import (
+    Buried,
+    Event,
+    Moved,
+    Overrun,
+    Part,
+    Paused,
+    Pulled,
+    Resent,
+    Resumed,
+    Returned,
+    Skipped,
+    Started,
+)
 from towline.delivery.group import Group
 from towline.delivery.parts import cut
 from towline.delivery.retry import AT_ONCE
@@ -22,7 +35,7 @@ UNKNOWN = ""
 
 def mend(group: Group, event: Event) -> bool:
     """Apply an event although events before it may be lost; whether it had to be made to fit."""
-    if isinstance(event, (Started, Resent, Moved)) or _fits(group, event):
+    if isinstance(event, (Started, Resent, Moved, Paused, Resumed)) or _fits(group, event):
         group.apply(event)
         return False
     for part in event.parts:
@@ -49,7 +62,7 @@ def mend(group: Group, event: Event) -> bool:
 
 def _fits(group: Group, event: Event) -> bool:
     """Whether all messages of the event are in a state that it can take them from."""
-    assert not isinstance(event, (Started, Resent, Moved))
+    assert not isinstance(event, (Started, Resent, Moved, Paused, Resumed))
     if isinstance(event, (Pulled, Overrun)):
         group.retries.ripen(event.at_us)
         return all(

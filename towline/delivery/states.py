@@ -113,7 +113,7 @@ TRANSITIONS: tuple[Transition, ...] = (
         "others of its pull were moved, so the pull ended; due at once, same attempt",
     ),
 )
-"""`Started` is not here: it moves no message, it only says where a new group begins."""
+"""`Started`, `Paused` and `Resumed` are not here: they move no message."""
 
 RULES: dict[type[Event], Transition] = {rule.event: rule for rule in TRANSITIONS if rule.event is not Moved}
 """For events that name the messages they move. `Moved` names positions: see `seek`."""

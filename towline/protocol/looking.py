@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from towline.model import MAX_SHARDS
 from towline.protocol.base import MANY, Answer, Lane, Name, Natural, Request, Text
 from towline.protocol.consuming import Part
 
@@ -23,6 +24,9 @@ __all__ = [
     "TraceStep",
     "Traced",
 ]
+
+_AnyLane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS + 2)]
+"""A lane of the topic, or behind them one of the group's own."""
 
 
 class Browse(Request, frozen=True, array_like=True):
@@ -79,7 +83,7 @@ class Find(Request, frozen=True, array_like=True):
 
     kind = 52
     topic: Name
-    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    lane: Lane
     key: Text = ""
     first: Natural = 0
     since_us: Natural = 0
@@ -99,18 +103,20 @@ class Found(Answer, frozen=True, array_like=True):
 
 class TraceCursor(msgspec.Struct, frozen=True, array_like=True):
     """How far a trace has come: the next event, copies of the message sent again as (lane, number), the message's dead
-    letters, its last event, and whether nothing was missing so far."""
+    letters, its last event, whether nothing was missing so far, and when the message was appended."""
 
     at: Natural
-    copies: Annotated[list[tuple[Annotated[int, msgspec.Meta(ge=0, le=5)], Natural]], msgspec.Meta(max_length=MANY)]
+    copies: Annotated[list[tuple[_AnyLane, Natural]], msgspec.Meta(max_length=MANY)]
     dead: Annotated[list[Natural], msgspec.Meta(max_length=MANY)]
     last: Name
     whole: bool
+    since_us: Natural = 0
 
 
 class TraceStep(msgspec.Struct, frozen=True, array_like=True):
     """One event in the life of a message: pulled, acked, failed, gaveup, returned, released, buried, skipped, overrun,
-    resent; or started: the group began behind it."""
+    resent; or started: the group began behind it. Or it happened to the group while it was not done with the message:
+    paused, resumed."""
 
     at_us: int
     what: str
@@ -133,7 +139,7 @@ class Trace(Request, frozen=True, array_like=True):
     kind = 53
     topic: Name
     group: Name
-    lane: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    lane: Lane
     seq: Natural
     whole: bool = False
     cursor: TraceCursor | None = None

@@ -20,9 +20,11 @@ from towline.delivery.events import (
     Moved,
     Overrun,
     Part,
+    Paused,
     Pulled,
     Released,
     Resent,
+    Resumed,
     Returned,
     Skipped,
     Started,
@@ -57,7 +59,8 @@ EVENTS: Final = pa.schema(
 )
 """What happened to messages `first` to `first + count` of a lane in a group; `number` is the event's in the pull log.
 Lanes named `own-…` are the group's own, for dead letters that were sent again. Of `resent`, first and count are numbers
-of dead letters; of `started` and `moved`, `first` is where the group goes on, and there is no count."""
+of dead letters; of `started` and `moved`, `first` is where the group goes on, and there is no count; `paused` and
+`resumed` have neither."""
 
 _EVENTS: msgspec.msgpack.Decoder[list[Event]] = msgspec.msgpack.Decoder(list[Event])
 _NAMES: Final = {
@@ -73,12 +76,14 @@ _NAMES: Final = {
     Overrun: "overrun",
     Resent: "resent",
     Moved: "moved",
+    Paused: "paused",
+    Resumed: "resumed",
 }
 
 
 class _Run(NamedTuple):
     lane: str | None
-    first: int
+    first: int | None
     count: int | None  # type: ignore[assignment]  # a tuple's own count is of no use here
     attempt: int | None
 
@@ -123,6 +128,8 @@ def _runs(event: Event, shards: int) -> Iterator[_Run]:
         return (_Run(_lane(lane, shards), seq, None, None) for lane, seq in event.moves)
     if isinstance(event, Resent):
         return (_Run(None, first, count, None) for first, count in event.dead)
+    if isinstance(event, (Paused, Resumed)):
+        return iter((_Run(None, None, None, None),))
     return (_run_of(part, shards) for part in event.parts)
 
 

@@ -22,8 +22,10 @@ from towline.delivery.events import (
     Moved,
     Overrun,
     Part,
+    Paused,
     Pulled,
     Released,
+    Resumed,
     Returned,
     Skipped,
     Started,
@@ -178,8 +180,10 @@ class Group:
         self.next += count
 
     def move(self, to: int) -> None:
-        """The group is moved; nothing is leased meanwhile."""
+        """The group is moved while it rests; nothing is leased meanwhile."""
+        self.tell(Paused(self.now, "moving"))
         self.tell(Moved(self.now, ((MIDDLE, to),)))
+        self.tell(Resumed(self.now, self.now, "moving"))
         for seq, life in self.lives.items():
             if seq >= to:
                 life.status, life.settled_us = "NEW", 0

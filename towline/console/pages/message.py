@@ -7,12 +7,12 @@ from urllib.parse import urlencode
 from nicegui import ui
 
 from towline.client.message import Message
-from towline.client.trace import GroupTrace, Step, Trace
+from towline.client.trace import GroupTrace, Step
 from towline.console.body import Form, guess, render
 from towline.console.dialogs import confirm
 from towline.console.frame import View, badge, button, console_page, empty, facts, go, head, panel, say
 from towline.console.words import plain, size
-from towline.errors import BadRequest, TowlineError
+from towline.errors import TowlineError
 
 __all__ = ["message_page", "show_body"]
 
@@ -49,12 +49,8 @@ def show_body(body: bytes, download: str) -> None:
 @console_page("/message/{topic}/{lane}/{seq}", "Message")
 async def message_page(view: View) -> None:
     topic, name = view.part("topic"), f"{view.part('topic')}/{view.part('lane')}/{view.part('seq')}"
-    trace: Trace | None = None
-    try:
-        trace = await view.mq.trace(name)
-        message = trace.message
-    except BadRequest:
-        message = await view.mq.message(name)
+    trace = await view.mq.trace(name)
+    message = trace.message
     with head(name, "", crumb=(topic, f"/messages?topic={topic}&lane={view.part('lane')}")):
         if message is not None:
             button("Send again", icon="replay", on_click=lambda: _again(view, message)).classes("tl-plain")
@@ -71,11 +67,7 @@ async def message_page(view: View) -> None:
                 facts(_about(view, message))
                 _headers(message)
     with panel("What became of it"):
-        if trace is None:
-            empty(
-                "info", "Not told for ordered topics", "The trace of messages in ordered topics is not kept by message."
-            )
-        elif not trace.groups:
+        if not trace.groups:
             empty("hub", "No group consumes this topic", "It waits for the first one.")
         else:
             for one in trace.groups:
