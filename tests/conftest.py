@@ -22,3 +22,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rounds", type=int, default=2, help="how often a part of a Spark pipeline is killed under load (default 2)"
     )
+    parser.addoption("--chaos", type=int, default=4, help="rounds in which a broker on a database is killed or frozen")
+    parser.addoption("--chaos-seed", type=int, default=7, help="other seeds give other rounds")
+    parser.addoption("--away-s", type=float, default=6.0, help="how long the database is away (default 6)")

@@ -18,7 +18,16 @@ __all__ = ["Load"]
 class Load:
     """Blocking: producers that batch, and consumers that ack what they pulled. Every message is a number of its own."""
 
-    def __init__(self, url: str, topic: str, *, producers: int = 3, consumers: int = 2, pause_s: float = 0.002) -> None:
+    def __init__(
+        self,
+        url: str,
+        topic: str,
+        *,
+        producers: int = 3,
+        consumers: int = 2,
+        pause_s: float = 0.002,
+        delivery_timeout_s: float = 20.0,
+    ) -> None:
         self.topic = topic
         self.acked: list[tuple[float, int]] = []
         self.failed: list[tuple[int, TowlineError]] = []
@@ -29,6 +38,7 @@ class Load:
         self._mq = towline.connect(url)
         self._lock = threading.Lock()
         self._pause_s = pause_s
+        self._delivery_timeout_s = delivery_timeout_s
         self._sending = threading.Event()
         self._consuming = threading.Event()
         self._producers = [threading.Thread(target=self._guarded, args=(self._produce,)) for _ in range(producers)]
@@ -48,7 +58,7 @@ class Load:
             raise
 
     def _produce(self) -> None:
-        with self._mq.producer(linger_ms=2, delivery_timeout=20) as producer:
+        with self._mq.producer(linger_ms=2, delivery_timeout=self._delivery_timeout_s) as producer:
             while not self._sending.is_set():
                 with self._lock:
                     number, self.sent = self.sent, self.sent + 1
@@ -87,7 +97,8 @@ class Load:
             thread.join(60)
         self._mq.close()
 
-    def longest_gap(self, of: list[tuple[float, int]], since: float, until: float) -> float:
+    @staticmethod
+    def longest_gap(of: list[tuple[float, int]], since: float, until: float) -> float:
         """The longest time in which nothing was acknowledged, or consumed."""
         times = [since, *sorted(at for at, _ in list(of) if since <= at <= until), until]
         return max(after - before for before, after in pairwise(times))

@@ -46,6 +46,17 @@ async def test_a_realm_has_one_owner_at_a_time(settings: SqlSettings) -> None:
             await two.wait_for("main", 0.2)
 
 
+async def test_the_realm_of_an_owner_that_is_known_to_be_dead_is_taken_at_once(settings: SqlSettings) -> None:
+    async with prepared(settings, lease_s=30) as database:
+        one, two, three = (Ownership(database, name) for name in ("one", "two", "three"))
+        assert await one.acquire("main") is not None
+        assert await two.acquire("main", dead_owner="three") is None, "it is not three's"
+        taken = await two.acquire("main", dead_owner="one")
+        assert taken is not None
+        assert taken.epoch == 2
+        assert await three.acquire("main", dead_owner="one") is None, "two was faster"
+
+
 async def test_a_released_realm_is_free_at_once_and_an_heir_comes_first(settings: SqlSettings) -> None:
     async with prepared(settings, lease_s=30) as database:
         one, two, three = (Ownership(database, name) for name in ("one", "two", "three"))

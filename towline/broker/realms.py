@@ -20,6 +20,7 @@ from crc32c import crc32c
 
 from towline.broker.accounts import ACCOUNTS
 from towline.broker.broker import Broker
+from towline.broker.cluster import split_address
 from towline.broker.commons import EVERY_S
 from towline.broker.fan import Fan
 from towline.broker.front import Front
@@ -58,6 +59,8 @@ log = logging.getLogger("towline.cluster")
 
 MAIN: Final = "main"
 LOOK_S: Final = 0.2
+SHORTEST_S: Final = 0.02
+PROBE_S: Final = 0.3
 PATIENCE_S: Final = 1.0
 """A realm that is free for so long is taken by whoever sees it."""
 SETTLE_S: Final = 3.0
@@ -101,7 +104,10 @@ class Realms:
         self._names = [MAIN, *(f"realm-{number}" for number in range(1, settings.realms))]
         self._holders: dict[str, Holder] = {}
         self._free_since: dict[str, float] = {}
+        self._trouble = ""
         self._moving: set[str] = set()
+        self._dead: set[str] = set()
+        """Owners of realms that were killed, although their leases run on."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._ownership: Ownership
         self._closing = False
@@ -171,7 +177,8 @@ class Realms:
         what = f"topic {topic}" if topic else f"realm {realm}"
         holder = self._holders.get(realm)
         if holder is None or not holder.address or holder.left_s <= 0 or holder.owner == self.front.registry.id:
-            raise NotOwner(f"{what} has no broker in this moment: try again")
+            why = f", because the database cannot be asked ({self._trouble})" if self._trouble else ""
+            raise NotOwner(f"{what} has no broker in this moment{why}: try again")
         raise NotOwner(f"{what} is served by the broker at {holder.address}")
 
     # Taking and giving
@@ -180,20 +187,29 @@ class Realms:
         while True:
             try:
                 await self._look()
+                self._trouble = ""
             except TowlineError as error:
+                self._trouble = str(error)
                 log.warning("the realms of the database could not be looked at: %s", error)
             except Exception:
                 log.exception("looking after the realms of the database failed")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Until we look again: a realm whose lease runs out before that is looked at then."""
+        ending = [holder.left_s for holder in self._holders.values() if 0 < holder.left_s < LOOK_S]
+        return max(min(ending, default=LOOK_S), SHORTEST_S)
 
     async def _look(self) -> None:
         self._holders = {holder.realm: holder for holder in await self._ownership.holders()}
         now_s = self._clock.steady_s()
         alive = [one for one in self.front.registry.states() if one.state == "alive"]
         settled = [one.id for one in alive if one.uptime_s > SETTLE_S]
+        await self._find_dead()
         for realm in self._names:
             holder = self._holders.get(realm)
-            free = holder is None or holder.left_s <= 0 or holder.heir == self.front.registry.id
+            owner = "" if holder is None else holder.owner
+            free = holder is None or holder.left_s <= 0 or holder.heir == self.front.registry.id or owner in self._dead
             since_s = self._free_since.setdefault(realm, now_s) if free else self._free_since.pop(realm, now_s)
             if realm in self._moving:
                 continue
@@ -202,9 +218,20 @@ class Realms:
                 if heir and heir != self.front.registry.id and self.front.registry.id in settled:
                     self._move(realm, self._hand_over(realm, heir))
             elif free:
-                first = _chosen(realm, [one.id for one in alive]) == self.front.registry.id
+                # Whoever let its lease run out does not live, whatever its last beat said.
+                first = _chosen(realm, [one.id for one in alive if one.id != owner]) == self.front.registry.id
                 if first or now_s - since_s > PATIENCE_S:
-                    self._move(realm, self._take(realm))
+                    self._move(realm, self._take(realm, owner if owner in self._dead else ""))
+
+    async def _find_dead(self) -> None:
+        """A broker whose connection broke, and at whose address nobody listens, was killed: its leases need not be
+        waited for. If we are wrong, it finds itself deposed, as any zombie."""
+        owners = {one.owner: one.address for one in self._holders.values() if one.owner and one.left_s > 0}
+        self._dead &= owners.keys()
+        for owner, address in owners.items():
+            if owner not in self._dead and self.front.registry.broke_off(owner) and await _refuses(address):
+                log.warning("the broker at %s is dead: its realms are taken", address)
+                self._dead.add(owner)
 
     def _move(self, realm: str, work: Any) -> None:
         self._moving.add(realm)
@@ -221,8 +248,8 @@ class Realms:
 
         self._spawn(move())
 
-    async def _take(self, realm: str) -> None:
-        lease = await self._ownership.acquire(realm)
+    async def _take(self, realm: str, dead_owner: str = "") -> None:
+        lease = await self._ownership.acquire(realm, dead_owner)
         if lease is None or self._closing:
             return
         store = await _Store.open(self._database, lease, clock=self._clock)
@@ -279,6 +306,20 @@ class Realms:
 
 def _chosen(realm: str, brokers: list[str]) -> str | None:
     return max(brokers, key=lambda broker: blake2b(f"{realm}|{broker}".encode(), digest_size=8).digest(), default=None)
+
+
+async def _refuses(address: str) -> bool:
+    """Whether nobody listens there, and its machine says so."""
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(PROBE_S):
+            _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return False
 
 
 def _topics_of(request: Any) -> set[str]:

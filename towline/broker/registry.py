@@ -174,6 +174,11 @@ class Registry:
             if node.state.address == address and node.heard_s is not None:
                 node.lost = True
 
+    def broke_off(self, broker: str) -> bool:
+        """Whether the connection to a broker broke although it did not say farewell, and was not made again yet."""
+        node = self.nodes.get(broker)
+        return node is not None and node.lost and node.state.state == "alive"
+
     def forget(self, broker: str) -> None:
         found = [one for one in self.nodes.values() if broker in (one.state.id, one.state.address)]
         if not found:

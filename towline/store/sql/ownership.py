@@ -99,6 +99,21 @@ _TAKE = (
         expires_at=_UNTIL,
     )
 )
+_DEPOSE = (
+    update(_table)
+    .where(
+        _table.c.id == bindparam("realm_id"),
+        _table.c.epoch == bindparam("known_epoch"),
+        _table.c.owner == bindparam("dead_owner"),
+    )
+    .values(
+        owner=bindparam("new_owner"),
+        address=bindparam("new_address"),
+        heir="",
+        epoch=bindparam("new_epoch"),
+        expires_at=_UNTIL,
+    )
+)
 _INHERIT = (
     update(_table)
     .where(
@@ -134,10 +149,11 @@ class Ownership:
         rows = await self._database.reading(lambda connection: connection.rows(_ALL))
         return [Holder(realm, owner, at, epoch, float(left_s), heir) for realm, owner, at, epoch, left_s, heir in rows]
 
-    async def acquire(self, realm: str) -> Lease | None:
-        """Take a realm that is free, has expired, or was left to us; made if it was never there. None if another one
-        holds it: also if that is a broker of our own name, for it may live."""
-        return await self._database.reading(lambda connection: self._acquire(connection, realm))
+    async def acquire(self, realm: str, dead_owner: str = "") -> Lease | None:
+        """Take a realm that is free, has expired, was left to us, or belongs to `dead_owner`, which is known to be
+        dead; made if it was never there. None if another one holds it: also if that is a broker of our own name, for it
+        may live."""
+        return await self._database.reading(lambda connection: self._acquire(connection, realm, dead_owner))
 
     async def wait_for(self, realm: str, patience_s: float) -> Lease:
         """Take a realm as soon as it is free; `StoreLocked` if it is not within `patience_s`."""
@@ -154,21 +170,27 @@ class Ownership:
             await asyncio.sleep(_ASK_S)
         return lease
 
-    async def _acquire(self, connection: Connection, realm: str) -> Lease | None:
+    async def _acquire(self, connection: Connection, realm: str, dead_owner: str) -> Lease | None:
         found = await connection.rows(_ONE, realm=realm)
         if not found:
             await connection.run(_MAKE, realm=realm)
             found = await connection.rows(_ONE, realm=realm)
-        realm_id, _, epoch, left_s, heir = found[0]
+        realm_id, owner, epoch, left_s, heir = found[0]
         lease_s = self._database.settings.lease_s
-        inherited = bool(heir) and heir == self._owner
-        if float(left_s) > 0 and not inherited:
+        if float(left_s) <= 0:
+            taking = _TAKE
+        elif heir and heir == self._owner:
+            taking = _INHERIT
+        elif owner and owner == dead_owner:
+            taking = _DEPOSE
+        else:
             return None
         try:
             met = await connection.run(
-                _INHERIT if inherited else _TAKE,
+                taking,
                 realm_id=realm_id,
                 known_epoch=epoch,
+                dead_owner=dead_owner,
                 new_owner=self._owner,
                 new_address=self._address,
                 new_epoch=epoch + 1,
