@@ -76,7 +76,7 @@ def _archive(stage: Stage, session: Any, folder: Path, rows: int) -> Iterator[Fi
 def _replay(session: Any, broker: BrokerProcess, folder: Path, rows: int) -> Iterator[Figure]:
     from towline.spark.jobs.manifest import Archive
     from towline.spark.jobs.replay import Chosen, replay
-    from towline.spark.reading import Door
+    from towline.spark.places import Door
 
     shelf = Archive.open(str(folder / "archive-0"))
     state, door, chosen = str(folder / "replay"), Door(url=broker.url), Chosen(to_topic="again")

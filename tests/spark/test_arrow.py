@@ -61,6 +61,7 @@ def test_every_column_of_a_message_is_there() -> None:
         "deliver_at": datetime.fromtimestamp((AT_US + 7) / 1e6, UTC),
         "expires_at": None,
         "timeout_s": None,
+        "attempt": None,
         "source": "10.0.0.7",
         "token": "shop",
         "producer_id": -1,

@@ -30,7 +30,11 @@ URL = {"url": "towline://127.0.0.1:7400"}
         ({"topic": "orders", "url": ""}, "give one of the options url"),
         ({"topic": "orders", "url": "http://127.0.0.1:1"}, "option url: give towline://host:port"),
         ({"topic": "orders", "timeout": "soon"}, "option timeout='soon': give seconds"),
-        ({"topic": "orders", "group": "billing"}, "option group: only kind=dead and kind=events"),
+        ({"topic": "orders", "group": "billing,audit"}, "option group: with messages, name one group"),
+        (
+            {"topic": "orders", "url": "", "path": "/data", "broker": "b1"},
+            "option broker: it chooses",
+        ),
         ({"topic": "orders", "url": "", "path": "/data", "progressGroup": "g"}, "progress is told to a broker"),
     ],
 )
@@ -62,7 +66,7 @@ def test_a_wrong_option_of_a_stream_is_named(options: dict[str, str], message: s
         ({"priority": "urgent"}, "option priority='urgent': give high, middle or low"),
         ({"durability": "paper"}, "durability 'paper' is not one of"),
         ({"txnId": "a b"}, "option txnId: use 1 to 100 letters"),
-        ({"url": "towline://a,b"}, "option url: name one broker"),
+        ({"broker": "b1"}, "there is no option broker"),
         ({"url": "", "path": "/data"}, "option path: messages are written to a broker"),
         ({"from": "17"}, "there is no option from"),
     ],

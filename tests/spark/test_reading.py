@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import towline
 from tests.server.process import BrokerProcess
 from towline.errors import BadRequest, NotFound, StoreDamaged
+from towline.model import GroupConfig, RetryPolicy
+from towline.spark.places import Door, open_place
 from towline.spark.ranges import Position, Range, Selection, decode_ranges, encode_ranges, parse_position, plan
-from towline.spark.reading import Door, Wants, open_place, read_batches
+from towline.spark.reading import Wants, read_batches
 
 COLUMNS = ["topic", "lane", "seq", "key", "body"]
 
@@ -173,16 +176,74 @@ def test_events_and_dead_letters_are_decoded(broker: BrokerProcess, mq: towline.
         assert abs(dead["died_at"].timestamp() - time.time()) < 60
 
 
-def test_the_schedule_is_read_from_a_broker(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
+def test_the_schedule_is_read_from_a_broker_and_from_its_folder(
+    broker: BrokerProcess, mq: towline.Client, tmp_path: Path
+) -> None:
+    begun = time.time()
     for n in range(5):
-        mq.send("orders", b"x" * n, key=f"k{n}", delay=100 - n, priority="low")
-    network, folder = doors(broker, tmp_path)
-    rows = read(network, Selection.parse("orders", "schedule"), Wants(["key", "lane", "deliver_at"]))
-    assert [(row["key"], row["lane"]) for row in rows] == [(f"k{n}", "low") for n in (4, 3, 2, 1, 0)]
-    assert 90 < rows[0]["deliver_at"].timestamp() - time.time() < 97
-    assert len(read(network, Selection.parse("*", "schedule"), Wants(key="k2"))) == 1
-    with pytest.raises(BadRequest, match="told by a broker"):
-        read(folder, Selection.parse("orders", "schedule"))
+        mq.send("orders", b"x" * n, key=f"k{n}", delay=1_000 - n, priority="low")
+    mq.send_many("other", [b"y"] * 1_500, delays=[900 + n for n in range(1_500)])  # in slots of several levels
+    [gone] = [one.id for one in mq.delayed("orders") if one.key == "k3"]
+    assert mq.cancel("orders", gone) == 1
+    [moved] = [one.id for one in mq.delayed("orders") if one.key == "k0"]
+    mq.reschedule("orders", moved, delay=5_000)
+    mq.send("orders", b"soon", key="soon", delay=0.001)
+    while not mq.topic("orders").lanes[1].end:
+        time.sleep(0.01)
+    for door in doors(broker, tmp_path):
+        rows = read(door, Selection.parse("orders", "schedule"), Wants(["key", "lane", "deliver_at", "id"]))
+        rows.sort(key=lambda row: row["deliver_at"])
+        assert [(row["key"], row["lane"]) for row in rows] == [(f"k{n}", "low") for n in (4, 2, 1, 0)]
+        assert rows[0]["deliver_at"].timestamp() >= begun + 996
+        assert rows[-1]["id"] == moved
+        assert rows[-1]["deliver_at"].timestamp() >= begun + 5_000
+        assert len(read(door, Selection.parse("*", "schedule"), Wants(key="k2"))) == 1
+        assert len(read(door, Selection.parse("other", "schedule"), Wants())) == 1_500
+        with pytest.raises(NotFound, match="there is no topic nothing"):
+            read(door, Selection.parse("nothing", "schedule"), Wants())
+
+
+def test_a_stopped_brokers_schedule_is_read(tmp_path: Path) -> None:
+    with BrokerProcess(store=f"file:{tmp_path / 'data'}") as broker:
+        with towline.connect(f"towline://127.0.0.1:{broker.port}") as mq:
+            mq.send_many("orders", [b"%d" % n for n in range(100)], delays=[1_000 + n * n for n in range(100)])
+        broker.stop()
+        assert broker.wait() == 0
+    rows = read(Door(path=str(tmp_path / "data")), Selection.parse("orders", "schedule"), Wants())
+    assert len(rows) == len({row["id"] for row in rows}) == 100
+
+
+def test_attempts_are_those_of_a_group(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
+    mq.send_many("orders", [b"%d" % n for n in range(30)])
+    mq.put_group(GroupConfig("orders", "billing", retry=RetryPolicy(5, (0.001,))))
+    tried = Counter[int]()
+    with mq.consumer("orders", group="billing", start="earliest") as consumer:
+        while tried[7] < 3 or max(tried) < 15:
+            for message in consumer.pull(max_messages=10 if max(tried, default=0) < 15 else 1, wait=1):
+                tried[message.seq] = message.attempt
+                if message.seq == 7:
+                    message.nack("not yet", delay=0.001)
+                else:
+                    message.ack()
+    for door in doors(broker, tmp_path):
+        rows = read(door, Selection.parse("orders"), Wants(["seq", "attempt"], group="billing"))
+        assert {row["seq"]: row["attempt"] for row in rows} == {n: tried[n] for n in range(30)}
+        assert tried[7] >= 3
+        assert {row["attempt"] for row in read(door, Selection.parse("orders"), Wants(["attempt"]))} == {None}
+        assert {row["attempt"] for row in read(door, Selection.parse("orders"), Wants(group="nobody"))} == {0}
+
+
+def test_what_was_sent_again_to_a_group_is_read(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
+    mq.send("orders", b"bad", key="k", priority="high")
+    with mq.consumer("orders", group="billing", start="earliest") as consumer:
+        [message] = consumer.pull(max_messages=1, wait=5)
+        message.dead("no")
+    while not mq.group("orders", "billing").dead:
+        time.sleep(0.01)
+    mq.resend("orders", "billing", [0])
+    for door in doors(broker, tmp_path):
+        [row] = read(door, Selection.parse("orders", "own"), Wants())
+        assert (row["group"], row["lane"], row["body"], row["origin"]) == ("billing", "high", b"bad", "orders/high/0")
 
 
 def test_ranges_travel_as_json() -> None:

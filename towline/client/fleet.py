@@ -18,7 +18,7 @@ from typing import Final
 
 from towline.protocol.cluster import Brokers, BrokerState
 
-__all__ = ["DEDUP", "Fleet", "address_of"]
+__all__ = ["DEDUP", "Fleet", "address_of", "rendezvous"]
 
 _HOLD_S: Final = 1.0
 _HOLD_MAX_S: Final = 30.0
@@ -130,16 +130,17 @@ class Fleet:
     def pick(self, key: str, but: Iterable[str] = ()) -> str | None:
         """A broker for something that may go to any: always the same for the same key, while it can be used. None if
         there is none to be used."""
-        return _chosen(key, self._usable.difference(but))
+        return rendezvous(key, self._usable.difference(but))
 
     def home(self, topic: str, shard: int) -> str:
         """The broker of a shard of an ordered topic: one of all there are, whether it can be used now or not."""
-        chosen = _chosen(f"{topic}/{shard}", self._members)
+        chosen = rendezvous(f"{topic}/{shard}", self._members)
         assert chosen is not None, "a fleet has at least the broker that told of it"
         return chosen
 
 
-def _chosen(key: str, brokers: Iterable[str]) -> str | None:
+def rendezvous(key: str, brokers: Iterable[str]) -> str | None:
+    """The broker, of these, that something belongs to: the same for everybody who asks."""
     return max(brokers, key=lambda broker: blake2b(f"{key}|{broker}".encode(), digest_size=8).digest(), default=None)
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from towline.client import flows
 from towline.client.connection import Call
 from towline.errors import ProtocolError, QueueFull, Timeout
 from towline.model import LANES
@@ -15,6 +16,7 @@ from towline.protocol.publishing import AskSink, MoveHold, Publish, Published, R
 
 if TYPE_CHECKING:
     from towline.client.blocking import Client
+    from towline.client.link import Link
 
 __all__ = ["Addressed", "Publisher"]
 
@@ -39,9 +41,11 @@ class Addressed(NamedTuple):
 class Publisher:
     """Stages frames, or sends them, several requests at a time; publishes what was staged."""
 
-    def __init__(self, client: Client, durability: int = -1) -> None:
-        self._link = client._link
+    def __init__(self, client: Client, durability: int = -1, link: Link | None = None, topic: str = "") -> None:
+        """Over the client's own link, or another one; `topic` says who serves it, where brokers share a store."""
+        self._link = link or client._link
         self._durability = durability
+        self._topic = topic
         self._under_way: deque[Call] = deque()
         self._shards: dict[str, int] = {}
         self.records: list[int] = []
@@ -49,8 +53,10 @@ class Publisher:
 
     @property
     def max_request_bytes(self) -> int:
+        if self._link.connection.welcome is None:
+            self._link.run(flows.brokers())
         welcome = self._link.connection.welcome
-        assert welcome is not None, "a client is made once it has met its broker"
+        assert welcome is not None, "it has answered"
         return welcome.max_request_bytes
 
     def shards(self, topic: str) -> int:
@@ -84,13 +90,13 @@ class Publisher:
 
     def epoch(self, sink: str) -> int:
         """The last epoch that a sink has published, or is publishing; -1 if there is none."""
-        epoch: int = self._ask(Call(AskSink(sink)), SinkState).epoch
+        epoch: int = self._ask(Call(AskSink(sink, self._topic)), SinkState).epoch
         return epoch
 
     def publish(self, sink: str, epoch: int, records: Sequence[int]) -> Published:
         """Publish an epoch of a sink. A store that is full, or an answer that is late, is waited for."""
         for again in (True, True, False):
-            call = Call(Publish(sink, epoch, list(records), self._durability))
+            call = Call(Publish(sink, epoch, list(records), self._durability, self._topic))
             call.patience_s = PATIENCE_S
             try:
                 published: Published = self._ask(call, Published)
@@ -102,7 +108,7 @@ class Publisher:
 
     def unstage(self, records: Sequence[int]) -> None:
         if records:
-            self._ask(Call(Unstage(list(records))), Done)
+            self._ask(Call(Unstage(list(records), self._topic)), Done)
 
     def report(self, topic: str, group: str, positions: Mapping[str, int]) -> None:
         """Somebody who keeps their own progress has come this far, by lane."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from towline.client.connection import Call
+from towline.client.nodes import Node
 from towline.errors import ProtocolError
 from towline.protocol import split_attachments
 from towline.protocol.messages import Part
 from towline.protocol.scanning import LocatedIn, LocateIn, Scan, Scanned, Streams, StreamState, Survey
-
-if TYPE_CHECKING:
-    from towline.client.blocking import Client
 
 __all__ = ["Missing", "Piece", "StreamReader"]
 
@@ -42,17 +40,10 @@ class Missing(NamedTuple):
 
 
 class StreamReader:
-    """Reads streams through a client's connection."""
+    """Reads the streams of one broker."""
 
-    def __init__(self, client: Client) -> None:
-        self._link = client._link
-
-    @property
-    def broker(self) -> str:
-        """The broker's name."""
-        welcome = self._link.connection.welcome
-        assert welcome is not None, "a client is made once it has met its broker"
-        return welcome.broker
+    def __init__(self, node: Node) -> None:
+        self._link = node.link
 
     def survey(self, prefix: str) -> list[StreamState]:
         """The streams whose names begin with this."""

@@ -55,6 +55,8 @@ class Publish(Request, frozen=True, array_like=True):
     epoch: _Natural
     records: _Records
     durability: Annotated[int, msgspec.Meta(ge=-1, le=2)] = -1
+    topic: _Name = ""
+    """Where brokers share a store: a topic whose broker this is for."""
 
 
 class Published(Answer, frozen=True, array_like=True):
@@ -70,6 +72,7 @@ class Unstage(Request, frozen=True, array_like=True):
 
     kind = 76
     records: _Records
+    topic: _Name = ""
 
 
 class AskSink(Request, frozen=True, array_like=True):
@@ -77,6 +80,7 @@ class AskSink(Request, frozen=True, array_like=True):
 
     kind = 77
     sink: _Sink
+    topic: _Name = ""
 
 
 class SinkState(Answer, frozen=True, array_like=True):

@@ -32,7 +32,7 @@ from towline.frame.layout import (
 )
 from towline.model import LANES
 
-__all__ = ["DEAD", "MESSAGES", "Origin", "Records", "chosen", "message_batch", "text_array"]
+__all__ = ["DEAD", "MESSAGES", "OWN", "Origin", "Records", "chosen", "message_batch", "text_array"]
 
 TIME: Final = pa.timestamp("us", tz="UTC")
 TEXTS: Final = pa.map_(pa.string(), pa.string())
@@ -55,6 +55,7 @@ MESSAGES: Final = pa.schema(
         ("deliver_at", TIME),
         ("expires_at", TIME),
         ("timeout_s", pa.float64()),
+        ("attempt", pa.int32()),
         ("source", pa.string()),
         ("token", pa.string()),
         ("producer_id", pa.int64()),
@@ -62,7 +63,8 @@ MESSAGES: Final = pa.schema(
         ("broker", pa.string()),
     ]
 )
-"""Every column of a message. `body` may also be asked for as a string."""
+"""Every column of a message. `body` may also be asked for as a string. `attempt` is filled in where a group is named:
+see `attempts.py`."""
 
 DEAD: Final = pa.schema(
     [
@@ -80,6 +82,17 @@ DEAD: Final = pa.schema(
     ]
 )
 """Dead letters: `origin` is the id of the message that it was."""
+
+OWN: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("group", pa.string()),
+        *[(field.name, field.type) for field in MESSAGES if field.name not in ("topic", "id", "attempt", "shard")],
+        ("origin", pa.string()),
+    ]
+)
+"""Messages of a group's own lanes: dead letters that were sent again, and what was handed over from a broker that was
+away. `origin` is the id of the message that it was."""
 
 
 class Origin(NamedTuple):
@@ -352,6 +365,7 @@ def _header_column(name: str) -> Callable[[_Stack, Any], Any]:
     return build
 
 
+_attempt = _header_column("towline-attempt")
 _COLUMNS: Final[dict[str, Callable[[_Stack, Any], Any]]] = {
     "topic": lambda stack, type_: stack.constant(stack.origin.topic, type_),
     "lane": lambda stack, type_: stack.constant(stack.origin.lane, type_),
@@ -377,7 +391,7 @@ _COLUMNS: Final[dict[str, Callable[[_Stack, Any], Any]]] = {
     "producer_id": _number_of_producer("producer_id"),
     "producer_seq": _number_of_producer("producer_seq"),
     "origin": _header_column("towline-origin"),
-    "attempt": _header_column("towline-attempt"),
+    "attempt": lambda stack, type_: _attempt(stack, type_) if stack.origin.group else pa.nulls(stack.total, type_),
     "reason": _header_column("towline-reason"),
     "died_at": _header_column("towline-died-at"),
 }

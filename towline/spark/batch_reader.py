@@ -20,9 +20,10 @@ from pyspark.sql.datasource import (
 )
 
 from towline.spark.options import ReadOptions
+from towline.spark.places import open_place
 from towline.spark.plainly import plainly
 from towline.spark.ranges import Position, Range, plan
-from towline.spark.reading import Wants, open_place, read_batches
+from towline.spark.reading import Wants, read_batches
 
 __all__ = ["BatchReader", "FilteringReader", "RangePartition", "read_partition"]
 
@@ -37,7 +38,10 @@ class RangePartition(InputPartition):
 def read_partition(options: ReadOptions, columns: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if partition.value is None:  # Spark makes one of these where there is nothing to read
         return
-    wants = Wants(columns, options.key, options.skip_damaged, not options.fail_on_data_loss, options.batch_rows)
+    group = options.selection.groups[0] if options.selection.kind == "messages" and options.selection.groups else ""
+    wants = Wants(
+        columns, options.key, options.skip_damaged, not options.fail_on_data_loss, options.batch_rows, group=group
+    )
     with plainly(), open_place(options.door) as place:
         yield from read_batches(place, partition.value, wants)
 

@@ -9,15 +9,16 @@ from typing import Any, Final, NamedTuple
 
 from towline.errors import BadRequest
 from towline.model import Durability, check_group, check_topic
+from towline.spark.places import Door
 from towline.spark.ranges import RANGE_ROWS, Position, Selection, parse_position
-from towline.spark.reading import BATCH_ROWS, Door
+from towline.spark.reading import BATCH_ROWS
 
 __all__ = ["READ_OPTIONS", "WRITE_OPTIONS", "ReadOptions", "WriteOptions"]
 
 _DOOR: Final = ("url", "path", "token", "secret", "secretFile", "caFile", "certFile", "keyFile", "timeout")
 READ_OPTIONS: Final = (
     *_DOOR,
-    *("topic", "kind", "lane", "group", "from", "to", "key", "rowsPerPartition", "batchRows", "skipDamaged"),
+    *("broker", "topic", "kind", "lane", "group", "from", "to", "key", "rowsPerPartition", "batchRows", "skipDamaged"),
     *("failOnDataLoss", "pushFilters", "maxMessagesPerTrigger", "maxBytesPerTrigger", "progressGroup"),
 )
 WRITE_OPTIONS: Final = (*_DOOR, "topic", "priority", "mode", "txnId", "durability", "compress", "frameRows")
@@ -51,8 +52,8 @@ class ReadOptions(NamedTuple):
             raise BadRequest(f"option kind={selection.kind}: a stream reads messages; read this with spark.read")
         if streaming and options.has("to"):
             raise BadRequest("option to: a stream has no end; use spark.read, or the trigger availableNow")
-        if selection.groups and selection.kind == "messages":
-            raise BadRequest("option group: only kind=dead and kind=events belong to groups; see also progressGroup")
+        if selection.kind == "messages" and ((streaming and selection.groups) or len(selection.groups) > 1):
+            raise BadRequest("option group: with messages, name one group, whose attempts are told, in spark.read only")
         group = options.text("progressGroup")
         if group and not door.url:
             raise BadRequest("option progressGroup: progress is told to a broker: give its url")
@@ -142,13 +143,14 @@ class _Given:
     def door(self) -> Door:
         url, path = self.text("url"), self.text("path")
         if bool(url) == bool(path):
-            raise BadRequest("give one of the options url (a broker: towline://host:7400) and path (a store's folder)")
+            raise BadRequest(
+                "give one of the options url (brokers: towline://one:7400,two:7400) and path (a store's folder)"
+            )
+        brokers = tuple(word.strip() for word in self.text("broker").split(",") if word.strip())
+        if brokers and not url:
+            raise BadRequest("option broker: it chooses among the brokers of a cluster: give their url")
         if url and not url.startswith(("towline://", "towlines://")):
             raise BadRequest("option url: give towline://host:port or towlines://host:port; a folder goes to path")
-        if "," in url:
-            raise BadRequest(
-                "option url: name one broker: each has messages of its own; read each, and join the tables"
-            )
         try:
             timeout_s = float(self.text("timeout", "30"))
         except ValueError:
@@ -160,4 +162,4 @@ class _Given:
             "key_file": self.text("keyFile"),
         }
         path = path.removeprefix("file://") if path.startswith("file:///") else path
-        return Door(url, path, self.text("token"), self.text("secret"), timeout_s=timeout_s, **files)
+        return Door(url, path, self.text("token"), self.text("secret"), timeout_s=timeout_s, brokers=brokers, **files)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from towline.client.nodes import node_of
 from towline.client.publishing import Publisher
-from towline.spark.reading import Door
+from towline.spark.places import Door
 
 __all__ = ["Progress"]
 
@@ -13,17 +14,18 @@ __all__ = ["Progress"]
 class Progress:
     def __init__(self, door: Door, group: str) -> None:
         self._client = door.connect()
-        self._publisher = Publisher(self._client)
         self._group = group
 
     def tell(self, offset: Mapping[str, int]) -> None:
-        """`offset` names lanes as `topic/lane`."""
-        topics: dict[str, dict[str, int]] = {}
+        """`offset` names lanes as `topic/lane`, or `topic/lane@broker`."""
+        topics: dict[tuple[str, str], dict[str, int]] = {}
         for name, seq in offset.items():
-            topic, _, lane = name.partition("/")
-            topics.setdefault(topic, {})[lane] = seq
-        for topic, positions in topics.items():
-            self._publisher.report(topic, self._group, positions)
+            lane_name, _, node = name.partition("@")
+            topic, _, lane = lane_name.partition("/")
+            topics.setdefault((node, topic), {})[lane] = seq
+        for (node, topic), positions in topics.items():
+            link = node_of(self._client, node).link
+            Publisher(self._client, link=link).report(topic, self._group, positions)
 
     def close(self) -> None:
         self._client.close()

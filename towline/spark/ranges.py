@@ -31,8 +31,14 @@ __all__ = [
 RANGE_ROWS: Final = 1_000_000
 """Messages of a range, unless there are fewer: a task costs about 30 ms before it reads the first one."""
 
-Kind = Literal["messages", "dead", "events", "schedule"]
-_PREFIXES: Final[dict[Kind, str]] = {"messages": "lane", "dead": "dead", "events": "pull", "schedule": "schedule"}
+Kind = Literal["messages", "own", "dead", "events", "schedule"]
+_PREFIXES: Final[dict[Kind, str]] = {
+    "messages": "lane",
+    "own": "own",
+    "dead": "dead",
+    "events": "pull",
+    "schedule": "schedule",
+}
 _MAX_RANGES: Final = 1_000_000
 
 
@@ -48,11 +54,23 @@ class Lane(msgspec.Struct, frozen=True):
     end: int
     size_bytes: int
     broker: str = ""
+    """The name of its broker, if one was asked, …"""
+    node: str = ""
+    """… and its id, in a cluster."""
+
+    @property
+    def plain(self) -> str:
+        return "/".join(part for part in (self.topic, self.group, self.lane) if part)
 
     @property
     def name(self) -> str:
-        """How people and offsets name it: `orders/middle`."""
-        return f"{self.topic}/{self.lane or self.group}"
+        """How people and offsets name it: `orders/middle`; in a cluster, `orders/middle@ID` of its broker."""
+        return f"{self.plain}@{self.node}" if self.node else self.plain
+
+    @property
+    def key(self) -> str:
+        """Its stream, unmistakably."""
+        return f"{self.stream}@{self.node}" if self.node else self.stream
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -68,10 +86,16 @@ class Range(msgspec.Struct, frozen=True):
     broker: str = ""
     segment: int = 0
     position: int = 0
+    node: str = ""
 
     @property
     def rows(self) -> int:
         return self.end - self.first
+
+    @property
+    def key(self) -> str:
+        """As that of its lane."""
+        return f"{self.stream}@{self.node}" if self.node else self.stream
 
 
 class Position(NamedTuple):
@@ -118,20 +142,23 @@ class Selection(NamedTuple):
         return [f"{kind}/{name[:-1]}" if name.endswith("*") else f"{kind}/{name}/" for name in self.topics]
 
     def wants(self, stream: str) -> bool:
-        parts = stream.split("/")
-        if len(parts) != 3 or parts[0] != _PREFIXES[self.kind] or not self.wants_topic(parts[1]):
+        kind, *parts = stream.split("/")
+        if len(parts) != (3 if self.kind == "own" else 2) or kind != _PREFIXES[self.kind]:
             return False
-        chosen = self.lanes if self.kind == "messages" else self.groups
-        return not chosen or parts[2] in chosen
+        if not self.wants_topic(parts[0]):
+            return False
+        if self.kind != "messages" and self.groups and parts[1] not in self.groups:
+            return False
+        return self.kind not in ("messages", "own") or not self.lanes or parts[-1] in self.lanes
 
     def wants_topic(self, topic: str) -> bool:
         return any(topic.startswith(name[:-1]) if name.endswith("*") else topic == name for name in self.topics)
 
-    def lane_of(self, stream: str, first: int, end: int, size_bytes: int, broker: str = "") -> Lane:
-        _, topic, last = stream.split("/")
-        of_lane = self.kind == "messages"
-        bounds = (min(first, end), end, size_bytes)
-        return Lane(stream, topic, last if of_lane else "", "" if of_lane else last, *bounds, broker)
+    def lane_of(self, stream: str, first: int, end: int, size_bytes: int, *, broker: str = "", node: str = "") -> Lane:
+        _, topic, *rest = stream.split("/")
+        lane = rest[-1] if self.kind in ("messages", "own") else ""
+        group = "" if self.kind == "messages" else rest[0]
+        return Lane(stream, topic, lane, group, min(first, end), end, size_bytes, broker, node)
 
 
 class Survey(Protocol):
@@ -182,7 +209,10 @@ def cut(lane: Lane, first: int, end: int, rows: int, where: Callable[[Lane, int]
     for begin, stop in zip(ends, ends[1:], strict=False):  # noqa: RUF007
         segment, position = where(lane, begin) if where is not None else Where()
         ranges.append(
-            Range(lane.stream, lane.topic, lane.lane, lane.group, begin, stop, lane.broker, segment, position)
+            Range(
+                *(lane.stream, lane.topic, lane.lane, lane.group, begin, stop),
+                *(lane.broker, segment, position, lane.node),
+            )
         )
     return ranges
 
@@ -199,7 +229,8 @@ def resolve(place: Survey, lane: Lane, position: Position) -> int:
         case "seq":
             number = position.number
         case "lanes":
-            number = dict(position.lanes).get(lane.name, lane.first)
+            lanes = dict(position.lanes)
+            number = lanes.get(lane.name, lanes.get(lane.plain, lane.first))
     return min(max(number, lane.first), lane.end)
 
 

@@ -56,7 +56,7 @@ class TowlineSource(DataSource):
                 raise BadRequest("messages are added to a topic, they never replace others: use mode('append')")
             options = WriteOptions.parse(self.options)
             check_columns(to_arrow_schema(schema, timezone="UTC"), options.topic)
-        return BatchWriter(options)
+            return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         with plainly():
@@ -64,7 +64,7 @@ class TowlineSource(DataSource):
                 raise BadRequest("messages are added to a topic, they never replace others: use outputMode('append')")
             options = WriteOptions.parse(self.options, streaming=True)
             check_columns(to_arrow_schema(schema, timezone="UTC"), options.topic)
-        return StreamWriter(options)
+            return StreamWriter(options)
 
 
 def columns_of(schema: StructType, kind: Kind) -> pa.Schema:

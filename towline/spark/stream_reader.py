@@ -1,8 +1,10 @@
 """`spark.readStream.format("towline")`: offsets are the next number of every lane, so that each message is read in
 exactly one micro-batch, however often the query is restarted.
 
-An offset is `{"orders/middle": 17, …}`, with the keys sorted: Spark compares offsets as text. A lane that is not in the
-offset a query goes on from (a topic that has been made since) is read from its first message on.
+An offset is `{"orders/middle": 17, …}`, with the keys sorted: Spark compares offsets as text. In a cluster, each broker
+has lanes of its own, `orders/middle@ID`. A lane that is not in the offset a query goes on from (a topic or a broker
+that has come since) is read from its first message on. The lanes of a broker that is away stay where they are, until it
+is back.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from pyspark.sql.streaming.datasource import (
 from towline.errors import BadRequest, StoreDamaged, TowlineError
 from towline.spark.batch_reader import RangePartition, read_partition
 from towline.spark.options import ReadOptions
+from towline.spark.places import BrokerPlace, FolderPlace
 from towline.spark.plainly import plainly
 from towline.spark.progress import Progress
 from towline.spark.ranges import Lane, cut, resolve
-from towline.spark.reading import BrokerPlace, FolderPlace
 
 __all__ = ["StreamReader"]
 
@@ -71,7 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         with plainly():
-            lanes = self._lanes()
+            lanes = self._lanes(absent=True)
             goal = {lane.name: lane.end for lane in lanes}
             if self._until is not None:
                 goal = {name: min(end, self._until.get(name, 0)) for name, end in goal.items()}
@@ -80,11 +82,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         with plainly():
-            self._until = {lane.name: lane.end for lane in self._lanes()}
+            self._until = {lane.name: lane.end for lane in self._lanes(absent=True)}
 
     def reportLatestOffset(self) -> Offset | None:
         with plainly():
-            return _sorted({lane.name: lane.end for lane in self._lanes()})
+            return _sorted({lane.name: lane.end for lane in self._lanes(absent=True)})
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         with plainly():
@@ -133,12 +135,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._place = BrokerPlace(self._options.door) if self._options.door.url else FolderPlace(self._options.door)
         return self._place
 
-    def _lanes(self) -> list[Lane]:
-        return self._opened().lanes(self._options.selection)
+    def _lanes(self, *, absent: bool = False) -> list[Lane]:
+        """With `absent`, without those of brokers that are away: they are read when they are back."""
+        return self._opened().lanes(self._options.selection, absent=absent)
 
     def _floors(self, start: Offset, lanes: Sequence[Lane]) -> Offset:
         """Where each lane goes on. Retention may have overtaken the query."""
         floors: Offset = {}
+        _check_same(start, lanes)
         for lane in lanes:
             at = start.get(lane.name)
             if at is None:
@@ -149,9 +153,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lost(f"{lane.name} ends at {lane.end}, but was read up to {at}: is it the same broker?")
                 at = lane.end
             floors[lane.name] = at
-        for name in start.keys() - floors.keys():
-            if name.partition("/")[0] not in {lane.topic for lane in lanes}:
-                _log.warning("topic %s is not there any more", name.partition("/")[0])
+        for topic in {name.partition("/")[0] for name in start} - {lane.topic for lane in lanes}:
+            _log.warning("topic %s is not there any more, or its broker is away", topic)
         return floors
 
     def _lost(self, what: str) -> None:
@@ -171,6 +174,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             by_bytes = self._options.max_bytes // mean_bytes if self._options.max_bytes else limit.max_rows
             return max(min(limit.max_rows, by_bytes), 1)
         raise BadRequest(f"{type(limit).__name__} is no limit that this source knows")
+
+
+def _check_same(start: Offset, lanes: Sequence[Lane]) -> None:
+    """Lanes of one broker and lanes of a cluster have different names: all of it would be read again."""
+    before, now = {"@" in name for name in start}, {bool(lane.node) for lane in lanes}
+    if before and now and before != now:
+        was, is_ = ("a cluster", "one broker") if True in before else ("one broker", "a cluster")
+        raise BadRequest(
+            f"this query has read {was} so far, and its url is {is_} now: begin a new one, with another "
+            'checkpointLocation, where it shall go on (from={"orders/middle": 17, …})'
+        )
 
 
 def _admitted(floors: Offset, goal: Offset, lanes: Sequence[Lane], allowance: int | None) -> Offset:

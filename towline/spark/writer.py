@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,19 +22,15 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from towline.client.blocking import Client
 from towline.client.outgoing import as_durability
-from towline.client.publishing import Addressed, Publisher
 from towline.errors import TowlineError, Unavailable
 from towline.spark.encoding import Encoder, Numbers
 from towline.spark.options import WriteOptions
+from towline.spark.outlets import Outlets, Records, members_of, publish, unstage
 from towline.spark.plainly import plainly
 
 __all__ = ["BatchWriter", "StreamWriter", "Written"]
 
-RECORD_BYTES: Final = 8 << 20
-"""Frames are staged and sent about so much at a time."""
-HEAD_ROOM: Final = 64 << 10
 FRAMES_PER_ID: Final = 128
 """A broker remembers the last 256 frames of a producer: no id is used for more than half as many."""
 
@@ -46,45 +42,44 @@ class Written(WriterCommitMessage):
     sink: str
     epoch: int
     rows: int = 0
-    records: list[int] = field(default_factory=list)
+    records: list[Records] = field(default_factory=list)
     repeated: bool = False
     """The epoch had been published before: nothing was written."""
 
 
-def _publisher(client: Client, options: WriteOptions) -> Publisher:
-    return Publisher(client, as_durability(options.durability or None))
-
-
-def _write(options: WriteOptions, sink: str, epoch: int, batches: Iterator[pa.RecordBatch]) -> Written:
+def _write(
+    options: WriteOptions, sink: str, epoch: int, members: Sequence[str], batches: Iterator[pa.RecordBatch]
+) -> Written:
     """The work of one task."""
+    durability, direct = as_durability(options.durability or None), options.mode == "direct"
     with options.door.connect() as client:
-        publisher = _publisher(client, options)
-        if publisher.epoch(sink) >= epoch:
+        outlets = Outlets(client, durability, sink, epoch, direct, members)
+        if outlets.done:
             for _ in batches:
                 pass
             return Written(sink, epoch, repeated=True)
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        numbering = _Numbering(f"{sink}/{epoch}/{partition}") if options.mode == "direct" else Numbers
-        limit = publisher.max_request_bytes - HEAD_ROOM
+        numbering = _Numbering(f"{sink}/{epoch}/{partition}") if direct else Numbers
         encoder = Encoder(
             options.topic,
             options.priority,
             options.door.token,
-            publisher.shards,
+            outlets.shards,
             compress=options.compress,
-            max_frame_bytes=limit // 2,
+            max_frame_bytes=outlets.max_request_bytes // 2,
             frame_rows=options.frame_rows,
         )
         written = Written(sink, epoch)
-        parcel = _Parcel(publisher, direct=options.mode == "direct", limit=min(RECORD_BYTES, limit))
         for batch in batches:
             written.rows += batch.num_rows
+            dedup = "dedup_id" in batch.schema.names
             for frame in encoder.frames(batch, numbering, time.time_ns() // 1_000):
-                parcel.add(frame)
-        parcel.flush()
-        publisher.settle()
-        written.records = publisher.records
+                outlets.add(frame, dedup=dedup)
+                if direct:
+                    # Alone: which frames go together depends on where a task ends, and one that fails may end anywhere.
+                    outlets.flush()
+        written.records = outlets.settle()
         return written
 
 
@@ -102,49 +97,30 @@ class _Numbering:
         return Numbers(int.from_bytes(digest, "big") >> 1 or 1, place + 1)
 
 
-class _Parcel:
-    """Collects frames until they make a request."""
-
-    def __init__(self, publisher: Publisher, *, direct: bool, limit: int) -> None:
-        self._publisher = publisher
-        self._direct = direct
-        self._limit = limit
-        self._frames: list[Addressed] = []
-        self._bytes = 0
-
-    def add(self, frame: Addressed) -> None:
-        size = len(frame.frame)
-        if self._frames and (self._bytes + size > self._limit or len(self._frames) >= 500):
-            self.flush()
-        self._frames.append(frame)
-        self._bytes += size
-        if self._direct:
-            # Alone: which frames go together depends on where a task ends, and one that fails may end anywhere.
-            self.flush()
-
-    def flush(self) -> None:
-        if self._frames:
-            (self._publisher.send if self._direct else self._publisher.stage)(self._frames)
-            self._frames, self._bytes = [], 0
+def _members(options: WriteOptions) -> list[str]:
+    """Asked for on the driver, so that all tasks know the same."""
+    with options.door.connect() as client:
+        return members_of(client)
 
 
 def _commit(options: WriteOptions, messages: list[WriterCommitMessage | None]) -> None:
     written = [message for message in messages if isinstance(message, Written)]
     if not written or all(one.repeated for one in written):
         return
-    records = [record for one in written for record in one.records]
+    records = [some for one in written for some in one.records]
     with options.door.connect() as client:
-        _publisher(client, options).publish(written[0].sink, written[0].epoch, records)
+        durability = as_durability(options.durability or None)
+        publish(client, durability, written[0].sink, written[0].epoch, records)
 
 
 def _abort(options: WriteOptions, messages: list[WriterCommitMessage | None]) -> None:
     """Drop what was staged, as well as can be: what nobody publishes the broker drops after a day."""
-    records = [record for message in messages if isinstance(message, Written) for record in message.records]
+    records = [some for message in messages if isinstance(message, Written) for some in message.records]
     if not records:
         return
     try:
         with options.door.connect() as client:
-            _publisher(client, options).unstage(records)
+            unstage(client, records)
     except TowlineError:
         pass
 
@@ -154,10 +130,11 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         # Made on the driver, so that all tasks of a job and their retries have the same.
         self._sink = f"spark-batch:{options.txn_id or uuid.uuid4().hex}"
+        self._members = _members(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         with plainly():
-            return _write(self._options, self._sink, 0, iterator)
+            return _write(self._options, self._sink, 0, self._members, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         with plainly():
@@ -170,11 +147,12 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
+        self._members = _members(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         with plainly():
             query, batch = _ids_of_batch()
-            return _write(self._options, f"spark-stream:{query}", batch, iterator)
+            return _write(self._options, f"spark-stream:{query}", batch, self._members, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         del batchId

@@ -191,6 +191,28 @@ def test_a_window_bounds_all_of_it(spark: SparkSession, tmp_path: Path) -> None:
         trace(spark, shelf, str(tmp_path / "none"), window=Window(NOON * 2))
 
 
+def test_a_group_that_consumes_at_most_once_is_traced_as_far_as_that_goes(
+    spark: SparkSession, mq: towline.Client, tmp_path: Path
+) -> None:
+    """Settled when it was given out; what it was not given is found."""
+    mq.send_many("orders", [b"%d" % n for n in range(30)])
+    with mq.consumer("orders", group="once", mode="at-most-once", start="earliest") as consumer:
+        got = 0
+        while got < 20:
+            got += len(consumer.pull(max_messages=20 - got, wait=5))
+    archive(spark, Source.of(path=str(tmp_path / "data")), str(tmp_path / "archive"))
+    shelf = Archive.open(str(tmp_path / "archive"))
+    frame = trace(spark, shelf, str(tmp_path / "trace"))
+    rows = frame.orderBy("seq").collect()
+    assert [row.status for row in rows] == ["SUCCESS"] * 20 + ["NEW"] * 10
+    assert {(row.attempts, row.acks, row.failures) for row in rows[:20]} == {(1, 1, 0)}
+    [summed] = report(spark, shelf, frame).groups
+    assert (summed["success"], summed["new"], summed["retried"]) == (20, 10, 0)
+    found = reconcile(spark, shelf, frame, late_s=0.0, now_us=time.time_ns() // 1_000)
+    assert {one.what: one.count for one in found.findings if one.what != "late"} == {"pending": 10}
+    assert found.settled == 20
+
+
 def test_a_real_brokers_history_is_traced_like_the_broker_does(
     spark: SparkSession, mq: towline.Client, tmp_path: Path
 ) -> None:

@@ -75,7 +75,7 @@ def test_the_whole_pipeline(
     [
         (["archive", "ARCHIVE", "--path", "/nowhere"], 1, "is not the folder of a log store"),
         (["archive", "ARCHIVE", "--topic", "A B", "--path", "/x"], 2, "topic"),
-        (["archive", "ARCHIVE", "--hold", "x/y", "--path", "/x"], 1, "hold 'x/y'"),
+        (["archive", "ARCHIVE", "--hold", "x/y", "--path", "/x"], 2, "hold 'x/y'"),
         (["archive", "ls", "/nowhere"], 1, "is not an archive"),
         (["archive", "nosuch://x/y", "--path", "/x"], 1, "this file system cannot be used"),
         (["replay", "/nowhere", "--url", "towline://127.0.0.1:1"], 1, "is not an archive"),

@@ -17,7 +17,7 @@ from towline.spark.jobs.manifest import Archive
 from towline.spark.jobs.replay import Chosen, replay
 from towline.spark.jobs.source import Source
 from towline.spark.jobs.trace import Window
-from towline.spark.reading import Door
+from towline.spark.places import Door
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

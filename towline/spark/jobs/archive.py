@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from towline.clock import SYSTEM, Clock
-from towline.errors import StoreDamaged, TowlineError
+from towline.errors import Conflict, StoreDamaged, TowlineError
 from towline.spark.jobs.compact import compact
 from towline.spark.jobs.hold import Hold
 from towline.spark.jobs.manifest import KINDS, Entry, Lost, Writable
@@ -135,11 +135,11 @@ class _Job:
         pieces: list[tuple[Lane, int, int]] = []
         missing: list[Lost | None] = []
         streams: list[str] = []
-        for lane in self.source.lanes():
-            position = self.shelf.positions.get(lane.stream, 0)
+        for lane in self._lanes():
+            position = self.shelf.positions.get(lane.key, 0)
             if lane.stream.partition("/")[0] not in wanted:
                 continue
-            streams.append(lane.stream)
+            streams.append(lane.key)
             if position >= lane.end:
                 continue
             begin = max(lane.first, position)
@@ -152,6 +152,14 @@ class _Job:
         self.streams = streams
         return list(zip(self.source.cut(pieces), missing, strict=True)) if pieces else []
 
+    def _lanes(self) -> list[Lane]:
+        lanes = self.source.lanes()
+        before, now = {"@" in stream for stream in self.shelf.positions}, {bool(lane.node) for lane in lanes}
+        if before and now and before != now:
+            one, other = ("a cluster", "one broker") if True in before else ("one broker", "a cluster")
+            raise Conflict(f"{self.shelf.place} is the archive of {one}, and this is {other}: give another folder")
+        return lanes
+
     def _overtaken(self, lane: Lane, position: int) -> Lost | None:
         """What retention dropped before the archive came to it. What was gone before it began is not missed."""
         if not 0 < position < lane.first:
@@ -162,7 +170,7 @@ class _Job:
                 "archive more often, keep them longer, or let retention wait (--hold). --skip-lost notes the gap and "
                 "goes on"
             )
-        return Lost(lane.stream, position, lane.first - position, "retention dropped it before it was archived")
+        return Lost(lane.key, position, lane.first - position, "retention dropped it before it was archived")
 
     def _commit(self, step: list[tuple[Range, Lost | None]]) -> None:
         place, source, skip, total = self.shelf.place, self.source, self.options.skip_lost, self.total
@@ -176,7 +184,7 @@ class _Job:
         lost = [missing for _, missing in step if missing] + [one for each in done for one in each.lost]
         positions: dict[str, int] = {}
         for span, _ in step:
-            positions[span.stream] = max(span.end, positions.get(span.stream, 0))
+            positions[span.key] = max(span.end, positions.get(span.key, 0))
         self.shelf.commit(self.clock.now_us(), files, positions=positions, lost=lost)
         total.commits += 1
         total.rows += sum(entry.rows for _, entry in files)
@@ -201,8 +209,8 @@ def _write(place: Place, source: Source, spans: list[Range], skip_lost: bool) ->
     try:
         for span in spans:
             reading = source.read(span, skip_lost=skip_lost)
-            files += shelve(place, span.stream, span.first, span.end, reading.batches())
-            lost += [Lost(span.stream, span.first, count, reason) for count, reason in reading.lost]
+            files += shelve(place, span.key, span.first, span.end, reading.batches())
+            lost += [Lost(span.key, span.first, count, reason) for count, reason in reading.lost]
     except TowlineError:
         place.remove(name for name, _ in files)
         raise

@@ -15,7 +15,7 @@ from towline.spark.jobs.lives import KINDS, Events, Moves
 from towline.spark.jobs.manifest import Entry
 from towline.spark.jobs.place import Place
 
-__all__ = ["Facts", "Told", "facts_of", "stretch_of"]
+__all__ = ["Facts", "Group", "Told", "facts_of", "stretch_of"]
 
 COLUMNS: Final = ["number", "event", "at", "lane", "first", "count", "consumer", "reason"]
 _PLACED: Final = pa.array(["started", "moved", "pulled", "overrun"])
@@ -45,6 +45,8 @@ class Facts(msgspec.Struct):
     pulls: int
     events: list[Entry]
     own: list[Entry]
+    broker: str = ""
+    """Its id, in a cluster: each has a pull log of its own, for its own messages."""
 
     def lane(self, name: str) -> LaneFacts:
         return self.lanes.get(name, LaneFacts())
@@ -58,11 +60,21 @@ class Told(NamedTuple):
     reasons: pa.Array
 
 
-def facts_of(place: Place, topic: str, group: str, events: list[Entry], own: list[Entry]) -> Facts:
+class Group(NamedTuple):
+    """A group at one broker, and the files that tell of it."""
+
+    topic: str
+    group: str
+    broker: str
+    events: list[Entry]
+    own: list[Entry]
+
+
+def facts_of(place: Place, of: Group) -> Facts:
     """Read all events of a group once."""
     lanes: dict[str, LaneFacts] = {}
     pulls = 0
-    for table in _tables(place, events, COLUMNS):
+    for table in _tables(place, of.events, COLUMNS):
         told = table.filter(pc.is_in(table.column("event"), _PLACED))
         pulls += pc.sum(pc.equal(told.column("event"), "pulled")).as_py() or 0
         for row in _in_order(told):
@@ -71,7 +83,7 @@ def facts_of(place: Place, topic: str, group: str, events: list[Entry], own: lis
         for row in ranges.to_pylist():
             lane = lanes.setdefault(row["lane"], LaneFacts())
             lane.longest = max(lane.longest, row["count_max"] or 0)
-    return Facts(topic, group, lanes, pulls, events, own)
+    return Facts(of.topic, of.group, lanes, pulls, of.events, of.own, of.broker)
 
 
 def _in_order(told: pa.Table) -> Iterator[dict[str, Any]]:

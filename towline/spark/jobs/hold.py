@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from towline.client.nodes import node_of
 from towline.client.publishing import Publisher
 from towline.errors import BadName
 from towline.spark.jobs.place import Place
@@ -34,5 +35,10 @@ class Hold:
             document = {"at_us": now_us, "positions": positions}
             place.replace(f"hold-{self._name}.json", msgspec.json.encode(document))
             return
+        by_broker: dict[str, dict[str, int]] = {}
+        for key, position in positions.items():
+            stream, _, broker = key.partition("@")
+            by_broker.setdefault(broker, {})[stream] = position
         with self._source.door.connect() as client:
-            Publisher(client).move_hold(self._name, positions)
+            for broker, some in by_broker.items():
+                Publisher(client, link=node_of(client, broker).link).move_hold(self._name, some)

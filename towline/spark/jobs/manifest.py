@@ -5,6 +5,7 @@
       events/topic=orders/day=2026-05-01/billing-….parquet       delivery events of a group
       dead/topic=orders/day=2026-05-01/billing-….parquet         dead letters of a group
       own/topic=orders/day=2026-05-01/billing.middle-….parquet   what was sent again to one group alone
+      messages/topic=orders/broker=ID/day=…/middle-….parquet     of a cluster, whose brokers have lanes of their own
       _manifest/0000000042.json                                  one commit: files that came, files that went, progress
       _manifest/base.json                                        all commits up to one, folded
       _tmp/                                                      files that are being written
@@ -22,14 +23,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from towline.errors import NotFound, StoreDamaged
 from towline.spark.jobs.place import Place
 
-__all__ = ["KINDS", "Archive", "Commit", "Entry", "Lost", "Writable", "day_of", "file_name", "kind_of"]
+__all__ = [
+    "KINDS",
+    "Archive",
+    "Commit",
+    "Entry",
+    "Lost",
+    "Parts",
+    "Writable",
+    "day_of",
+    "file_name",
+    "kind_of",
+    "parts_of",
+]
 
 VERSION: Final = 1
 FOLD_AT: Final = 64
@@ -82,14 +95,33 @@ def kind_of(stream: str) -> str:
     return KINDS[stream.partition("/")[0]]
 
 
+class Parts(NamedTuple):
+    """What the name of a stream says: `lane/orders/middle`, `own/orders/billing/middle`; in a cluster, with `@ID` of
+    the broker behind it."""
+
+    kind: str
+    topic: str
+    group: str
+    lane: str
+    broker: str
+
+
+def parts_of(stream: str) -> Parts:
+    name, _, broker = stream.partition("@")
+    kind, topic, *rest = name.split("/")
+    return Parts(kind, topic, "" if kind == "lane" else rest[0], rest[-1] if kind in ("lane", "own") else "", broker)
+
+
 def day_of(time_us: int) -> str:
     return datetime.fromtimestamp(time_us // 1_000_000, UTC).strftime("%Y-%m-%d")
 
 
 def file_name(stream: str, day: str, first: int, end: int) -> str:
     """Where records of a stream belong."""
-    _, topic, *rest = stream.split("/")
-    return f"{kind_of(stream)}/topic={topic}/day={day}/{'.'.join(rest)}-{first:020d}-{end:020d}.parquet"
+    parts = parts_of(stream)
+    name = ".".join(part for part in (parts.group, parts.lane) if part)
+    broker = f"broker={parts.broker}/" if parts.broker else ""
+    return f"{kind_of(stream)}/topic={parts.topic}/{broker}day={day}/{name}-{first:020d}-{end:020d}.parquet"
 
 
 class Archive:
@@ -157,11 +189,11 @@ class Archive:
             entry
             for entry in self.entries.values()
             if (kind is None or kind_of(entry.stream) == kind)
-            and (topics is None or entry.stream.split("/")[1] in topics)
+            and (topics is None or parts_of(entry.stream).topic in topics)
         )
 
     def topics(self) -> list[str]:
-        return sorted({entry.stream.split("/")[1] for entry in self.entries.values()})
+        return sorted({parts_of(entry.stream).topic for entry in self.entries.values()})
 
     def urls(self, kind: str, topics: Sequence[str] | None = None) -> list[str]:
         return [self.place.url(entry.path) for entry in self.files(kind, topics)]

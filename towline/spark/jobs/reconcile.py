@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from towline.errors import BadRequest
-from towline.spark.jobs.manifest import Archive
+from towline.spark.jobs.manifest import Archive, parts_of
 from towline.spark.jobs.trace import Window
 
 if TYPE_CHECKING:
@@ -148,7 +148,8 @@ def _missing(archive: Archive, topics: list[str] | None, window: Window) -> list
         before[entry.stream] = entry.end
     found = []
     for stream, some in holes.items():
-        _, topic, lane = stream.split("/")
+        _, topic, _, lane, broker = parts_of(stream)
+        lane = f"{lane}@{broker}" if broker else lane
         samples = [f"{count} of {topic}/{lane} from {first} on" for first, count in some[:SAMPLES]]
         found.append(Finding("missing", topic, "", sum(count for _, count in some), samples))
     return found
@@ -215,7 +216,11 @@ def _disordered(trace: DataFrame, order: str) -> list[Finding]:
     chosen = trace.filter("status in ('SUCCESS', 'DEAD') and key is not null")
     if order == "auto":
         chosen = chosen.filter(f.col("lane").rlike("^[0-9]+$"))
-    before = Over.partitionBy("topic", "group", "lane", "key").orderBy("seq").rowsBetween(Over.unboundedPreceding, -1)
+    before = (
+        Over.partitionBy("topic", "group", "broker", "lane", "key")
+        .orderBy("seq")
+        .rowsBetween(Over.unboundedPreceding, -1)
+    )
     found = chosen.withColumn("latest", f.max("settled_at").over(before)).filter("settled_at < latest")
     groups = found.groupBy("topic", "group").count().orderBy("topic", "group").collect()
     return [Finding("disordered", row["topic"], row["group"], row["count"], _samples(found, row)) for row in groups]

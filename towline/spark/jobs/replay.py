@@ -23,19 +23,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from towline.client.fleet import rendezvous
+from towline.client.outgoing import as_durability
 from towline.errors import BadRequest, Conflict, NotFound
 from towline.model import LANES, check_topic
 from towline.spark.encoding import Encoder, Numbers
-from towline.spark.jobs.manifest import Archive, Entry
+from towline.spark.jobs.manifest import Archive, Entry, parts_of
 from towline.spark.jobs.place import Place
 from towline.spark.jobs.tasks import in_tasks
 from towline.spark.jobs.trace import Window
-from towline.spark.reading import Door
+from towline.spark.outlets import Outlets, members_of, publish
+from towline.spark.places import Door
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from towline.client.publishing import Addressed, Publisher
 
 __all__ = ["Chosen", "Replayed", "replay"]
 
@@ -47,7 +48,6 @@ FRAMES_PER_ID: Final = 128
 """A broker remembers the last 256 frames of a producer: no id is used for more than half as many."""
 REQUEST_BYTES: Final = 1 << 20
 """Smaller than it could be: the broker works on one while the next is made."""
-HEAD_ROOM: Final = 64 << 10
 FILTERED: Final = "filtered"
 COLUMNS: Final = ["lane", "seq", "key", "body", "headers", "appended_at", "shard_key"]
 SENT: Final = ("body", "key", "headers", "shard_key")
@@ -83,6 +83,8 @@ class Plan(msgspec.Struct):
     archive: str
     chosen: Chosen
     chunks: list[Chunk]
+    members: list[str] = []
+    """The brokers of the cluster when it was planned, if it is one: what belongs to which follows from these."""
 
 
 class Replayed(msgspec.Struct):
@@ -121,7 +123,7 @@ def replay(
     begin = time.monotonic()
     own = Place(state)
     with own.lock("lock", f"replays {job}"):
-        plan = _plan(spark, archive, own, chosen)
+        plan = _plan(spark, archive, door, own, chosen)
         done = set(msgspec.json.decode(own.read("done.json") or b"[]", type=list[int]))
         replayed = Replayed(job, len(plan.chunks), len(done))
         waiting = [chunk for chunk in plan.chunks if chunk.number not in done]
@@ -131,7 +133,7 @@ def replay(
             runs = [[chunk] for chunk in waiting] if unordered else _runs(waiting, 1 if rate else RUN_CHUNKS)
             wave = runs[: 2 * at_once]
             share = rate / min(at_once, len(wave))
-            work = _Work(job, door, archive.place, own, chosen, share, staged, durability)
+            work = _Work(job, door, archive.place, own, plan, share, staged, durability)
             pieces = [[(chunk, _files_of(chunk, entries)) for chunk in run] for run in wave]
             replayed.rows += sum(in_tasks(spark, work, pieces, int, f"replay {job}"))
             done |= {chunk.number for run in wave for chunk in run}
@@ -144,7 +146,7 @@ def replay(
     return replayed
 
 
-def _plan(spark: SparkSession, archive: Archive, own: Place, chosen: Chosen) -> Plan:
+def _plan(spark: SparkSession, archive: Archive, door: Door, own: Place, chosen: Chosen) -> Plan:
     found = own.read("plan.json")
     if found is not None:
         plan = msgspec.json.decode(found, type=Plan)
@@ -155,7 +157,8 @@ def _plan(spark: SparkSession, archive: Archive, own: Place, chosen: Chosen) -> 
     if not entries:
         raise NotFound(f"{archive.place}: no messages of these topics and times")
     chunks = _filtered(spark, archive, entries, own, chosen.where) if chosen.where else _ranges(entries)
-    plan = Plan(str(archive.place), chosen, chunks)
+    with door.connect() as client:
+        plan = Plan(str(archive.place), chosen, chunks, members_of(client))
     own.replace("plan.json", msgspec.json.encode(plan))
     return plan
 
@@ -165,7 +168,7 @@ def _ranges(entries: Sequence[Entry]) -> list[Chunk]:
     for entry in entries:
         for first in range(entry.first, entry.end, CHUNK_ROWS):
             end = min(first + CHUNK_ROWS, entry.end)
-            chunks.append(Chunk(len(chunks), entry.stream.split("/")[1], entry.stream, first, end))
+            chunks.append(Chunk(len(chunks), parts_of(entry.stream).topic, entry.stream, first, end))
     return chunks
 
 
@@ -234,62 +237,56 @@ class _Work:
         door: Door,
         place: Place,
         own: Place,
-        chosen: Chosen,
+        plan: Plan,
         rate: float,
         staged: bool,
         durability: str,
     ) -> None:
         self._job, self._door, self._place, self._own = job, door, place, own
-        self._chosen, self._rate, self._staged, self._durability = chosen, rate, staged, durability
+        self._chosen, self._members = plan.chosen, plan.members
+        self._rate, self._staged, self._durability = rate, staged, durability
 
     def __call__(self, run: list[tuple[Chunk, list[Entry]]]) -> int:
-        from towline.client.outgoing import as_durability
-        from towline.client.publishing import Publisher
-
+        durability = as_durability(self._durability or None)
+        # All chunks of a replay have one seat, so that a lane that was in order is in order.
+        seat = rendezvous(f"replay:{self._job}", self._members) or ""
         rows = 0
         with self._door.connect() as client:
             for chunk, files in run:
-                publisher = Publisher(client, as_durability(self._durability or None))
                 sink = f"replay:{self._job}:{chunk.number}"
-                if self._staged and publisher.epoch(sink) >= 0:
+                outlets = Outlets(
+                    *(client, durability, sink, 0, not self._staged, self._members, seat), request_bytes=REQUEST_BYTES
+                )
+                if self._staged and outlets.done:
                     continue
-                rows += self._send(publisher, chunk, files, self._chosen.to_topic or chunk.topic)
-                publisher.settle()
+                rows += self._send(outlets, chunk, files, self._chosen.to_topic or chunk.topic)
+                records = outlets.settle()
                 if self._staged:
-                    publisher.publish(sink, 0, publisher.records)
+                    publish(client, durability, sink, 0, records)
         return rows
 
-    def _send(self, publisher: Publisher, chunk: Chunk, files: list[Entry], topic: str) -> int:
-        limit = publisher.max_request_bytes - HEAD_ROOM
+    def _send(self, outlets: Outlets, chunk: Chunk, files: list[Entry], topic: str) -> int:
         numbering = _Numbering(f"replay/{self._job}/{chunk.number}")
-        lane = chunk.stream.rpartition("/")[2]
         mixed = chunk.stream.startswith(FILTERED)
+        lane = "" if mixed else parts_of(chunk.stream).lane
         encoder = Encoder(
             topic,
-            lane if lane in LANES and not mixed else "middle",
+            lane if lane in LANES else "middle",
             self._door.token,
-            publisher.shards,
+            outlets.shards,
             compress=False,
-            max_frame_bytes=limit // 2,
+            max_frame_bytes=outlets.max_request_bytes // 2,
             frame_rows=FRAME_ROWS,
         )
-        by_lane = mixed and not publisher.shards(topic)
-        begin, rows, size = time.monotonic(), 0, 0
-        waiting: list[Addressed] = []
+        by_lane = mixed and not outlets.shards(topic)
+        begin, rows = time.monotonic(), 0
         for batch in _framed(self._batches(chunk, files)):
             for frame in encoder.frames(_message(batch, by_lane), numbering, time.time_ns() // 1_000):
-                if waiting and size + len(frame.frame) > min(REQUEST_BYTES, limit):
-                    (publisher.stage if self._staged else publisher.send)(waiting)
-                    waiting, size = [], 0
-                waiting.append(frame)
-                size += len(frame.frame)
+                outlets.add(frame)
             rows += batch.num_rows
             if self._rate:
-                (publisher.stage if self._staged else publisher.send)(waiting)
-                waiting, size = [], 0
+                outlets.flush()
                 time.sleep(max(0.0, begin + rows / self._rate - time.monotonic()))
-        if waiting:
-            (publisher.stage if self._staged else publisher.send)(waiting)
         return rows
 
     def _batches(self, chunk: Chunk, files: list[Entry]) -> Iterator[pa.RecordBatch]:

@@ -12,13 +12,14 @@ from towline.errors import BadRequest
 from towline.model import check_topic
 from towline.spark.arrow import DEAD, MESSAGES, TIME
 from towline.spark.events import EVENTS
+from towline.spark.places import Door, open_place
 from towline.spark.ranges import Lane, Range, Selection
-from towline.spark.reading import Door, Wants, open_place, read_batches
+from towline.spark.reading import Wants, read_batches
 
 __all__ = ["Reading", "Source", "columns_of"]
 
-_REDUNDANT: Final = ("topic", "id", "priority", "shard", "broker")
-"""The folder's name and the lane say these."""
+_REDUNDANT: Final = ("topic", "id", "priority", "shard", "attempt", "broker")
+"""The folder's name and the lane say these; attempts are in the events."""
 _OF_DEAD: Final = ("origin", "attempt", "reason", "died_at")
 _LANE: Final = [("seq", pa.int64()), ("appended_at", TIME)]
 MESSAGE_COLUMNS: Final = pa.schema([field for field in MESSAGES if field.name not in _REDUNDANT])
@@ -49,15 +50,15 @@ class _All(Selection):
         kind, *parts = stream.split("/")
         return kind in _COLUMNS and len(parts) == (3 if kind == "own" else 2) and self.wants_topic(parts[0])
 
-    def lane_of(self, stream: str, first: int, end: int, size_bytes: int, broker: str = "") -> Lane:
+    def lane_of(self, stream: str, first: int, end: int, size_bytes: int, *, broker: str = "", node: str = "") -> Lane:
         kind, topic, *rest = stream.split("/")
         lane = f"own-{rest[-1]}" if kind == "own" else rest[0] if kind == "lane" else ""
         group = "" if kind == "lane" else rest[0]
-        return Lane(stream, topic, lane, group, min(first, end), end, size_bytes, broker)
+        return Lane(stream, topic, lane, group, min(first, end), end, size_bytes, broker, node)
 
 
 class Source(msgspec.Struct, frozen=True):
-    """One broker's messages and events."""
+    """The messages and events of one broker, or of all brokers of a cluster."""
 
     door: Door
     topics: tuple[str, ...] = ("*",)
@@ -90,7 +91,8 @@ class Source(msgspec.Struct, frozen=True):
             place.lanes(_All(self.topics))
             return [
                 Range(
-                    lane.stream, lane.topic, lane.lane, lane.group, first, end, lane.broker, *place.where(lane, first)
+                    *(lane.stream, lane.topic, lane.lane, lane.group, first, end),
+                    *(lane.broker, *place.where(lane, first), lane.node),
                 )
                 for lane, first, end in pieces
             ]

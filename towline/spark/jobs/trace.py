@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from towline.errors import Conflict, NotFound
-from towline.spark.jobs.history import Facts, Told, facts_of, stretch_of
+from towline.spark.jobs.history import Facts, Group, Told, facts_of, stretch_of
 from towline.spark.jobs.lives import BEFORE, STATUSES, Lives, lives, override
-from towline.spark.jobs.manifest import Archive, Entry
+from towline.spark.jobs.manifest import Archive, Entry, parts_of
 from towline.spark.jobs.parquet import writer_options
 from towline.spark.jobs.place import Place
 from towline.spark.jobs.tasks import in_tasks, pack
@@ -35,6 +35,7 @@ TIME: Final = pa.timestamp("us", tz="UTC")
 
 TRACE: Final = pa.schema(
     [
+        ("broker", pa.string()),
         ("lane", pa.string()),
         ("seq", pa.int64()),
         ("key", pa.string()),
@@ -56,7 +57,7 @@ TRACE: Final = pa.schema(
     ]
 )
 """`sent_at` is when the broker stored it. Waiting: from then (or from when it was due) until it was first pulled.
-Processing: from its last pull until it was settled. Total: from sent to settled."""
+Processing: from its last pull until it was settled. Total: from sent to settled. `broker` is an id, in a cluster."""
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -72,6 +73,7 @@ class Window(msgspec.Struct, frozen=True):
 class _Stretch(msgspec.Struct):
     topic: str
     lane: str
+    broker: str
     files: list[Entry]
 
 
@@ -98,22 +100,22 @@ def trace(
     place = archive.place
     known = _groups(archive, topics, groups)
 
-    def look(pair: tuple[str, str, list[Entry], list[Entry]]) -> Facts:
-        return facts_of(place, *pair)
+    def look(group: Group) -> Facts:
+        return facts_of(place, group)
 
     facts = in_tasks(spark, look, known, Facts, f"trace: the groups of {place}")
-    by_topic: dict[str, list[Facts]] = {}
+    by_topic: dict[tuple[str, str], list[Facts]] = {}
     for each in facts:
-        by_topic.setdefault(each.topic, []).append(each)
+        by_topic.setdefault((each.topic, each.broker), []).append(each)
     stretches = [
-        _Stretch(topic, lane, files)
-        for (topic, lane), entries in _lanes(archive, topics, window).items()
-        if topic in by_topic
+        _Stretch(topic, lane, broker, files)
+        for (topic, lane, broker), entries in _lanes(archive, topics, window).items()
+        if (topic, broker) in by_topic
         for files in pack(entries, lambda entry: entry.rows, TASK_ROWS)
     ]
 
     def work(stretch: _Stretch) -> list[_Out]:
-        return _trace(place, out, stretch, by_topic[stretch.topic], window)
+        return _trace(place, out, stretch, by_topic[stretch.topic, stretch.broker], window)
 
     done = in_tasks(spark, work, stretches, list[_Out], f"trace: the messages of {place}")
     written = [one for outs in done for one in outs]
@@ -134,25 +136,23 @@ def traced(spark: SparkSession, path: str) -> DataFrame:
     return frame.withColumn("id", f.concat_ws("/", "topic", "lane", "seq"))
 
 
-def _groups(
-    archive: Archive, topics: Sequence[str] | None, groups: Sequence[str] | None
-) -> list[tuple[str, str, list[Entry], list[Entry]]]:
-    events: dict[tuple[str, str], list[Entry]] = {}
-    own: dict[tuple[str, str], list[Entry]] = {}
+def _groups(archive: Archive, topics: Sequence[str] | None, groups: Sequence[str] | None) -> list[Group]:
+    events: dict[tuple[str, str, str], list[Entry]] = {}
+    own: dict[tuple[str, str, str], list[Entry]] = {}
     for kind, found in (("events", events), ("own", own)):
         for entry in archive.files(kind, topics):
-            _, topic, group, *_ = entry.stream.split("/")
-            if groups is None or group in groups:
-                found.setdefault((topic, group), []).append(entry)
-    return [(*pair, entries, own.get(pair, [])) for pair, entries in events.items()]
+            parts = parts_of(entry.stream)
+            if groups is None or parts.group in groups:
+                found.setdefault((parts.topic, parts.group, parts.broker), []).append(entry)
+    return [Group(*which, entries, own.get(which, [])) for which, entries in events.items()]
 
 
-def _lanes(archive: Archive, topics: Sequence[str] | None, window: Window) -> dict[tuple[str, str], list[Entry]]:
-    lanes: dict[tuple[str, str], list[Entry]] = {}
+def _lanes(archive: Archive, topics: Sequence[str] | None, window: Window) -> dict[tuple[str, str, str], list[Entry]]:
+    lanes: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in archive.files("messages", topics):
         if window.overlaps(entry):
-            _, topic, lane = entry.stream.split("/")
-            lanes.setdefault((topic, lane), []).append(entry)
+            parts = parts_of(entry.stream)
+            lanes.setdefault((parts.topic, parts.lane, parts.broker), []).append(entry)
     return lanes
 
 
@@ -171,11 +171,12 @@ def _trace(place: Place, out: Place, stretch: _Stretch, groups: list[Facts], win
         words = Words(told)
         found = lives(told.events, facts.lane(stretch.lane).moves(), low, high)
         copies, piece = _copies(place, facts, stretch.lane, seqs, words)
-        rows = _rows(stretch.lane, messages, override(found, copies, found.at(seqs), piece), words)
+        rows = _rows(stretch, messages, override(found, copies, found.at(seqs), piece), words)
         name = f"_tmp/{secrets.token_hex(16)}.parquet"
         with out.writing(name) as sink:
             pq.write_table(rows, sink, row_group_size=250_000, **writer_options(rows.schema))
-        path = f"topic={facts.topic}/group={facts.group}/{stretch.lane}-{low:020d}-{high:020d}.parquet"
+        lane = f"{stretch.lane}@{stretch.broker}" if stretch.broker else stretch.lane
+        path = f"topic={facts.topic}/group={facts.group}/{lane}-{low:020d}-{high:020d}.parquet"
         done.append(_Out(name, path, len(rows)))
     return done
 
@@ -222,7 +223,7 @@ def _copies(place: Place, facts: Facts, lane: str, seqs: Any, words: Words) -> t
         mine = (at < len(seqs)) & (seqs[np.minimum(at, len(seqs) - 1)] == origins)
         if not mine.any():
             continue
-        name = f"own-{entry.stream.rpartition('/')[2]}"
+        name = f"own-{parts_of(entry.stream).lane}"
         told = stretch_of(place, facts, name, entry.first, entry.end)
         part = lives(told.events, facts.lane(name).moves(), entry.first, entry.end)
         piece[at[mine]] = len(copies.first) + part.at(numbers[mine])
@@ -240,13 +241,14 @@ def _origins(place: Place, entry: Entry, prefix: str) -> tuple[Any, Any]:
     return numbers.to_numpy(), table.column("seq").to_numpy()
 
 
-def _rows(lane: str, messages: pa.Table, each: Lives, words: Words) -> pa.Table:
+def _rows(stretch: _Stretch, messages: pa.Table, each: Lives, words: Words) -> pa.Table:
     sent = messages.column("appended_at").cast(pa.int64()).to_numpy()
     due = pc.fill_null(messages.column("deliver_at").cast(pa.int64()), 0).to_numpy()
     ready = np.maximum(sent, due)
     settled, pulled = each.settled_us > 0, each.first_pulled_us > 0
     columns = {
-        "lane": pa.repeat(lane, len(messages)),
+        "broker": pa.array([stretch.broker or None]).take(pa.array(np.zeros(len(messages), np.int64))),
+        "lane": pa.repeat(stretch.lane, len(messages)),
         "seq": messages.column("seq"),
         "key": messages.column("key"),
         "size": messages.column("size"),

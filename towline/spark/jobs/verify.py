@@ -58,7 +58,7 @@ class _Checked(msgspec.Struct):
 
 def verify(spark: SparkSession, archive: Archive, source: Source | None) -> Verified:
     """Check an archive by itself, and against the log it comes from if that is given."""
-    lanes = {} if source is None else {lane.stream: lane for lane in source.lanes()}
+    lanes = {} if source is None else {lane.key: lane for lane in source.lanes()}
     spans = _spans(archive, source, lanes)
     place = archive.place
 
@@ -71,7 +71,7 @@ def verify(spark: SparkSession, archive: Archive, source: Source | None) -> Veri
         files=len(archive.entries),
         rows=sum(each.rows for each in checked),
         compared=sum(each.compared for each in checked),
-        behind=sum(max(0, lane.end - archive.positions.get(lane.stream, lane.first)) for lane in lanes.values()),
+        behind=sum(max(0, lane.end - archive.positions.get(lane.key, lane.first)) for lane in lanes.values()),
         lost=sum(each.count for each in archive.lost),
         problems=[*_shape(archive, lanes), *(problem for each in checked for problem in each.problems)],
     )

@@ -1,0 +1,205 @@
+"""Where the rows of a sink go: to a broker; or of a cluster, each to the broker that it belongs to.
+
+A row's broker must be the same whenever the row is written again, in whatever order and by whatever task: else what one
+attempt has published would be published again elsewhere. So it follows from the row and the sink alone:
+
+- **One broker**: that one.
+- **Brokers with stores of their own**: of an ordered topic, the home of the shard; with a column `dedup_id`, the home
+  of the topic's dedup ids; else the *seat* of the sink.
+- **Brokers that share a database**: the one that serves the topic, whoever that is.
+
+The seat is chosen among all brokers by the sink's name, and then kept: should the cluster have grown, the broker that
+has heard of the sink stays its seat. An epoch is published at each broker by itself, at the seat last; so if the seat
+has published it, all of it is there, and a commit that was cut short is finished by the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from towline.client.blocking import Client
+from towline.client.fleet import DEDUP, rendezvous
+from towline.client.nodes import is_shared, node_of, nodes_of
+from towline.client.publishing import Addressed, Publisher
+from towline.errors import Unavailable
+
+__all__ = ["Outlets", "Records", "members_of", "publish", "unstage"]
+
+REQUEST_BYTES: Final = 8 << 20
+"""Frames are staged and sent about so much at a time."""
+WAITING_BYTES: Final = 4 * REQUEST_BYTES
+"""So much waits at most, for all brokers and topics together."""
+FRAMES_MAX: Final = 500
+HEAD_ROOM: Final = 64 << 10
+
+Kind = Literal["seat", "home", "topic"]
+
+
+class Key(NamedTuple):
+    """Of an outlet: the seat of a sink, the home of shards and dedup ids, or whoever serves a topic."""
+
+    kind: Kind
+    name: str
+    """A broker's id (empty where there is one broker only), or the topic."""
+
+    def sink(self, name: str) -> str:
+        """Each has epochs of its own."""
+        return {"seat": name, "home": f"{name}:home", "topic": f"{name}:{self.name}"}[self.kind]
+
+
+class Records(msgspec.Struct, frozen=True):
+    """What one task has staged at one outlet, in order."""
+
+    kind: Kind
+    name: str
+    records: list[int]
+
+
+def members_of(client: Client) -> list[str]:
+    """The brokers among which rows are spread: the driver's view, for all tasks alike."""
+    return [node.id for node in nodes_of(client)]
+
+
+class _Outlet:
+    def __init__(self, publisher: Publisher, sink: str, epoch: int) -> None:
+        self.publisher = publisher
+        self.done = publisher.epoch(sink) >= epoch
+        """It has published this epoch before."""
+        self.frames: list[Addressed] = []
+        self.bytes = 0
+
+
+class Outlets:
+    """One task's way out: frames are staged, or with `direct` sent at once."""
+
+    def __init__(  # noqa: PLR0917 all of it says where
+        self,
+        client: Client,
+        durability: int,
+        sink: str,
+        epoch: int,
+        direct: bool,
+        members: Sequence[str] = (),
+        seat: str = "",
+        *,
+        request_bytes: int = REQUEST_BYTES,
+    ) -> None:
+        """`members` are the brokers that may be written to, as the driver saw them; `seat` is the sink's, if it was
+        chosen before."""
+        self._client, self._durability, self._sink, self._epoch = client, durability, sink, epoch
+        self._direct = direct
+        self._shared = is_shared(client)
+        self._members = list(members) or members_of(client)
+        self._asking = Publisher(client, link=client._one_link() if self._shared else None)
+        self._outlets: dict[Key, _Outlet] = {}
+        self._waiting = 0
+        self.max_request_bytes = self._asking.max_request_bytes - HEAD_ROOM
+        self._limit = min(request_bytes, self.max_request_bytes)
+        self._seat: Key | None = None if self._shared else Key("seat", seat or self._find_seat())
+
+    @property
+    def done(self) -> bool:
+        """Whether all of the epoch is published already."""
+        return self._seat is not None and self._outlet(self._seat).done
+
+    def shards(self, topic: str) -> int:
+        return self._asking.shards(topic)
+
+    def _find_seat(self) -> str:
+        home = rendezvous(self._sink, self._members)
+        assert home is not None, "a cluster has at least the broker that told of it"
+        if len(self._members) == 1 or self._epoch_at(home) >= 0:
+            return home
+        others = [one for one in self._members if one != home]
+        epochs = {one: self._epoch_at(one) for one in others}
+        last = max(others, key=lambda one: (epochs[one], one))
+        return last if epochs[last] >= 0 else home
+
+    def _epoch_at(self, broker: str) -> int:
+        return _publisher(self._client, -1, Key("seat", broker)).epoch(self._sink)
+
+    def _outlet(self, key: Key) -> _Outlet:
+        found = self._outlets.get(key)
+        if found is None:
+            publisher = _publisher(self._client, self._durability, key)
+            found = self._outlets[key] = _Outlet(publisher, key.sink(self._sink), self._epoch)
+        return found
+
+    def _key(self, frame: Addressed, dedup: bool) -> Key:
+        if self._seat is None:
+            return Key("topic", frame.topic)
+        if len(self._members) == 1 or not (frame.shards or dedup):
+            return self._seat
+        home = rendezvous(f"{frame.topic}/{frame.lane if frame.shards else DEDUP}", self._members)
+        assert home is not None, "there are several"
+        return Key("home", home)
+
+    def add(self, frame: Addressed, *, dedup: bool = False) -> None:
+        """Maybe later, together with others. `dedup`: rows of its topic have dedup ids."""
+        outlet = self._outlet(self._key(frame, dedup))
+        if outlet.done:
+            return
+        size = len(frame.frame)
+        if outlet.frames and (outlet.bytes + size > self._limit or len(outlet.frames) >= FRAMES_MAX):
+            self._flush(outlet)
+        outlet.frames.append(frame)
+        outlet.bytes += size
+        self._waiting += size
+        if self._waiting > WAITING_BYTES:
+            self.flush()
+
+    def _flush(self, outlet: _Outlet) -> None:
+        if outlet.frames:
+            (outlet.publisher.send if self._direct else outlet.publisher.stage)(outlet.frames)
+            self._waiting -= outlet.bytes
+            outlet.frames, outlet.bytes = [], 0
+
+    def flush(self) -> None:
+        for outlet in self._outlets.values():
+            self._flush(outlet)
+
+    def settle(self) -> list[Records]:
+        """Wait until all of it is durable. What was staged where; the seat is always named, and last."""
+        self.flush()
+        for outlet in self._outlets.values():
+            outlet.publisher.settle()
+        if self._seat is not None:
+            self._outlet(self._seat)
+        return [
+            Records(*key, self._outlets[key].publisher.records)
+            for key in sorted(self._outlets, key=_seat_last)
+            if not self._outlets[key].done
+        ]
+
+
+def publish(client: Client, durability: int, sink: str, epoch: int, staged: Sequence[Records]) -> None:
+    """Publish what all tasks have staged, in their order, as one epoch."""
+    for key, records in _joined(staged):
+        _publisher(client, durability, key).publish(key.sink(sink), epoch, records)
+
+
+def unstage(client: Client, staged: Sequence[Records]) -> None:
+    for key, records in _joined(staged):
+        _publisher(client, -1, key).unstage(records)
+
+
+def _joined(staged: Sequence[Records]) -> list[tuple[Key, list[int]]]:
+    found: dict[Key, list[int]] = {}
+    for one in staged:
+        found.setdefault(Key(one.kind, one.name), []).extend(one.records)
+    return [(key, found[key]) for key in sorted(found, key=_seat_last)]
+
+
+def _seat_last(key: Key) -> tuple[bool, Key]:
+    return key.kind == "seat", key
+
+
+def _publisher(client: Client, durability: int, key: Key) -> Publisher:
+    if key.kind != "topic":
+        return Publisher(client, durability, node_of(client, key.name).link)
+    if client._cluster is None:
+        raise Unavailable("the brokers shared a store when the rows were written, and do not any more")
+    return Publisher(client, durability, client._cluster.following_link(), key.name)
