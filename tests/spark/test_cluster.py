@@ -46,7 +46,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    return request.node.name.removeprefix("test_").replace("_", "-")[:45]
+    return str(request.node.name).removeprefix("test_").replace("_", "-")[:45]
 
 
 def fill(brokers: Brokers, topic: str, first: int = 0) -> list[int]:

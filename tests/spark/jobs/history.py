@@ -66,8 +66,20 @@ class Writer:
     clock: ManualClock = field(default_factory=lambda: ManualClock(NOON))
     units: list[tuple[int, list[Append]]] = field(default_factory=list)
 
-    def send(self, topic: str, lane: str, bodies: Sequence[bytes], keys: Sequence[str | None] | None = None) -> None:
-        frame = encode(list(bodies), keys=None if keys is None else list(keys), produced_at_us=self.clock.value_us)
+    def send(
+        self,
+        topic: str,
+        lane: str,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | None] | None = None,
+        headers: Sequence[dict[str, str] | None] | None = None,
+    ) -> None:
+        frame = encode(
+            list(bodies),
+            keys=None if keys is None else list(keys),
+            headers=None if headers is None else list(headers),
+            produced_at_us=self.clock.value_us,
+        )
         self.units.append((self.clock.value_us, [Append(lane_stream(topic, lane), frame, len(bodies))]))
 
     def tell(self, topic: str, group: str, *events: Event) -> None:

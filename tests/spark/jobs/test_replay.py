@@ -33,7 +33,8 @@ def shelf(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Arch
     for first in range(0, COUNT, 1_000):
         numbers = range(first, first + 1_000)
         lane = "high" if first % 3_000 == 0 else "middle"
-        writer.send("orders", lane, [b"%d" % n for n in numbers], [f"key-{n % 100}" for n in numbers])
+        headers = [{"kind": "odd" if n % 2 else "even", "n": str(n)} if n % 3 else None for n in numbers]
+        writer.send("orders", lane, [b"%d" % n for n in numbers], [f"key-{n % 100}" for n in numbers], headers)
         writer.clock.value_us += SECOND
     writer.write()
     archive(
@@ -85,8 +86,17 @@ def test_all_of_it_in_order_with_keys_and_priorities(
         (Chosen(key="key-7"), lambda n: n % 100 == 7),
         (Chosen(window=Window(NOON + 2 * SECOND, NOON + 4 * SECOND)), lambda n: 2_000 <= n < 4_000),
         (Chosen(where="cast(decode(body, 'utf-8') as int) % 5 = 0"), lambda n: n % 5 == 0),
+        (Chosen(header=("kind", "odd")), lambda n: n % 3 and n % 2),
+        (
+            Chosen(key="key-7", header=("kind", "odd"), window=Window(NOON + SECOND, NOON + 9 * SECOND)),
+            lambda n: n % 100 == 7 and n % 3 and n % 2 and 1_000 <= n < 9_000,
+        ),
+        (
+            Chosen(key="key-8", header=("n", "4108"), where="headers['kind'] = 'even'", window=Window(NOON + SECOND)),
+            lambda n: n == 4_108,
+        ),
     ],
-    ids=["key", "time", "sql"],
+    ids=["key", "time", "sql", "header", "key-time-header", "all"],
 )
 def test_what_is_chosen_goes_to_another_topic(
     spark: SparkSession,
@@ -139,10 +149,25 @@ def test_an_ordered_topic_gets_every_key_in_order(
 def test_the_rate_is_kept(
     spark: SparkSession, shelf: Archive, broker: BrokerProcess, mq: towline.Client, tmp_path: Path
 ) -> None:
-    chosen = Chosen(window=Window(NOON, NOON + 2 * SECOND), to_topic="slow")
-    done = replay(spark, shelf, door(broker), "slow", str(tmp_path / "state"), chosen=chosen, rate=4_000)
+    chosen = Chosen(window=Window(NOON + SECOND, NOON + 3 * SECOND), to_topic="slow")
+    done = replay(spark, shelf, door(broker), "slow", str(tmp_path / "state"), chosen=chosen, rate=2_000)
     assert done.rows == 2_000
-    assert done.seconds >= 0.4
+    assert done.seconds >= 0.9
+    sent = mq.browse("slow", max_messages=5_000)
+    assert [int(message.body) for message in sent] == list(range(1_000, 3_000))
+    assert len({message.appended_at_us for message in sent}) > 2, "a tenth of a second's worth at a time"
+
+
+def test_a_replay_goes_on_at_another_rate(
+    spark: SparkSession, shelf: Archive, broker: BrokerProcess, mq: towline.Client, tmp_path: Path
+) -> None:
+    """Its frames stay the same, so that what was sent is recognised."""
+    chosen = Chosen(window=Window(NOON + SECOND, NOON + 3 * SECOND), to_topic="again")
+    state = tmp_path / "state"
+    for rate in (5_000, 0, 20_000):
+        replay(spark, shelf, door(broker), "rates", str(state), chosen=chosen, rate=rate)
+        (state / "done.json").write_text("[]")
+    assert bodies(mq, "again") == list(range(1_000, 3_000))
 
 
 def test_mistakes_are_named(spark: SparkSession, shelf: Archive, broker: BrokerProcess, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -85,6 +85,8 @@ class Plan(msgspec.Struct):
     chunks: list[Chunk]
     members: list[str] = []
     """The brokers of the cluster when it was planned, if it is one: what belongs to which follows from these."""
+    frame_rows: int = 0
+    """Messages of a frame: frames must be the same however often, and at whatever rate, a chunk is sent."""
 
 
 class Replayed(msgspec.Struct):
@@ -123,7 +125,7 @@ def replay(
     begin = time.monotonic()
     own = Place(state)
     with own.lock("lock", f"replays {job}"):
-        plan = _plan(spark, archive, door, own, chosen)
+        plan = _plan(spark, archive, door, own, chosen, rate)
         done = set(msgspec.json.decode(own.read("done.json") or b"[]", type=list[int]))
         replayed = Replayed(job, len(plan.chunks), len(done))
         waiting = [chunk for chunk in plan.chunks if chunk.number not in done]
@@ -146,7 +148,9 @@ def replay(
     return replayed
 
 
-def _plan(spark: SparkSession, archive: Archive, door: Door, own: Place, chosen: Chosen) -> Plan:
+def _plan(  # noqa: PLR0917 all of it is what the plan is about
+    spark: SparkSession, archive: Archive, door: Door, own: Place, chosen: Chosen, rate: float
+) -> Plan:
     found = own.read("plan.json")
     if found is not None:
         plan = msgspec.json.decode(found, type=Plan)
@@ -158,7 +162,9 @@ def _plan(spark: SparkSession, archive: Archive, door: Door, own: Place, chosen:
         raise NotFound(f"{archive.place}: no messages of these topics and times")
     chunks = _filtered(spark, archive, entries, own, chosen.where) if chosen.where else _ranges(entries)
     with door.connect() as client:
-        plan = Plan(str(archive.place), chosen, chunks, members_of(client))
+        # A tenth of a second's messages, so that they flow rather than burst.
+        frame_rows = max(1, min(FRAME_ROWS, int(rate / 10))) if rate else FRAME_ROWS
+        plan = Plan(str(archive.place), chosen, chunks, members_of(client), frame_rows)
     own.replace("plan.json", msgspec.json.encode(plan))
     return plan
 
@@ -243,7 +249,7 @@ class _Work:
         durability: str,
     ) -> None:
         self._job, self._door, self._place, self._own = job, door, place, own
-        self._chosen, self._members = plan.chosen, plan.members
+        self._chosen, self._members, self._frame_rows = plan.chosen, plan.members, plan.frame_rows or FRAME_ROWS
         self._rate, self._staged, self._durability = rate, staged, durability
 
     def __call__(self, run: list[tuple[Chunk, list[Entry]]]) -> int:
@@ -276,11 +282,11 @@ class _Work:
             outlets.shards,
             compress=False,
             max_frame_bytes=outlets.max_request_bytes // 2,
-            frame_rows=FRAME_ROWS,
+            frame_rows=self._frame_rows,
         )
         by_lane = mixed and not outlets.shards(topic)
         begin, rows = time.monotonic(), 0
-        for batch in _framed(self._batches(chunk, files)):
+        for batch in _framed(self._batches(chunk, files), self._frame_rows):
             for frame in encoder.frames(_message(batch, by_lane), numbering, time.time_ns() // 1_000):
                 outlets.add(frame)
             rows += batch.num_rows
@@ -292,7 +298,8 @@ class _Work:
     def _batches(self, chunk: Chunk, files: list[Entry]) -> Iterator[pa.RecordBatch]:
         if chunk.stream.startswith(FILTERED):
             with self._own.open(chunk.stream) as opened:
-                yield from _cut(pq.ParquetFile(opened).iter_batches(FRAME_ROWS, columns=COLUMNS), chunk)
+                for batch in _cut(pq.ParquetFile(opened).iter_batches(FRAME_ROWS, columns=COLUMNS), chunk):
+                    yield from self._matching(batch, [])
             return
         for entry in files:
             with self._place.open(entry.path) as opened:
@@ -302,13 +309,16 @@ class _Work:
                     yield from self._chosen_of(batch, chunk)
 
     def _chosen_of(self, batch: pa.RecordBatch, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-        chosen = self._chosen
         seqs = batch.column("seq")
         if not batch.num_rows or seqs[-1].as_py() < chunk.first or seqs[0].as_py() >= chunk.end:
             return
         tests = []
         if seqs[0].as_py() < chunk.first or seqs[-1].as_py() >= chunk.end:
             tests += [pc.greater_equal(seqs, chunk.first), pc.less(seqs, chunk.end)]
+        yield from self._matching(batch, tests)
+
+    def _matching(self, batch: pa.RecordBatch, tests: list[Any]) -> Iterator[pa.RecordBatch]:
+        chosen = self._chosen
         sent = batch.column("appended_at").cast(pa.int64())
         if chosen.window.from_us:
             tests.append(pc.greater_equal(sent, chosen.window.from_us))
@@ -334,18 +344,18 @@ def _cut(batches: Iterator[pa.RecordBatch], chunk: Chunk) -> Iterator[pa.RecordB
         at += batch.num_rows
 
 
-def _framed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, cut at the same places however they came: `FRAME_ROWS` each, and the last one what is left."""
+def _framed(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+    """The same rows, cut at the same places however they came: `size` each, and the last one what is left."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
-        if rows >= FRAME_ROWS:
+        if rows >= size:
             whole = pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
-            even = rows - rows % FRAME_ROWS
-            for at in range(0, even, FRAME_ROWS):
-                yield whole.slice(at, FRAME_ROWS)
+            even = rows - rows % size
+            for at in range(0, even, size):
+                yield whole.slice(at, size)
             waiting, rows = ([whole.slice(even)] if even < rows else []), rows - even
     if rows:
         yield pa.concat_batches(waiting) if len(waiting) > 1 else waiting[0]
