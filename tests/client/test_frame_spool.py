@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from tests.client.conftest import ROOT
 from tests.client.either import do, entered
 from tests.client.peer import Peer
 from towline.client.frame_spool import FrameSpool, KeptFrame
-from towline.errors import QueueFull
-from towline.frame import Frame
+from towline.client.rerouting import cut_by_shard
+from towline.client.sharding import shard_of
+from towline.errors import BadRequest, QueueFull
+from towline.frame import Frame, encode
 from towline.protocol.messages import Send, Sent
 
 
@@ -206,7 +209,7 @@ def test_a_spool_goes_on_at_its_last_mark(tmp_path: Path) -> None:
     os.close(spool._file._fd)
     again = FrameSpool(tmp_path, 1 << 20)
     assert again.next() == frames[128]
-    assert again.lanes == {("orders", 1): 72}
+    assert again.lanes == {("orders", 1, 0): 72}
     # Another producer of the same folder has a file of its own; when it is gone, the next takes over what it left.
     other = FrameSpool(tmp_path, 1 << 20)
     other.append(KeptFrame("stock", 0, -1, b"x"))
@@ -214,7 +217,7 @@ def test_a_spool_goes_on_at_its_last_mark(tmp_path: Path) -> None:
     other.close()
     again.close()
     third = FrameSpool(tmp_path, 1 << 20)
-    assert third.lanes == {("orders", 1): 72, ("stock", 0): 1}
+    assert third.lanes == {("orders", 1, 0): 72, ("stock", 0, 0): 1}
     third.close()
     assert [path.name for path in tmp_path.iterdir()] == ["producer-0.frames"]
 
@@ -224,7 +227,120 @@ def test_a_refused_frame_is_put_aside(tmp_path: Path) -> None:
     spool.append(KeptFrame("orders", 1, -1, b"x"))
     frame = spool.next()
     assert frame is not None
-    spool.refused(frame)
+    spool.put_aside(frame)
+    spool.sent(frame)
     assert spool.next() is None
     spool.close()
     assert [path.name for path in tmp_path.iterdir()] == ["producer-0.refused"]
+
+
+async def by_key(mq: Any, topic: str, shards: int, count: int) -> dict[str, list[int]]:
+    """The numbers of all messages of an ordered topic, by key, once there are so many."""
+    async with asyncio.timeout(60):
+        while True:
+            found: dict[str, list[int]] = defaultdict(list)
+            for shard in range(shards):
+                for message in await do(mq.browse(topic, shard, max_messages=100_000)):
+                    assert shard_of(topic, shards, message.key, message.shard_key, "middle") == shard
+                    found[message.shard_key].append(int(message.body))
+            if sum(map(len, found.values())) >= count:
+                return found
+            await asyncio.sleep(0.02)
+
+
+async def test_a_spool_keeps_the_order_of_each_key(connect: Any, serve: Callable[..., Any], tmp_path: Path) -> None:
+    flags = ("--store", f"file:{tmp_path / 'data'}", "--durability", "os")
+    broker = serve(*flags)
+    spool = tmp_path / "spool"
+    async with (
+        entered(connect(f"towline://{broker.address}", timeout=60)) as mq,
+        entered(mq.producer(delivery_timeout=0.3, spool_dir=spool)) as producer,
+    ):
+        for topic in ("known", "keyed", "new"):
+            await do(mq.create_topic(topic, shards=5))
+        for number in range(10):
+            await do(producer.send("known", b"%d" % number, key=f"k{number % 4}"))
+        await do(producer.flush())
+        broker.stop(kill=True)
+        last = None
+        for number in range(10, 60):
+            # Of these topics it is not known that they are ordered; but of one it is clear, from the shard key.
+            await do(producer.send("keyed", b"%d" % (number - 10), shard_key=f"k{number % 4}"))
+            await do(producer.send("new", b"%d" % (number - 10), key=f"k{number % 4}"))
+            last = await do(producer.send("known", b"%d" % number, key=f"k{number % 4}"))
+            if number % 20 == 0:
+                await do(producer.flush())
+        await do(producer.flush())
+        assert last is not None
+        assert last.spooled
+        await asyncio.to_thread(serve, *flags, port=broker.port)
+        for number in range(60, 90):
+            for topic, begin in [("known", 0), ("keyed", 10), ("new", 10)]:
+                key = {"shard_key" if topic == "keyed" else "key": f"k{number % 4}"}
+                await do(producer.send(topic, b"%d" % (number - begin), **key))
+        for topic, count in [("known", 90), ("keyed", 80), ("new", 80)]:
+            found = await by_key(mq, topic, 5, count)
+            assert all(numbers == sorted(set(numbers)) for numbers in found.values()), (topic, found)
+            assert sorted(number for numbers in found.values() for number in numbers) == list(range(count))
+        await emptied(spool)
+    assert not list(spool.iterdir())
+
+
+async def test_what_has_no_place_in_the_topic_is_put_aside(
+    connect: Any, serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    flags = ("--store", f"file:{tmp_path / 'data'}", "--durability", "os")
+    broker = serve(*flags)
+    spool = tmp_path / "spool"
+    async with (
+        entered(connect(f"towline://{broker.address}", timeout=60)) as mq,
+        entered(mq.producer(delivery_timeout=0.2, spool_dir=spool)) as producer,
+    ):
+        await do(mq.create_topic("ordered", shards=3))
+        await do(mq.create_topic("unknown", shards=3))
+        await do(mq.create_topic("shared"))
+        # While the broker is there, each is refused as ever.
+        wrong = await do(producer.send("shared", b"x", shard_key="k"))
+        keyless = await do(producer.send("ordered", b"x"))
+        with pytest.raises(BadRequest):
+            await do(producer.flush())
+        assert "not an ordered one" in str(await do(wrong.exception()))
+        assert "give a shard_key" in str(await do(keyless.exception()))
+        broker.stop(kill=True)
+        for body, key in [(b"0", "k"), (b"no key", None), (b"1", "k")]:
+            await do(producer.send("unknown", body, key=key))
+        await do(producer.send("shared", b"needs shards", shard_key="k"))
+        await do(producer.send("shared", b"fine", key="k"))
+        await do(producer.flush())
+        await asyncio.to_thread(serve, *flags, port=broker.port)
+        await emptied(spool)
+        assert await by_key(mq, "unknown", 3, 2) == {"k": [0, 1]}
+        assert await stored(mq, "shared", 1) == [b"fine"]
+    assert [path.name for path in spool.iterdir()] == ["producer-0.refused"]
+
+
+def test_a_frame_is_cut_by_shards_in_the_same_way_again() -> None:
+    keys = [f"k{number % 50}" if number % 7 else None for number in range(600)]
+    frame = Frame(
+        encode(
+            [b"%d" % number for number in range(600)],
+            keys=keys,
+            deliver_at_us=[-5_000_000 if number % 3 == 0 else 0 for number in range(600)],
+            producer_id=7,
+            producer_seq=9,
+        )
+    )
+    cut, again = (cut_by_shard("orders", frame, 1, 1000) for _ in range(2))
+    assert cut == again
+    assert cut.lost is not None
+    assert Frame(cut.lost).bodies() == [b"%d" % number for number in range(0, 600, 7)]
+    pieces = [(lane, Frame(data).verify().verify_columns()) for unit in cut.units for lane, data in unit]
+    numbers = [(piece.producer_id, piece.producer_seq) for _, piece in pieces]
+    assert len(set(numbers)) == len(numbers)
+    assert (7, 9) not in numbers
+    assert cut_by_shard("orders", frame, 1, 999).units[0][0][1] != cut.units[0][0][1]
+    for lane, piece in pieces:
+        assert {shard_of("orders", 1000, key, None, "middle") for key in piece.keys() or []} == {lane}
+        assert len({bool(time) for time in piece.deliver_at_us() or [0]}) == 1
+        assert list(map(int, piece.bodies())) == sorted(map(int, piece.bodies()))
+    assert sum(piece.count for _, piece in pieces) == 600 - len(range(0, 600, 7))

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from towline.client.backoff import Backoff
 from towline.client.outgoing import FOREVER, Lives, as_lane
 from towline.client.parcel import Parcel
-from towline.client.sharding import shard_of
+from towline.client.sharding import not_ordered, shard_of
 from towline.errors import BadRequest, NotOwner, QueueFull, Timeout, TowlineError, WrongShard
 from towline.model import LANES, Priority, check_topic
 
@@ -86,6 +86,7 @@ class Accumulator(Generic[P]):
         """Parcels that failed, until somebody is told."""
         self._lanes: tuple[dict[Any, _Lane], ...] = tuple({} for _ in (*LANES, "shards"))
         self._by_priority: dict[str, dict[Any, _Lane]] = dict(zip(LANES, self._lanes, strict=False))
+        self._unsharded = self._by_priority["middle"]
         self._of_shards = self._lanes[-1]
         """Lanes of ordered topics, by topic, number of shards, shard, and whether they are for delayed messages."""
         self._lingering: deque[tuple[Parcel, _Lane]] = deque()
@@ -129,6 +130,9 @@ class Accumulator(Generic[P]):
         lives: Lives = FOREVER,
     ) -> P:
         """Put a message into the parcel of its lane that is being filled."""
+        # What came before it was known that the topic is ordered still waits as if it were not: it goes first.
+        if shards and topic in self._unsharded:
+            shards = 0
         if shards:
             shard = shard_of(topic, shards, key, shard_key, priority)
             lane = self._shard_lane(topic, shards, shard, bool(deliver_at_us))
@@ -299,6 +303,8 @@ class Accumulator(Generic[P]):
         placed: list[P] = []
         for body, key, headers, at_us, dedup_id, shard_key, lives in parcel.columns():
             try:
+                if shard_key is not None and not shards:
+                    raise not_ordered(parcel.topic)
                 placed.append(
                     self.add(
                         parcel.topic,

@@ -93,7 +93,8 @@ class ClusterProducer(Producer):
                 branch = self._route(topic)
 
     async def _count_shards(self, topic: str, *, needed: bool) -> int:
-        if self._keeps:
+        if self._keeps and (self._fleet.shared or (not needed and self._fleet.pick(topic) is None)):
+            # Nobody can be asked, or the producer of the broker finds out when it can be reached.
             return 0
         try:
             return await self._cluster.run(topic, self._shards.find(topic, needed=needed))

@@ -16,7 +16,6 @@ from towline.client.aio_link import AioLink
 from towline.client.delays import Time, as_deliver_at
 from towline.client.outgoing import FOREVER, Body, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, call_back, with_origins
-from towline.client.sharding import without_spool
 from towline.client.shipping import Shipping, raise_unseen
 from towline.errors import Closed, NotOwner, Timeout, TowlineError
 from towline.model import Priority, Receipt
@@ -138,7 +137,8 @@ class Producer:
         shards = self._shards.get(topic) or 0
         if shard_key is not None and not shards:
             as_key(shard_key)
-            shards = await self._look_up(topic)
+            # With a spool nobody is asked, who may be away for long.
+            shards = 0 if self._shipping.keeps else await self._look_up(topic)
         if self._barred or self._accumulator.is_full:
             await self._make_room(topic)
         pending = self._accumulator.add(
@@ -161,8 +161,6 @@ class Producer:
         """See `producer.Producer`."""
         if self._closed:
             raise Closed("the producer was closed")
-        if self._shipping.keeps:
-            raise without_spool(topic)
         return await self._link.run(self._shards.find(topic, needed=True))
 
     async def flush(self, timeout: float | None = None) -> None:

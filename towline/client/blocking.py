@@ -283,7 +283,7 @@ class Client(Transacting, Surveying, Administering, Looking, Reviving):
         cluster = self._cluster
 
         def make(broker: str) -> Producer:
-            return self._producer(cluster.new_link(broker), options.at(broker))
+            return self._producer(cluster.new_link(broker), options.at(broker, shared=cluster.fleet.shared))
 
         return self._adopt(ClusterProducer(cluster, make, self._shards, spool_dir is not None))
 

@@ -30,6 +30,8 @@ class KeptFrame(msgspec.Struct, frozen=True, array_like=True, tag=0):
     lane: int
     durability: int
     frame: bytes
+    shards: int = 0
+    """How many its topic has, as its sender thought; below 0 there must be some, but nobody knew how many."""
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -53,10 +55,10 @@ class FrameSpool:
         self._file = self._first_free()
         self._at = len(MAGIC)
         self._since_mark = 0
-        self.lanes: Counter[tuple[str, int]] = Counter()
-        """How many frames of each lane wait."""
+        self.lanes: Counter[tuple[str, int, int]] = Counter()
+        """How many frames of each lane wait: topic, number, and of how many shards it is one."""
         for frame in self._waiting_in(self._file, at_home=True):
-            self.lanes[frame.topic, frame.lane] += 1
+            self.lanes[frame.topic, frame.lane, frame.shards] += 1
         self._take_over()
         if self.lanes:
             log.info("spool %s: %d frames of an earlier producer wait", self._file.path, self.lanes.total())
@@ -72,7 +74,15 @@ class FrameSpool:
                 f"spool {self._file.path} is full: {self._max_bytes} bytes wait for a broker that cannot be reached"
             )
         self._file.append([payload])
-        self.lanes[frame.topic, frame.lane] += 1
+        self.lanes[frame.topic, frame.lane, frame.shards] += 1
+
+    def goes_before(self, topic: str, lane: int, shards: int) -> bool:
+        """Whether something waits that must be sent before messages of this lane: others of it, or such of the topic
+        of which it is not known yet where they belong."""
+        return bool(self.lanes) and (
+            (topic, lane, shards) in self.lanes
+            or any(name == topic and count != shards for name, _, count in self.lanes)
+        )
 
     def next(self) -> KeptFrame | None:
         """The frame to send now."""
@@ -89,7 +99,7 @@ class FrameSpool:
         found = self._file.read(self._at)
         assert found is not None, "a frame that was sent is there"
         self._at = found[1]
-        self.lanes[frame.topic, frame.lane] -= 1
+        self.lanes[frame.topic, frame.lane, frame.shards] -= 1
         self.lanes += Counter()
         self._since_mark += 1
         if not self.lanes:
@@ -99,8 +109,8 @@ class FrameSpool:
             self._file.append([_encode(Mark(self._at))])
             self._since_mark = 0
 
-    def refused(self, frame: KeptFrame) -> None:
-        """No broker will ever take it: put it aside, where people can look at it."""
+    def put_aside(self, frame: KeptFrame) -> None:
+        """No broker will ever take it: keep it where people can look at it."""
         aside = SpoolFile(self._file.path.with_suffix(".refused"), self._max_bytes)
         try:
             aside.append([_encode(frame)])
@@ -108,7 +118,6 @@ class FrameSpool:
             log.error("%s", error)
         finally:
             aside.close()
-        self.sent(frame)
 
     def close(self) -> None:
         if self.lanes:

@@ -159,10 +159,14 @@ class ProducerOptions(NamedTuple):
     compress: bool
     spool_dir: str | Path | None = None
     spool_bytes: int = 256 << 20
+    reroutes: bool = True
+    """All shards of a topic are at the same broker."""
 
-    def at(self, broker: str) -> ProducerOptions:
-        """For the producer at one broker of a cluster."""
-        return self if self.spool_dir is None else self._replace(spool_dir=Path(self.spool_dir) / broker)
+    def at(self, broker: str, *, shared: bool) -> ProducerOptions:
+        """For the producer at one broker of a cluster, whose brokers may share a store."""
+        if self.spool_dir is None:
+            return self
+        return self._replace(spool_dir=Path(self.spool_dir) / broker, reroutes=shared)
 
     def limits(self, max_request_bytes: int) -> BatchLimits:
         return BatchLimits(
@@ -184,7 +188,14 @@ class ProducerOptions(NamedTuple):
             return Shipping(make_sender(), durability, self.compress, max_frame_bytes, shards)
         spool = FrameSpool(self.spool_dir, self.spool_bytes)
         return SpooledShipping(
-            make_sender, durability, self.compress, max_frame_bytes, spool=spool, connection=connection
+            make_sender,
+            durability,
+            self.compress,
+            max_frame_bytes,
+            spool=spool,
+            connection=connection,
+            shards=shards,
+            reroutes=self.reroutes,
         )
 
 

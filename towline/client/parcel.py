@@ -12,7 +12,7 @@ import msgspec
 from towline.client.outgoing import Lives, Sender
 from towline.errors import Timeout, TowlineError, from_code
 from towline.frame import Frame
-from towline.frame.layout import DELIVER_AT
+from towline.frame.layout import DELIVER_AT, SHARD_KEY
 from towline.model import DELAY, Receipt, lane_name
 
 __all__ = ["Parcel", "Pending", "call_back", "with_origins"]
@@ -119,6 +119,10 @@ class Parcel:
     def has_times(self) -> bool:
         """Whether a message is delayed."""
         return self.times is not None if not self.frame else bool(Frame(self.frame).flags & DELIVER_AT)
+
+    @property
+    def has_shard_keys(self) -> bool:
+        return self.shard_keys is not None if not self.frame else bool(Frame(self.frame).flags & SHARD_KEY)
 
     def add_more(self, dedup_id: str | None, deliver_at_us: int, shard_key: str | None, lives: Lives) -> None:
         """What few messages have, of the one that is about to be added."""

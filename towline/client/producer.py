@@ -17,7 +17,6 @@ from towline.client.delays import Time, as_deliver_at
 from towline.client.link import Link
 from towline.client.outgoing import FOREVER, Body, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, Pending, call_back, with_origins
-from towline.client.sharding import without_spool
 from towline.client.shipping import Shipping, raise_unseen
 from towline.client.transport import wait_for
 from towline.errors import (
@@ -114,7 +113,8 @@ class Producer:
         shards = self._shards.get(topic) or 0
         if shard_key is not None and not shards:
             as_key(shard_key)
-            shards = self._look_up(topic)
+            # With a spool nobody is asked, who may be away for long.
+            shards = 0 if self._shipping.keeps else self._look_up(topic)
         accumulator = self._accumulator
         with self._lock:
             if self._barred or accumulator.is_full:
@@ -140,9 +140,6 @@ class Producer:
         Without a shard key it is taken for a shared one until the broker says otherwise."""
         if self._closed:
             raise Closed("the producer was closed")
-        if self._shipping.keeps:
-            # A frame in the spool does not know of shards; and nobody is asked, who may be away for long.
-            raise without_spool(topic)
         return self._link.run(self._shards.find(topic, needed=True))
 
     def flush(self, timeout: float | None = None) -> None:

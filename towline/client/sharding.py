@@ -27,6 +27,7 @@ __all__ = [
     "Common",
     "Content",
     "ShardMap",
+    "belongs_elsewhere",
     "joined",
     "not_ordered",
     "send",
@@ -34,7 +35,6 @@ __all__ = [
     "shard_of",
     "shards_by_key",
     "shards_of",
-    "without_spool",
 ]
 
 T = TypeVar("T")
@@ -71,8 +71,11 @@ def not_ordered(topic: str) -> BadRequest:
     )
 
 
-def without_spool(topic: str) -> BadRequest:
-    return BadRequest(f"topic {topic} is ordered, and sending to ordered topics with a spool_dir is not supported")
+def belongs_elsewhere(topic: str) -> BadRequest:
+    return BadRequest(
+        f"topic {topic} is ordered, which was not known when no broker could be asked: its messages belong to other "
+        "brokers of the cluster. Send them again"
+    )
 
 
 def shards_of(topic: str, shards: int, content: Content, priority: Priority) -> list[int]:

@@ -11,7 +11,7 @@ from towline.client.connection import Call, Connection
 from towline.client.outgoing import Lives, Sender
 from towline.client.parcel import Parcel, with_origins
 from towline.client.receipts import places
-from towline.client.sharding import ShardMap, without_spool
+from towline.client.sharding import ShardMap, belongs_elsewhere
 from towline.errors import NotOwner, ProtocolError, TooLarge, TowlineError, WrongShard
 from towline.protocol.messages import FrameHead, Request, Send, Sent
 from towline.protocol.ordering import ShardCount, Sharded
@@ -25,6 +25,8 @@ class Shipping:
 
     keeps = False
     """What cannot be sent is kept somewhere."""
+    reroutes = True
+    """What was put into the wrong shard belongs to another one of the same broker."""
 
     def __init__(
         self, sender: Sender, durability: int, compress: bool, max_frame_bytes: int, shards: ShardMap | None = None
@@ -53,7 +55,7 @@ class Shipping:
     def pack(self, parcel: Parcel) -> Call | None:
         """The request for a parcel; None if it cannot be made, which is an answer as well. One that was put into the
         wrong lane is not sent again before it is known how many shards its topic has."""
-        if isinstance(parcel.refusal, WrongShard):
+        if isinstance(parcel.refusal, WrongShard) or (not parcel.shards and parcel.has_shard_keys):
             return self._call(parcel, ShardCount(parcel.topic))
         try:
             if not parcel.frame:
@@ -100,7 +102,7 @@ class Shipping:
         for parcel, outcome in answered:
             error = outcome if isinstance(outcome, TowlineError) else outcome.error
             answer = None if isinstance(outcome, TowlineError) else outcome.answer
-            if error is None and isinstance(answer, Sharded):
+            if error is None and isinstance(answer, Sharded) and self.reroutes:
                 self.shards.put(parcel.topic, answer.shards)
                 ended += accumulator.reroute(parcel, answer.shards)
                 continue
@@ -108,8 +110,8 @@ class Shipping:
                 error = ProtocolError(f"a send was answered by {type(answer).__name__}")
             if isinstance(error, NotOwner):
                 self.redirects.append((parcel.topic, error.address))
-            if isinstance(error, WrongShard) and self.keeps:
-                error = without_spool(parcel.topic)
+            if isinstance(error, WrongShard) and not self.reroutes:
+                error = belongs_elsewhere(parcel.topic)
             if error is not None:
                 error = self.kept(parcel, error, accumulator, now)
                 if error is None or not accumulator.refused(parcel, error, now):

@@ -6,15 +6,21 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from towline.client.accumulate import Accumulator
 from towline.client.backoff import Backoff
 from towline.client.connection import Call, Connection
 from towline.client.frame_spool import FrameSpool, KeptFrame
 from towline.client.outgoing import Sender
 from towline.client.parcel import Parcel
+from towline.client.rerouting import MIDDLE, cut_by_shard
+from towline.client.sharding import ShardMap, not_ordered
 from towline.client.shipping import Shipping
-from towline.errors import Closed, ProtocolError, QueueFull, TooLarge, TowlineError, Unavailable
+from towline.errors import Closed, ProtocolError, QueueFull, TooLarge, TowlineError, Unavailable, WrongShard
+from towline.frame import Frame
 from towline.protocol.messages import FrameHead, Send, Sent
+from towline.protocol.ordering import ShardCount, Sharded
 
 __all__ = ["SpooledShipping"]
 
@@ -37,8 +43,11 @@ class SpooledShipping(Shipping):
         *,
         spool: FrameSpool,
         connection: Connection,
+        shards: ShardMap,
+        reroutes: bool,
     ) -> None:
-        super().__init__(make_sender(), durability, compress, max_frame_bytes)
+        super().__init__(make_sender(), durability, compress, max_frame_bytes, shards)
+        self.reroutes = reroutes
         self._make_sender = make_sender
         self._own_sender = make_sender()
         self._spool = spool
@@ -46,6 +55,8 @@ class SpooledShipping(Shipping):
         self._straight: set[Parcel] = set()
         self._emptying: Call | None = None
         self._head: KeptFrame | None = None
+        self._units: list[list[KeptFrame]] = []
+        """What of the head is left to be sent, each by a request; nothing if its shards must be asked for first."""
         self._emptied: Call | None = None
         self._backoff = Backoff(0.02, 1.0, eager=False)
         self._retry_at = 0.0
@@ -59,7 +70,7 @@ class SpooledShipping(Shipping):
         return super().has_answers or self._emptied is not None
 
     def pack(self, parcel: Parcel) -> Call | None:
-        if (parcel.topic, parcel.lane) not in self._spool.lanes:
+        if not self._spool.goes_before(parcel.topic, parcel.lane, parcel.shards):
             return super().pack(parcel)
         # Others of its lane go first. Where they cannot, it joins them at once instead of waiting in memory.
         if not self._connection.ready:
@@ -70,11 +81,17 @@ class SpooledShipping(Shipping):
     def next_spooled(self, now: float) -> Call | None:
         if self._emptying is not None or now < self._retry_at or not self._spool.lanes:
             return None
-        self._head = head = self._spool.next()
-        if head is None:
-            return None
-        request = Send([FrameHead(head.topic, head.lane, len(head.frame))], head.durability)
-        self._emptying = Call(request, [head.frame], None, self._on_emptied)
+        if self._head is None:
+            self._head = self._spool.next()
+            if self._head is None:
+                return None
+            self._units = [[self._head]] if self._head.shards >= 0 else []
+        if self._units:
+            unit = self._units[0]
+            heads = [FrameHead(one.topic, one.lane, len(one.frame), one.shards) for one in unit]
+            self._emptying = Call(Send(heads, unit[0].durability), [one.frame for one in unit], None, self._on_emptied)
+        else:
+            self._emptying = Call(ShardCount(self._head.topic), (), None, self._on_emptied)
         return self._emptying
 
     def _on_emptied(self, call: Call) -> None:
@@ -86,20 +103,42 @@ class SpooledShipping(Shipping):
         return super().settle(accumulator, now)
 
     def _settle_emptied(self, call: Call, now: float) -> None:
-        head, error = self._head, call.error
-        self._head = self._emptying = self._emptied = None
+        head, error, answer = self._head, call.error, call.answer
+        self._emptying = self._emptied = None
         if head is None or isinstance(error, Closed):
             return
-        if error is None and not isinstance(call.answer, Sent):
-            error = ProtocolError(f"a send was answered by {type(call.answer).__name__}")
-        if error is None:
+        if error is None and isinstance(answer, Sharded):
+            self._units = self._cut(head, answer.shards)
+        elif error is None and isinstance(answer, Sent):
             self._backoff.reset()
-            self._spool.sent(head)
-        elif error.retriable:
+            self._units.pop(0)
+        elif isinstance(error, WrongShard) and self.reroutes:
+            # Nothing of it was stored. How many shards are there?
+            self._units = []
             self._retry_at = now + self._backoff.next_s()
+            return
+        elif error is not None and error.retriable:
+            self._retry_at = now + self._backoff.next_s()
+            return
         else:
+            error = error or ProtocolError(f"a send was answered by {type(answer).__name__}")
             log.error("topic %s: a frame of the spool is refused, and put aside: %s", head.topic, error)
-            self._spool.refused(head)
+            for one in [one for unit in self._units for one in unit] or [head]:
+                self._spool.put_aside(one)
+            self._units = []
+        if not self._units:
+            self._head = None
+            self._spool.sent(head)
+
+    def _cut(self, head: KeptFrame, shards: int) -> list[list[KeptFrame]]:
+        cut = cut_by_shard(head.topic, Frame(head.frame), head.lane if not head.shards else MIDDLE, shards)
+        if cut.lost is not None:
+            what = "messages without a key are put aside: it is ordered" if shards else not_ordered(head.topic)
+            log.error("topic %s: of a frame of the spool, %s", head.topic, what)
+            self._spool.put_aside(msgspec.structs.replace(head, frame=cut.lost))
+        return [
+            [KeptFrame(head.topic, lane, head.durability, data, shards) for lane, data in unit] for unit in cut.units
+        ]
 
     def kept(
         self, parcel: Parcel, error: TowlineError, accumulator: Accumulator[Any], now: float
@@ -125,7 +164,8 @@ class SpooledShipping(Shipping):
             parcel.packed(parcel.frame_by(self._own_sender, self._compress))
         if len(parcel.frame) > self._max_frame_bytes:
             raise TooLarge(f"{parcel.count} messages for {parcel.topic} are over {self._max_frame_bytes} bytes a frame")
-        self._spool.append(KeptFrame(parcel.topic, parcel.lane, self._durability, bytes(parcel.frame)))
+        shards = parcel.shards or (-1 if parcel.has_shard_keys else 0)
+        self._spool.append(KeptFrame(parcel.topic, parcel.lane, self._durability, bytes(parcel.frame), shards))
 
     def rescue(self, parcels: Sequence[Parcel]) -> None:
         for parcel in parcels:

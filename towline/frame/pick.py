@@ -15,17 +15,18 @@ __all__ = ["pick"]
 T = TypeVar("T")
 
 
-def pick(frame: Frame, indexes: Sequence[int]) -> bytes:
+def pick(frame: Frame, indexes: Sequence[int], producer: tuple[int, int] | None = None) -> bytes:
     """The frame of the messages with these numbers within it, in this order: at least one. It carries the same
-    producer's number, token and time, and is compressed if the first one was."""
+    producer's number (or another one), token and time, and is compressed if the first one was."""
     assert indexes, "a frame holds at least one message"
     texts = {flag: _some(frame.texts(flag) or [], indexes) for flag in texts_in(frame.flags)}
     numbers = {flag: _some(frame.numbers(flag) or [], indexes) for flag in numbers_in(frame.flags)}
+    producer_id, producer_seq = producer or (frame.producer_id, frame.producer_seq)
     return encode_columns(
         texts,
         numbers,
-        producer_id=frame.producer_id,
-        producer_seq=frame.producer_seq,
+        producer_id=producer_id,
+        producer_seq=producer_seq,
         produced_at_us=frame.produced_at_us,
         token=frame.token,
         compress=frame.compressed,
