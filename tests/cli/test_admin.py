@@ -73,7 +73,7 @@ def test_on_a_terminal_it_asks_before_it_removes(
         os.write(ours, answer)
         _, err = process.communicate()
     os.close(ours)
-    assert f"Remove topic {topic} with 1 messages and 0 groups? [y/N]".encode() in err
+    assert f"Remove topic {topic} with 1 message and 0 groups? [y/N]".encode() in err
     assert process.returncode == code
     assert (topic in [state.config.name for state in mq.topics()]) == (code == 1)
 
@@ -160,7 +160,7 @@ def test_dead_letters_are_listed_with_their_story(cli: Cli, mq: towline.Client, 
 
 def test_dead_letters_are_resent_by_number_and_all(cli: Cli, mq: towline.Client, topic: str) -> None:
     kill(mq, topic, [b"0", b"1", b"2", b"3"])
-    assert cli("dead", "resend", topic, "g", "2").text == "resent 1 dead letters, 3 left\n"
+    assert cli("dead", "resend", topic, "g", "2").text == "resent 1 dead letter, 3 left\n"
     assert [line["number"] for line in cli("dead", "ls", topic, "g", "-o", "json").lines] == [0, 1, 3]
     assert [line["resent"] for line in cli("dead", "ls", topic, "g", "--all", "-o", "json").lines][2] is True
     assert cli("dead", "resend", topic, "g", "--all", "--limit", "1", "-o", "json").line["left"] == 2

@@ -231,7 +231,7 @@ def test_check_tells_by_its_exit_code(broker: Measured, tmp_path: Path) -> None:
     broker.client.send_many("checked", [b"x"] * 30)
     broker.client.put_group(GroupConfig("checked", "g"))
     cli = Cli(broker.url, tmp_path)
-    assert cli("check", "--topic", "checked").text == "OK - 1 topics, 1 groups\n"
+    assert cli("check", "--topic", "checked").text == "OK - 1 topic, 1 group\n"
     assert cli("check", "--topic", "checked", "--warn-lag", "30", code=1).text == (
         "WARNING - checked/g: 30 messages to go\n"
     )

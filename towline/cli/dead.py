@@ -292,7 +292,9 @@ def purge(
         raise Usage("say which: --before NUMBER, --until TIME or --all")
     with connection.connect() as client:
         end = before if before is not None else _end(client, topic, group, moment("--until", until))
-        going = sum(letter.number < end for letter in Which().letters(client, topic, group))
+        going = 0
+        if dry_run or not yes:  # to be told how many, one must be allowed to read them
+            going = sum(letter.number < end for letter in Which().letters(client, topic, group))
         if not dry_run:
             if not confirm(f"Drop {many(going, 'dead letter')} of group {group} on topic {topic} for good?", yes=yes):
                 note("nothing was dropped")

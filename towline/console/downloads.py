@@ -12,7 +12,7 @@ from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
 from towline.client.aio import Client
 from towline.client.message import DeadLetter
-from towline.errors import TowlineError
+from towline.errors import BadRequest, NotFound, Refused, TowlineError
 from towline.model import check_group, check_topic
 
 __all__ = ["download_routes"]
@@ -28,7 +28,7 @@ def download_routes() -> APIRouter:
         try:
             found = await _client(request).message(id[:200])
         except TowlineError as error:
-            return PlainTextResponse(f"{error}\n", 404)
+            return _sorry(error)
         return _file(found.body, f"{found.topic}-{found.lane}-{found.seq}.bin")
 
     @router.get("/letter")
@@ -36,7 +36,7 @@ def download_routes() -> APIRouter:
         try:
             found = await _client(request).dead_letter(topic[:100], group[:100], number)
         except TowlineError as error:
-            return PlainTextResponse(f"{error}\n", 404)
+            return _sorry(error)
         return _file(found.body, f"{check_topic(topic)}-dead-{number}.bin")
 
     @router.get("/dead")
@@ -44,9 +44,9 @@ def download_routes() -> APIRouter:
         client = _client(request)
         try:
             check_topic(topic), check_group(group)
-            await client.group(topic, group)
+            await client.dead_letters(topic, group, max_messages=1, max_bytes=1)  # a stream that began cannot say no
         except TowlineError as error:
-            return PlainTextResponse(f"{error}\n", 404)
+            return _sorry(error)
         headers = _headers(f"{topic}-{group.lstrip('~')}-dead.jsonl")
         return StreamingResponse(_letters(client, topic, group, reason), 200, headers, "application/x-ndjson")
 
@@ -56,6 +56,11 @@ def download_routes() -> APIRouter:
 def _client(request: Request) -> Client:
     client: Client = request.scope["state"]["session"].client
     return client
+
+
+def _sorry(error: TowlineError) -> Response:
+    status = 403 if isinstance(error, Refused) else 404 if isinstance(error, NotFound | BadRequest) else 503
+    return PlainTextResponse(f"{error}\n", status)
 
 
 def _headers(name: str) -> dict[str, str]:

@@ -121,8 +121,8 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         headers["WWW-Authenticate"] = 'Bearer realm="towline", Basic realm="towline"'
     if error.retriable:
         headers["Retry-After"] = "1"
-        if hasattr(request.state, "caller"):
-            await request.app.state.callers.forget(request.state.caller)
+    if (error.retriable or status == 401) and hasattr(request.state, "caller"):
+        await request.app.state.callers.forget(request.state.caller)
     return JSONResponse({"error": error.code, "message": str(error)}, status, headers)
 
 

@@ -40,6 +40,7 @@ class Callers:
         self._options = dict(options)
         self._callers: OrderedDict[str, Caller] = OrderedDict()
         self._opening: dict[str, asyncio.Lock] = {}
+        self._forgotten: list[Caller] = []
 
     async def of(self, authorization: str | None) -> Caller:
         name, secret = _credentials(authorization)
@@ -60,10 +61,13 @@ class Callers:
         """It was refused: whether it is let in at all, is asked again the next time."""
         if self._callers.get(caller.key) is caller:
             del self._callers[caller.key]
-            await _close(caller)
+            self._forgotten.append(caller)  # others may be asking by it still: it is closed in a while
 
     async def tidy(self, busy: set[str]) -> None:
         """Close what nobody used for a while. Those in `busy` hold messages, and stay."""
+        forgotten, self._forgotten = self._forgotten, []
+        for caller in forgotten:
+            await _close(caller)
         now_s = time.monotonic()
         for key, caller in list(self._callers.items()):
             over = len(self._callers) > CALLERS_MAX
@@ -72,7 +76,8 @@ class Callers:
                 await _close(caller)
 
     async def close(self) -> None:
-        callers, self._callers = list(self._callers.values()), OrderedDict()
+        callers = [*self._callers.values(), *self._forgotten]
+        self._callers, self._forgotten = OrderedDict(), []
         for caller in callers:
             await _close(caller)
 

@@ -126,6 +126,8 @@ class Pulls:
             self._let_go(name, held)
         for seat in touched.values():
             await seat.consumer.flush()
+        if not count:
+            await caller.client.access.who_am_i()  # whoever is not let in any more hears that, and not that all is lost
         return count, lost
 
     def _let_go(self, name: str, held: Held) -> None:
