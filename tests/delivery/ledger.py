@@ -244,6 +244,16 @@ class Ledger:
     def held_by(self, consumer: str) -> list[int]:
         return [pull for pull, one in self.deliveries.items() if one.open and one.consumer == consumer]
 
+    def taken_from(self, consumer: str, pull: int, *, up_to: bool) -> set[tuple[int, Name]]:
+        """The messages of a pull, or also of those before it, that were taken away from the consumer."""
+        return {
+            (number, name)
+            for number, one in self.deliveries.items()
+            if one.consumer == consumer and (number == pull or (up_to and number < pull))
+            for name, outcome in one.outcomes.items()
+            if outcome == "taken"
+        }
+
     # The end of it
 
     def skip(self, pull: int, names: set[Name]) -> None:

@@ -291,11 +291,15 @@ class Machine:
         """Carry out acts; the broker refuses exactly those that the model does."""
         settled = await self.plant.broker.settle(self.members[key, consumer], acts)
         refused = {number: code for number, code, _ in settled.refused}
-        changes = False
+        changes, lost = False, set[tuple[int, Name]]()
         for number, act in enumerate(acts):
             refusals, changed = self.act(key, consumer, act)
             assert refused.get(number, "") in (refusals or {""}), (act, settled.refused, refusals)
             changes |= changed
+            if not refusals and not act.spans and act.what != GIVE_BACK and not SETUP[key].once:
+                lost |= self.model.ledgers[key].taken_from(consumer, act.pull, up_to=act.up_to)
+        told = {(pull, (lane, n)) for pull, lane, first, count, _ in settled.lost for n in range(first, first + count)}
+        assert told == lost, (told, lost)
         self.synced() if changes else self.unsynced()
 
     # Coming and going

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import towline
 from tests.client.either import do, each, entered
 from towline.client.time_limit import HandlerTimeout
-from towline.errors import BadRequest
+from towline.errors import BadRequest, LeaseLost
 from towline.model import RetryPolicy
 
 QUICK = RetryPolicy(3, (0.01,))
@@ -100,6 +101,47 @@ async def test_the_broker_takes_away_what_its_consumer_does_not_end(connect: Any
         trace = await do(mq.trace(again[0].id))
         steps = [step for group in trace.groups for step in group.steps]
         assert any(step.reason.startswith("timeout: not settled within 0.05 s") for step in steps), steps
+
+
+async def test_who_settles_a_batch_learns_what_of_it_was_lost(connect: Any, url: str, topic: str) -> None:
+    """One message of each batch has a limit, and is taken away; the rest is settled all the same."""
+    reports: list[towline.LostLease] = []
+    ways = ("ack", "nack", "up-to", "singly")
+    async with entered(connect(url)) as mq:
+        async with entered(mq.producer()) as producer:
+            for number in range(5):
+                for way in ways:
+                    limit = 0.01 if number == 2 else None
+                    await do(producer.send(f"{topic}-{way}", b"%d" % number, timeout=limit))
+        async with AsyncExitStack() as stack:
+            ones, batches = {}, {}
+            for way in ways:
+                opening = mq.consumer(f"{topic}-{way}", group="g", retry=QUICK, on_lost=reports.append)
+                one = ones[way] = await stack.enter_async_context(entered(opening))
+                batches[way] = await do(one.pull(5, wait=20, min_messages=5))
+            for way in ways:
+                one, batch = ones[way], batches[way]
+                two = await stack.enter_async_context(entered(mq.consumer(f"{topic}-{way}", group="g")))
+                [again] = await do(two.pull(wait=20))
+                assert (again.body, again.attempt) == (b"2", 2)
+                if way == "singly":
+                    for message in batch:
+                        message.ack()
+                    await do(one.flush())
+                else:
+                    await do(mq.send(f"{topic}-{way}", b"5"))
+                    last = await do(one.pull(wait=20)) if way == "up-to" else batch
+                    with pytest.raises(LeaseLost, match=r"^1 of [56] messages .* within 0.01 s.* rest is settled"):
+                        await do(last.nack("no") if way == "nack" else last.ack(up_to=way == "up-to"))
+                    assert not reports
+                assert [message.lost for message in batch] == [False, False, True, False, False]
+                assert one.lost == 1
+                assert one.in_flight == 0
+                again.ack()
+                await do(two.flush())
+                state = await do(mq.group(f"{topic}-{way}", "g"))
+                assert state.lag == {"singly": 0, "ack": 1, "nack": 5, "up-to": 0}[way]
+        assert [(lost.count, lost.reason) for lost in reports] == [(1, "timeout: not settled within 0.01 s")]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -16,7 +16,7 @@ from towline.broker.member import Member
 from towline.broker.pull_log import PullLog
 from towline.broker.waiter import HandOver, Waiter
 from towline.clock import SECOND_US, Clock
-from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip
+from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip, missing
 from towline.delivery.events import Failed, GaveUp, Overrun, Pulled, Released
 from towline.errors import BadRequest, LeaseLost, NotFound, OwnershipLost, TowlineError, Unavailable
 from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
@@ -28,6 +28,7 @@ __all__ = ["Dispatcher"]
 log = logging.getLogger("towline.broker")
 
 ACK, NACK, DEAD, GIVE_BACK = range(4)
+_NOTHING = wire.Settled()
 TIMER_MAX_S = 60.0
 """The clock may be set while a timer runs, so none runs longer than this."""
 
@@ -113,13 +114,13 @@ class Dispatcher:
         it waits may be handed over at once, on top of being the answer in the end: to wake up the one who waits here
         takes time that the consumer would have to wait as well."""
         self._check(member)
-        refused, done = self._act(member, request.acts) if request.acts else ([], None)
+        settled, done = self._act(member, request.acts) if request.acts else (_NOTHING, None)
         begun_s = self.clock.steady_s()
         got = None
         while got is None and not member.fenced:
             pulled = self._try(member, request, request.min_messages if request.wait_ms else least)
             if pulled is None and request.wait_ms and not self.closed:
-                waiter = await self._wait(member, request, done, hand_over if not refused else None)
+                waiter = await self._wait(member, request, done, None if settled.refused or settled.lost else hand_over)
                 if waiter.handed_over is not None:
                     return waiter.handed_over
                 pulled = waiter.future.result()
@@ -135,15 +136,15 @@ class Dispatcher:
         if done is not None:
             await done
         if got is None:
-            return wire.Pulled(0, [], refused), []
+            return wire.Pulled(0, [], settled.refused, lost=settled.lost), []
         pull, parcel = got
-        return self._answer(pull, parcel.parts, refused), parcel.buffers
+        return self._answer(pull, parcel.parts, settled), parcel.buffers
 
-    def _answer(self, pull: int, parts: list[wire.Part], refused: list[tuple[int, str, str]]) -> wire.Pulled:
+    def _answer(self, pull: int, parts: list[wire.Part], settled: wire.Settled) -> wire.Pulled:
         for part in parts:
             self.counts["pulled"] += part.count
             self.counts["bytes"] += part.length
-        return wire.Pulled(pull, parts, refused)
+        return wire.Pulled(pull, parts, settled.refused, lost=settled.lost)
 
     def _hand_over(self, waiter: Waiter, pulled: Pulled) -> None:
         """Answer now, if what was granted is at hand; else the one who waits goes and reads it."""
@@ -153,7 +154,7 @@ class Dispatcher:
             return
         found = at_hand(self.lanes, pulled.parts, waiter.request.max_bytes)
         if found is not None:
-            waiter.handed_over = answer = self._answer(pulled.pull, [found[0]], []), found[1]
+            waiter.handed_over = answer = self._answer(pulled.pull, [found[0]], _NOTHING), found[1]
             waiter.hand_over(*answer)
 
     async def _read(self, member: Member, request: wire.Pull, pulled: Pulled) -> tuple[int, Parcel] | None:
@@ -296,18 +297,18 @@ class Dispatcher:
 
     async def settle(self, member: Member, acts: Sequence[wire.Act]) -> wire.Settled:
         self._check(member)
-        refused, done = self._act(member, acts)
+        settled, done = self._act(member, acts)
         if done is not None:
             await done
-        return wire.Settled(refused)
+        return settled
 
-    def _act(
-        self, member: Member, acts: Sequence[wire.Act]
-    ) -> tuple[list[tuple[int, str, str]], asyncio.Future[None] | None]:
-        refused: list[tuple[int, str, str]] = []
+    def _act(self, member: Member, acts: Sequence[wire.Act]) -> tuple[wire.Settled, asyncio.Future[None] | None]:
+        """Carry out acts; what to answer, and when they are durable."""
         if self.group.config.mode == AT_MOST_ONCE:
             # All was settled when it was delivered.
-            return refused, None
+            return _NOTHING, None
+        refused: list[tuple[int, str, str]] = []
+        lost: list[wire.Lost] = []
         last: asyncio.Future[None] | None = None
         for number, act in enumerate(acts):
             try:
@@ -318,13 +319,16 @@ class Dispatcher:
                 refused.append((number, error.code, str(error)))
                 continue
             last = appended.done if appended else last
+            if not act.spans and act.what != GIVE_BACK:
+                gone = missing(self.group, member.consumer, act.pull, up_to=act.up_to)
+                lost += [(pull, part.lane, part.first, part.count, why) for pull, part, why in gone]
             self.counts["acked" if act.what == ACK else "nacked"] += 1
             if act.what in (NACK, DEAD):
                 self._count_failed(events)
         if self._limits:
             self._limits.progress({act.pull for act in acts}, self.clock.now_us())
         self.wake()
-        return refused, last
+        return wire.Settled(refused, lost), last
 
     def _count_failed(self, events: Sequence[Event]) -> None:
         """Deliveries that failed: messages, not acts."""

@@ -154,7 +154,7 @@ class Fan:
         self._stirred.set()
 
     async def pull(self, request: wire.Pull) -> tuple[wire.Pulled, Buffers]:
-        refused = (await self.settle(request.acts)).refused if request.acts else []
+        settled = await self.settle(request.acts) if request.acts else wire.Settled()
         once = msgspec.structs.replace(request, wait_ms=0, acts=[])
         deadline_s = asyncio.get_running_loop().time() + request.wait_ms / 1000
         least = request.min_messages if request.wait_ms else 1
@@ -174,7 +174,7 @@ class Fan:
                 self._reconsider()
                 pulled, buffers = await self._pull_from_any(once, 1)
                 break
-        return msgspec.structs.replace(pulled, refused=refused), buffers
+        return msgspec.structs.replace(pulled, refused=settled.refused, lost=settled.lost), buffers
 
     def _reconsider(self) -> None:
         """Topics that had too little for one pull may have enough for another."""
@@ -221,6 +221,7 @@ class Fan:
 
     async def settle(self, acts: Sequence[wire.Act]) -> wire.Settled:
         refused: list[tuple[int, str, str]] = []
+        lost: list[wire.Lost] = []
         for number, act in enumerate(acts):
             member = self._pulls.get(act.pull)
             try:
@@ -229,10 +230,11 @@ class Fan:
                 for other, one in self._parts_of(act, member):
                     settled = await other.dispatcher.settle(other, [one])
                     refused += [(number, code, text) for _, code, text in settled.refused]
+                    lost += settled.lost
             except TowlineError as error:
                 refused.append((number, error.code, str(error)))
         self._forget_settled()
-        return wire.Settled(refused)
+        return wire.Settled(refused, lost)
 
     def _parts_of(self, act: wire.Act, member: Member) -> list[tuple[Member, wire.Act]]:
         """The act, and for one of everything up to a pull also those of the pulls from other topics."""

@@ -42,7 +42,8 @@ class Batch(AnyBatch):
 
     async def ack(self, *, up_to: bool = False) -> None:
         """Done with all of them that are not settled yet; with `up_to`, also with all pulled before. It is durable when
-        this returns. Raises `LeaseLost` if they are not ours any more."""
+        this returns. Raises `LeaseLost` if they are not ours any more; if that is so of some of them only, the others
+        are settled before, and it says how many are lost."""
         await self._link.run(self._ack_flow(up_to))
         self._subscription.report()
 
@@ -164,7 +165,9 @@ class Consumer:
             self._lease, self._left = following, iter(following.messages())
 
     async def flush(self) -> None:
-        """Tell the broker of all acks and nacks, and wait until they are durable."""
+        """Tell the broker of all acks and nacks, and wait until they are durable. Those for messages that are not ours
+        any more count for nothing, and raise nothing: `message.lost` and `lost` tell of them, and `on_lost` is
+        called."""
         self._check()
         await self._link.run(self._subscription.flush())
         self._subscription.report()

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
 from towline.client.message import ACKED, NACKED, OPEN, RETURNED, TOLD, Message, Section
-from towline.errors import BadFrame, TooLarge
+from towline.errors import BadFrame, LeaseLost, TooLarge, TowlineError
 from towline.protocol import messages
 from towline.protocol.messages import Act
 
-__all__ = ["ACK", "GIVE_BACK", "NACK", "Lease", "LostLease", "in_portions", "merged"]
+__all__ = [
+    "ACK",
+    "GIVE_BACK",
+    "NACK",
+    "Lease",
+    "LostLease",
+    "all_refused",
+    "drained",
+    "in_portions",
+    "merged",
+    "robbery",
+]
+
+T = TypeVar("T")
 
 ACK: Final = 0
 NACK: Final = 1
@@ -54,10 +67,12 @@ class Lease:
         "lost",
         "pull",
         "returned",
+        "robbed",
         "sections",
         "shards",
         "topic",
         "unanswered",
+        "why",
     )
 
     def __init__(
@@ -75,6 +90,10 @@ class Lease:
         self.returned = False
         """Some messages are to be passed over: they come again behind one that is tried again."""
         self.dirty = False
+        self.robbed = 0
+        """Messages that were settled here when others had them already, …"""
+        self.why = ""
+        """… and why."""
         self.unanswered = 0
         """Acts on the way to the broker."""
         self._raw = raw
@@ -137,6 +156,19 @@ class Lease:
         for section in self.sections:
             section.flags[:] = section.flags.translate(table)
 
+    def rob(self, lane: int, first: int, count: int, why: str) -> int:
+        """Messages that were settled here had been taken away: how many of them are new to us."""
+        found = 0
+        for section in self.sections:
+            begin, end = max(first - section.first, 0), min(first + count - section.first, len(section))
+            if section.lane == lane and begin < end:
+                before = section.flags[begin:end]
+                found += end - begin - before.count(RETURNED)
+                section.flags[begin:end] = bytes([RETURNED]) * (end - begin)
+        self.robbed += found
+        self.why = why or self.why or "they were taken away"
+        return found
+
     def drop(self) -> None:
         """Nobody has seen these messages, and nobody will."""
         self._raw = []
@@ -173,6 +205,15 @@ class Lease:
         return not self.unanswered and not self.dirty and self.open_count == 0
 
 
+def drained(queue: deque[T]) -> Iterator[T]:
+    while queue:
+        yield queue.popleft()
+
+
+def all_refused(acts: list[Act], error: TowlineError) -> list[tuple[int, str, str]]:
+    return [(index, error.code, str(error)) for index in range(len(acts))]
+
+
 def merged(acts: Iterable[Act]) -> list[Act]:
     """Neighbouring messages that failed alike become one act."""
     out: list[Act] = []
@@ -193,6 +234,18 @@ def _alike(one: Act, other: Act) -> bool:
         and one.what == other.what
         and one.delay_s == other.delay_s
         and one.reason == other.reason
+    )
+
+
+def robbery(leases: Sequence[Lease]) -> LeaseLost | None:
+    """What to raise when these were settled as a whole, and some of their messages had been taken away before."""
+    robbed = [lease for lease in leases if lease.robbed]
+    if not robbed:
+        return None
+    count, total = sum(lease.robbed for lease in robbed), sum(map(len, leases))
+    return LeaseLost(
+        f"{count} of {total} messages were taken away before they were settled, and go to another: {robbed[0].why}. "
+        "The rest is settled; `message.lost` tells which are not"
     )
 
 

@@ -12,24 +12,22 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from collections.abc import Callable
+from typing import Final
 
 from towline.client.act_spool import ActSpool, KeptAct
 from towline.client.connection import Call
-from towline.client.lease import ACK, GIVE_BACK, Lease, LostLease, in_portions, merged
+from towline.client.lease import ACK, GIVE_BACK, Lease, LostLease, all_refused, drained, in_portions, merged, robbery
 from towline.client.limits import Limits, is_full
 from towline.client.steps import Flow, Start, Wait
 from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, Unavailable, from_code
 from towline.model import AT_MOST_ONCE, GroupConfig, is_pattern
 from towline.protocol import split_attachments
-from towline.protocol.messages import Act, Attach, Attached, Detach, Pull, Pulled, Settle
+from towline.protocol.messages import Act, Attach, Attached, Detach, Pull, Pulled, Settle, Settled
 
 __all__ = ["Subscription"]
 
 log = logging.getLogger("towline.client")
-
-T = TypeVar("T")
 
 _POLL_S: Final = 60.0
 """A longer wait is made of several pulls."""
@@ -255,14 +253,14 @@ class Subscription:
     def _on_pulled(self, call: Call) -> None:
         acts = call.request.acts  # type: ignore[attr-defined]
         if call.error is not None:
-            self._answered(acts, _all_refused(acts, call.error))
+            self._answered(acts, Settled(all_refused(acts, call.error)))
             if isinstance(call.error, LeaseLost) and not self._leaving:
                 self._fence(call.error)
             return
         answer = call.answer
         if not isinstance(answer, Pulled):
             raise ProtocolError(f"a pull was answered by {type(answer).__name__}")
-        self._answered(acts, answer.refused)
+        self._answered(acts, answer)
         if answer.pull:
             assert call.attachments is not None, "an answered call has its attachments, maybe empty"
             frames = split_attachments(call.attachments, [part.length for part in answer.parts])
@@ -303,9 +301,10 @@ class Subscription:
         *others, acts = self._take_portions() or [[]]
         for portion in others:
             yield Start(self._settle(portion))
-        lease.settle_all(act.what)
-        for older in self._older(act) if act.up_to else ():
-            older.settle_all(ACK)
+        settled = [lease, *(self._older(act) if act.up_to else ())]
+        for one in settled:
+            one.settle_all(act.what)
+            one.robbed = 0
         call = self._settle([*acts, act], confirmed=act)
         try:
             yield call
@@ -317,6 +316,8 @@ class Subscription:
         for index, code, text in call.answer.refused:
             if index == len(acts):
                 raise from_code(code, text)
+        if (lost := robbery(settled)) is not None:
+            raise lost
 
     def flush(self) -> Flow[None]:
         """Tell everything that is to be told, and wait until it is durable."""
@@ -342,8 +343,8 @@ class Subscription:
 
     def _take_portions(self) -> list[list[Act]]:
         """What is to be told now: nacks first, in their order, then acks."""
-        acts = merged(_drain(self.nacks))
-        for lease in _drain(self._dirty):
+        acts = merged(drained(self.nacks))
+        for lease in drained(self._dirty):
             if not lease.lost:
                 acts += lease.take_acks()
         for act in acts:
@@ -355,8 +356,8 @@ class Subscription:
     def _settle(self, acts: list[Act], confirmed: Act | None = None) -> Call:
         def on_done(call: Call) -> None:
             self._settling.pop(call, None)
-            refused = call.answer.refused if call.error is None else _all_refused(acts, call.error)
-            self._answered(acts, refused, confirmed)
+            answer = call.answer if call.error is None else Settled(all_refused(acts, call.error))
+            self._answered(acts, answer, confirmed)
 
         if confirmed is not None and (lease := self._leases.get(confirmed.pull)) is not None:
             lease.unanswered += 1
@@ -364,8 +365,16 @@ class Subscription:
         self._settling[call] = None
         return call
 
-    def _answered(self, acts: list[Act], refused: list[tuple[int, str, str]], confirmed: Act | None = None) -> None:
-        for index, code, text in refused:
+    def _answered(self, acts: list[Act], answer: Pulled | Settled, confirmed: Act | None = None) -> None:
+        for pull, lane, first, count, why in answer.lost:
+            robbed = self._leases.get(pull)
+            found = 0 if robbed is None else robbed.rob(lane, first, count, why)
+            if confirmed is not None and (pull == confirmed.pull or (confirmed.up_to and pull < confirmed.pull)):
+                # Whoever waits for the answer is told by an error.
+                self.lost_messages += found
+            else:
+                self._note_lost(pull, found, why or "they were taken away")
+        for index, code, text in answer.refused:
             if 0 <= index < len(acts):
                 self._refused(acts[index], code, text, quiet=acts[index] is confirmed)
         for act in acts:
@@ -430,12 +439,3 @@ class Subscription:
 
     def _older(self, act: Act) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.pull < act.pull]
-
-
-def _drain(queue: deque[T]) -> Iterator[T]:
-    while queue:
-        yield queue.popleft()
-
-
-def _all_refused(acts: list[Act], error: TowlineError) -> list[tuple[int, str, str]]:
-    return [(index, error.code, str(error)) for index in range(len(acts))]

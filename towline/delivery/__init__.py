@@ -24,6 +24,7 @@ from towline.delivery.dedup import Dedup
 from towline.delivery.events import Event, Part, decode_event, encode_event
 from towline.delivery.group import Group
 from towline.delivery.mend import mend
+from towline.delivery.missing import missing
 from towline.delivery.producers import Producers
 from towline.delivery.snapshot import GroupSnapshot, restore, snapshot
 from towline.delivery.states import TRANSITIONS, State
@@ -53,6 +54,7 @@ __all__ = [
     "decode_event",
     "encode_event",
     "mend",
+    "missing",
     "restore",
     "snapshot",
 ]

@@ -379,7 +379,7 @@ class Group:
             lease = self.leases.get(event.pull)
             assert lease is not None, event
             if isinstance(event, Released) or (isinstance(event, (GaveUp, Returned)) and event.taken):
-                lease.take(part)
+                lease.take(part, "" if isinstance(event, Returned) else event.reason)
             else:
                 lease.settle(part, _ACTS[type(event)])
             self._ended(lease, part)

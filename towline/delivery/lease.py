@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Final, Literal
 
 from towline.delivery.events import Part
 from towline.delivery.parts import PartSet, disjoint
@@ -16,12 +16,13 @@ Act = Literal["acked", "nacked", "given back", "skipped"]
 """How a message of a pull was settled: by its consumer, or skipped by the broker because it cannot be read."""
 
 _SKIPPED: Act = "skipped"
+_NOTHING: Final = PartSet()
 
 
 class Lease:
     """The parts of a pull that are still open, and how the others were settled."""
 
-    __slots__ = ("consumer", "deadline_us", "open", "pull", "settled", "size", "taken")
+    __slots__ = ("consumer", "deadline_us", "gone", "open", "pull", "settled", "size", "taken", "why")
 
     def __init__(self, pull: int, consumer: str, deadline_us: int, parts: Iterable[Part]) -> None:
         self.pull = pull
@@ -33,6 +34,10 @@ class Lease:
         """How many parts it takes to remember this lease, once it is settled."""
         self.taken = False
         """Whether open messages were taken away from the consumer: it left, vanished or was too slow."""
+        self.gone = _NOTHING
+        """Which ones, …"""
+        self.why = ""
+        """… and why, as far as it is known."""
 
     def settle(self, part: Part, act: Act) -> None:
         self.open.remove(part)
@@ -41,9 +46,13 @@ class Lease:
         else:
             self.settled[act] = PartSet((part,))
 
-    def take(self, part: Part) -> None:
+    def take(self, part: Part, why: str = "") -> None:
         self.open.remove(part)
+        if self.gone is _NOTHING:
+            self.gone = PartSet()
+        self.gone.add(part)
         self.taken = True
+        self.why = why or self.why
 
     def choose(self, spans: tuple[Span, ...], act: Act) -> list[Part]:
         """The open parts within `spans` (all, if there are none). What was settled by the same act before is passed

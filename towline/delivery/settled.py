@@ -21,13 +21,19 @@ class SettledPulls(OrderedDict[int, Lease]):
     def __init__(self) -> None:
         super().__init__()
         self._parts = 0
+        self.robbed: dict[int, Lease] = {}
+        """Those of which something was taken away."""
 
     def remember(self, lease: Lease) -> None:
         """Keep a settled pull for a while; there is a limit to how many, and to how many parts they have in all."""
         if lease.pull in self:
             self._parts -= self.pop(lease.pull).size
         self[lease.pull] = lease
-        lease.size = sum(map(len, lease.settled.values()))
+        if lease.gone:
+            self.robbed[lease.pull] = lease
+        lease.size = sum(map(len, lease.settled.values())) + len(lease.gone)
         self._parts += lease.size
         while len(self) > SETTLED_MAX or (self._parts > SETTLED_PARTS_MAX and len(self) > 1):
-            self._parts -= self.popitem(last=False)[1].size
+            pull, oldest = self.popitem(last=False)
+            self._parts -= oldest.size
+            self.robbed.pop(pull, None)

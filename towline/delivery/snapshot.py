@@ -27,6 +27,8 @@ class LeaseSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     open: list[Part] = []
     settled: dict[Act, list[Part]] = {}
     taken: bool = False
+    gone: list[Part] = []
+    why: str = ""
 
 
 class GroupSnapshot(msgspec.Struct, frozen=True):
@@ -86,10 +88,13 @@ def restore(config: GroupConfig, document: GroupSnapshot, shards: int = 0) -> Gr
 
 def _lease_out(lease: Lease) -> LeaseSnapshot:
     settled = {act: list(parts) for act, parts in lease.settled.items()}
-    return LeaseSnapshot(lease.pull, lease.consumer, lease.deadline_us, list(lease.open), settled, lease.taken)
+    gone = list(lease.gone)
+    return LeaseSnapshot(
+        lease.pull, lease.consumer, lease.deadline_us, list(lease.open), settled, lease.taken, gone, lease.why
+    )
 
 
 def _settled_in(lease: Lease, document: LeaseSnapshot) -> Lease:
     lease.settled = {act: PartSet(parts) for act, parts in document.settled.items()}
-    lease.taken = document.taken
+    lease.taken, lease.gone, lease.why = document.taken, PartSet(document.gone), document.why
     return lease

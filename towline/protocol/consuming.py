@@ -9,7 +9,7 @@ import msgspec
 from towline.model import GroupConfig
 from towline.protocol.base import MANY, Answer, Name, Natural, Request, Text
 
-__all__ = ["Act", "Attach", "Attached", "Detach", "Part", "Pull", "Pulled", "Settle", "Settled"]
+__all__ = ["Act", "Attach", "Attached", "Detach", "Lost", "Part", "Pull", "Pulled", "Settle", "Settled"]
 
 
 class Attach(Request, frozen=True, array_like=True):
@@ -77,8 +77,13 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     source: bytes
 
 
+Lost = tuple[int, int, int, int, str]
+"""Messages that were taken away: pull, lane, first, count, why."""
+
+
 class Pulled(Answer, frozen=True, array_like=True):
-    """`pull` is 0 and there are no parts when nothing came in time. `refused` answers the acts, as in `Settled`."""
+    """`pull` is 0 and there are no parts when nothing came in time. `refused` and `lost` answer the acts, as in
+    `Settled`."""
 
     kind = 133
     pull: int
@@ -88,6 +93,7 @@ class Pulled(Answer, frozen=True, array_like=True):
     """Of a subscription by prefix: where the messages are from, …"""
     shards: int = 0
     """… and how many shards that has."""
+    lost: list[Lost] = []  # noqa: RUF012 - a Struct copies it
 
 
 class Settle(Request, frozen=True, array_like=True):
@@ -97,10 +103,12 @@ class Settle(Request, frozen=True, array_like=True):
 
 
 class Settled(Answer, frozen=True, array_like=True):
-    """Durable. `refused` lists the acts that were not carried out: (number of the act, error code, message)."""
+    """Durable. `refused` lists the acts that were not carried out: (number of the act, error code, message). `lost`
+    lists messages of pulls that were settled as a whole, but had been taken away before."""
 
     kind = 134
     refused: list[tuple[int, str, str]] = []  # noqa: RUF012 - a Struct copies it
+    lost: list[Lost] = []  # noqa: RUF012 - a Struct copies it
 
 
 class Detach(Request, frozen=True, array_like=True):
