@@ -17,7 +17,6 @@ from cyclopts import App, Parameter
 from bench import consuming, delaying, flatness, jobs, machine, ordering, sending, spark, sql
 from bench.figures import Figure, print_figures
 from bench.stage import Stage
-from towline.errors import TowlineError
 
 Scenario = Callable[[Stage], Iterator[Figure]]
 
@@ -106,9 +105,9 @@ def _play(stage: Stage, names: list[str]) -> tuple[list[Figure], dict[str, str]]
         begin = time.perf_counter()
         try:
             figures.extend(SCENARIOS[name](stage))
-        except (TowlineError, OSError) as error:
-            failed[name] = str(error)
-            stage.say(f"  failed: {error}")
+        except Exception as error:  # whatever it was: the others are measured
+            failed[name] = f"{type(error).__name__}: {error}"
+            stage.say(f"  failed: {failed[name][:2_000]}")
         stage.say(f"  {time.perf_counter() - begin:.1f} s")
     return figures, failed
 

@@ -6,6 +6,7 @@ speed, so a digest costs next to nothing beside reading or writing the rows.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,10 @@ class Digest:
         if pa.types.is_null(kind):
             self._add(f"{name}?", bytes(len(column)))
             return
-        valid = pc.is_valid(column).to_numpy(zero_copy_only=False) if column.null_count else np.ones(len(column), bool)
+        if column.null_count == len(column):
+            self._feed_nulls(name, kind, len(column))
+            return
+        valid = pc.is_valid(column).to_numpy(zero_copy_only=False) if column.null_count else _ones(len(column))
         self._add(f"{name}?", np.ascontiguousarray(valid).view(np.uint8))
         if pa.types.is_map(kind):
             if column.null_count:
@@ -56,10 +60,8 @@ class Digest:
             first, length = int(offsets[0]), int(offsets[-1] - offsets[0])
             self._feed(f"{name}.k", column.keys.slice(first, length))
             self._feed(f"{name}.v", column.items.slice(first, length))
-        elif pa.types.is_binary(kind) or pa.types.is_string(kind):
-            self._feed_texts(name, column)
-        elif pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
-            self._feed_texts(name, column.cast(pa.binary()))
+        elif _is_text(kind):
+            self._feed_texts(name, column if kind in (pa.binary(), pa.string()) else column.cast(pa.binary()))
         else:
             if column.null_count:
                 column = column.filter(pc.is_valid(column))
@@ -68,6 +70,15 @@ class Digest:
             elif pa.types.is_boolean(kind):
                 column = column.cast(pa.uint8())
             self._add(f"{name}.", np.ascontiguousarray(column.to_numpy(zero_copy_only=False)))
+
+    def _feed_nulls(self, name: str, kind: Any, count: int) -> None:
+        """What comes of a column without any value, without looking at it: most columns of most messages are such."""
+        self._add(f"{name}?", bytes(count))
+        if pa.types.is_map(kind):
+            for part in ("#", ".k?", ".v?"):
+                self._add(f"{name}{part}", b"")
+        elif not _is_text(kind):
+            self._add(f"{name}.", b"")
 
     def _feed_texts(self, name: str, column: pa.Array) -> None:
         if column.null_count:
@@ -79,3 +90,12 @@ class Digest:
         self._add(f"{name}#", np.diff(offsets))
         if data is not None:
             self._add(f"{name}.", memoryview(data)[int(offsets[0]) : int(offsets[-1])])
+
+
+def _is_text(kind: Any) -> bool:
+    return kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
+
+
+@lru_cache(maxsize=4)
+def _ones(count: int) -> Any:
+    return np.ones(count, bool)

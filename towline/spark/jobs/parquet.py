@@ -53,7 +53,8 @@ def writer_options(schema: pa.Schema) -> dict[str, Any]:
         "use_dictionary": repeated,
         "column_encoding": dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),
         "coerce_timestamps": "us",
-        "write_statistics": True,
+        # Of bodies they would help nobody.
+        "write_statistics": [field.name for field in schema if field.name != "body"],
         "store_schema": False,
     }
 

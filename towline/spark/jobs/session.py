@@ -20,6 +20,8 @@ SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    # Percentiles by topic, group and hour: with more groups than this Spark would sort all rows first.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "20000",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
