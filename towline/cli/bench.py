@@ -95,7 +95,7 @@ def consume(
 ) -> None:
     """Consume a backlog as fast as it goes, with acknowledgements.
 
-    The backlog is sent first, unless --topic names a topic that has one. The latency is that of a pull with its ack.
+    The backlog is sent first, unless --topic names a topic that has one. The latency is the time from batch to batch.
     """
     _check(count, batch, load.size)
     with _topic(connection, load.topic) as topic:

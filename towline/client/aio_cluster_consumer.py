@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from towline.client.aio_cluster import AioCluster
@@ -159,7 +159,7 @@ class ClusterConsumer(Consumer):
         self._branches: dict[str, _Branch] = {}
         self._turn = 0
         self._closed = False
-        self._held: tuple[Consumer | None, Lease] = (None, Lease.none())
+        self._lease = Lease.none()
         self._left: Iterator[Message] = iter(())
 
     def __repr__(self) -> str:
@@ -276,21 +276,11 @@ class ClusterConsumer(Consumer):
                 return branch.consumer, lease
         return None
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        while True:
-            (_, lease), left = self._held, self._left
-            for message in left:
-                if lease.lost:
-                    break
-                if lease.returned and message.settled:
-                    continue
-                yield message
-            self._check()
-            idle_s = self._idle_timeout_s
-            following = await self._take(Demand(None, time.monotonic() + (idle_s if idle_s is not None else 1e9)))
-            if following is None:
-                return
-            self._held, self._left = following, iter(following[1].messages())
+    async def _next_batch(self) -> Batch | None:
+        self._check()
+        idle_s = self._idle_timeout_s
+        found = await self._take(Demand(None, time.monotonic() + (idle_s if idle_s is not None else 1e9)))
+        return None if found is None else ClusterBatch(found[0].link, found[0].subscription, found[1])
 
     # Settling
 

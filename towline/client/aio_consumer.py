@@ -157,12 +157,27 @@ class Consumer:
                 if lease.returned and message.settled:
                     continue
                 yield message
-            self._check()
-            following = await self._link.run(self._subscription.next())
-            self._tell()
+            following = await self._next_batch()
             if following is None:
                 return
-            self._lease, self._left = following, iter(following.messages())
+            self._lease, self._left = following.lease, iter(following.messages)
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """All messages as they come, batch by batch; the next one is under way while you work on this. As large as
+        `max_messages` and `max_bytes` of the consumer say at most; smaller while you are slow.
+
+            async for batch in consumer.batches():
+                async with batch:
+                    await insert_all(batch.bodies())
+        """
+        while (batch := await self._next_batch()) is not None:
+            yield batch
+
+    async def _next_batch(self) -> Batch | None:
+        self._check()
+        lease = await self._link.run(self._subscription.next())
+        self._tell()
+        return None if lease is None else Batch(self._link, self._subscription, lease)
 
     async def flush(self) -> None:
         """Tell the broker of all acks and nacks, and wait until they are durable. Those for messages that are not ours

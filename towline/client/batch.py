@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import overload
+from types import TracebackType
+from typing import Self, overload
 
 from towline.client.lease import ACK, NACK, Lease
 from towline.client.message import Message
@@ -16,7 +17,10 @@ __all__ = ["Batch"]
 
 class Batch:
     """The messages of one pull, possibly none: then it is false. The blocking and the asyncio `Batch` add `ack` and
-    `nack` for all of them at once."""
+    `nack` for all of them at once.
+
+    As a context manager it settles what is not settled by then, as a message does: acked in the end, or nacked with the
+    exception as the reason. The broker is told with the next pull; nothing is waited for."""
 
     def __init__(self, subscription: Subscription, lease: Lease | None) -> None:
         self._subscription = subscription
@@ -31,6 +35,28 @@ class Batch:
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        lease = self._lease
+        if lease is None or lease.lost or not lease.open_count:
+            return
+        if error is None:
+            lease.ack_all()
+        elif isinstance(error, Exception):
+            lease.nack_all(f"{type(error).__name__}: {error}"[:2000])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
 
     @overload
     def __getitem__(self, index: int) -> Message: ...
@@ -51,6 +77,10 @@ class Batch:
     def lost(self) -> bool:
         """The lease is gone: drop what you were doing with these messages."""
         return self._lease is not None and self._lease.lost
+
+    @property
+    def lease(self) -> Lease:
+        return self._lease or Lease.none()
 
     @property
     def topic(self) -> str:

@@ -148,12 +148,27 @@ class Consumer:
                 if lease.returned and message.settled:
                     continue
                 yield message
-            self._check()
-            following = self._link.run(self._subscription.next())
-            self._tell()
+            following = self._next_batch()
             if following is None:
                 return
-            self._lease, self._left = following, iter(following.messages())
+            self._lease, self._left = following.lease, iter(following.messages)
+
+    def batches(self) -> Iterator[Batch]:
+        """All messages as they come, batch by batch; the next one is under way while you work on this. As large as
+        `max_messages` and `max_bytes` of the consumer say at most; smaller while you are slow.
+
+            for batch in consumer.batches():
+                with batch:
+                    insert_all(batch.bodies())
+        """
+        while (batch := self._next_batch()) is not None:
+            yield batch
+
+    def _next_batch(self) -> Batch | None:
+        self._check()
+        lease = self._link.run(self._subscription.next())
+        self._tell()
+        return None if lease is None else Batch(self._link, self._subscription, lease)
 
     def flush(self) -> None:
         """Tell the broker of all acks and nacks, and wait until they are durable. Those for messages that are not ours

@@ -36,6 +36,7 @@ GIVE_BACK: Final = 3
 _ACKED_RUNS: Final = re.compile(bytes([ACKED]) + b"+")
 _ACKED_TO_TOLD: Final = bytes.maketrans(bytes([ACKED]), bytes([TOLD]))
 _OPEN_TO_TOLD: Final = bytes.maketrans(bytes([OPEN, ACKED]), bytes([TOLD, TOLD]))
+_OPEN_TO_ACKED: Final = bytes.maketrans(bytes([OPEN]), bytes([ACKED]))
 _OPEN_TO_NACKED: Final = bytes.maketrans(bytes([OPEN]), bytes([NACKED]))
 _OPEN_TO_RETURNED: Final = bytes.maketrans(bytes([OPEN]), bytes([RETURNED]))
 
@@ -150,6 +151,18 @@ class Lease:
                 begin = max(first - section.first, 0)
                 section.flags[begin:] = section.flags[begin:].translate(_OPEN_TO_RETURNED)
         self.returned = True
+
+    def ack_all(self) -> None:
+        """All that nothing was said about; the broker is told with the next pull."""
+        for section in self.sections:
+            section.flags[:] = section.flags.translate(_OPEN_TO_ACKED)
+        if not self.dirty:
+            self.touch()
+
+    def nack_all(self, reason: str) -> None:
+        # What was acked before must reach the broker before that.
+        self._nacks.extend([*self.take_acks(), Act(NACK, self.pull, [], False, None, reason)])
+        self.settle_all(NACK)
 
     def settle_all(self, what: int) -> None:
         table = _OPEN_TO_TOLD if what == ACK else _OPEN_TO_NACKED

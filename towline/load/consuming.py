@@ -13,31 +13,34 @@ __all__ = ["batches", "handle"]
 
 
 def batches(foreman: Foreman) -> Tally:
-    """Pull, go through the messages one by one, acknowledge them together."""
+    """Batch by batch: go through the messages one by one, and acknowledge them together."""
     job = foreman.job
     done = size = 0
     times_ns: list[int] = []
     with (
         towline.connect(job.url, token=job.token, secret=job.secret, ca_file=job.ca_file) as client,
-        client.consumer(job.topics[0], group=job.group) as consumer,
+        client.consumer(job.topics[0], group=job.group, max_messages=job.batch, idle_timeout=job.idle_s) as consumer,
     ):
         foreman.ready()
         last_ns = foreman.begin_ns
-        while not foreman.is_over(done):
-            most = min(job.batch, job.count - done) if job.count else job.batch
-            begin_ns = time.perf_counter_ns()
-            batch = consumer.pull(max_messages=most, wait=0.2)
-            if not batch:
-                if begin_ns - last_ns > job.idle_s * 1e9:
-                    break
-                continue
-            for message in batch:
-                size += len(message.body)
-            batch.ack()
-            done += len(batch)
-            last_ns = time.perf_counter_ns()
-            times_ns.append(last_ns - begin_ns)
+        for batch in consumer.batches():
+            if job.count and len(batch) > job.count - done:
+                # More than was asked for: the rest goes back.
+                for message in batch[: job.count - done]:
+                    size += len(message.body)
+                    message.ack()
+                done = job.count
+            else:
+                with batch:
+                    for message in batch:
+                        size += len(message.body)
+                done += len(batch)
+            now_ns = time.perf_counter_ns()
+            times_ns.append(now_ns - last_ns)
+            last_ns = now_ns
             foreman.came_to(done)
+            if foreman.is_over(done):
+                break
         consumer.flush()
         return Tally(
             messages=done,
