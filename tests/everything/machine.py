@@ -106,6 +106,8 @@ class Machine:
             if bodies:
                 assert set(bodies) <= due.get(lane, set()), (lane, bodies, "early, or not known")
                 assert len(set(bodies)) == len(bodies)
+                if TOPICS[lane[0]]:
+                    model.check_order_of_times(bodies)
                 model.deliver_delayed(lane, bodies, self.now_us)
         assert not model.overdue(self.now_us), (model.overdue(self.now_us), "overdue")
 
@@ -150,10 +152,10 @@ class Machine:
     # Sending
 
     def unit(self, drawn: Drawn) -> Unit:
-        """A unit from what was drawn. What is not supported together is left out."""
+        """A unit from what was drawn. Of a frame either all is delayed or nothing is."""
         unit: Unit = []
         for lane, messages in drawn:
-            delayed = any(delay_s is not None for _, delay_s, _ in messages) and not TOPICS[lane[0]]
+            delayed = any(delay_s is not None for _, delay_s, _ in messages)
             items = []
             for dedup, delay_s, ttl_s in messages:
                 expires_us = self.now_us + round(ttl_s * 1e6) if ttl_s else 0
@@ -162,7 +164,7 @@ class Machine:
                 if delayed:
                     items.append(Item(body, None, delay_s or 0.001, expires_us))
                 else:
-                    items.append(Item(body, None if TOPICS[lane[0]] else dedup, None, expires_us))
+                    items.append(Item(body, dedup, None, expires_us))
             unit.append((lane, items))
         return unit
 

@@ -171,6 +171,15 @@ class Model:
     def overdue(self, now_us: int) -> list[bytes]:
         return [one.body for one in self.delayed.values() if max(one.due_us, one.not_before_us) <= now_us]
 
+    def check_order_of_times(self, bodies: list[bytes]) -> None:
+        """Into a shard, what was delayed comes in the order of its times; of some the time is known up to a bound."""
+        known = {one.body: one for one in self.delayed.values()}
+        latest_us = 0
+        for body in bodies:
+            one = known[body]
+            assert max(one.due_us, one.not_before_us) >= latest_us, "overtaken by what was due later"
+            latest_us = max(latest_us, one.due_us)
+
     def deliver_delayed(self, lane: Lane, bodies: list[bytes], at_us: int) -> None:
         self.append(lane, bodies, at_us)
         self.delayed = {number: one for number, one in self.delayed.items() if one.body not in bodies}

@@ -197,7 +197,7 @@ class Plant:
         return Got(answer, b"".join(buffers))
 
     async def prepare(self, name: str, frames: Sequence[tuple[str, int, bytes]]) -> None:
-        heads = [FrameHead(topic, lane, len(frame)) for topic, lane, frame in frames]
+        heads = [FrameHead(topic, lane, len(frame), TOPICS[topic]) for topic, lane, frame in frames]
         request = Prepare(name, "shop", name, heads)
         await self.broker.transactions.prepare(request, [frame for _, _, frame in frames])
 

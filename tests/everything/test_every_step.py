@@ -188,6 +188,18 @@ class Story(Machine):
             ("pull the resent", lambda: self.pull(MAIL, "ann", 10, 1 << 20)),
             ("vanish", lambda: self.vanish(MAIL)),
             ("send in order", lambda: self.send_unit([(("trail", 0), [plain] * 3), (("trail", 1), [plain])])),
+            (
+                "prepare in order",
+                lambda: self.prepare(
+                    "t3", [(("trail", 0), [plain]), (("trail", 2), [plain, plain]), (("trail", 0), [later])]
+                ),
+            ),
+            (
+                "send for later in order",
+                lambda: self.send_unit([(("trail", 0), [(None, 0.9, None), (None, 0.1, None)])]),
+            ),
+            ("commit in order", lambda: self.decide("t3", True)),
+            ("some are due in order", lambda: self.pass_time(1.0, ["ann"])),
             ("attach in order", lambda: self.attach(TRAIL, "ann", [])),
             ("pull in order", lambda: self.pull(TRAIL, "ann", 10, 1 << 20)),
             ("fail in order", lambda: self.settle_first(TRAIL, NACK)),

@@ -29,14 +29,12 @@ keys = st.sampled_from([(one.topic, one.group) for one in SETUPS])
 consumers = st.sampled_from(CONSUMERS)
 shares = st.floats(0, 1)
 lanes = st.tuples(st.sampled_from(sorted(TOPICS)), st.sampled_from([1, 1, 0, 2]))
-shared_lanes = st.tuples(st.sampled_from(["orders", "stock"]), st.sampled_from([1, 1, 0, 2]))
 messages = st.tuples(
     st.sampled_from([None, None, None, "a", "b", "c"]),
     st.sampled_from([None] * 6 + [0.001, 0.4, 5.0, 300.0, 90_000.0]),
     st.sampled_from([None] * 6 + [0.3, 2.0, 100.0]),
 )
 units = st.lists(st.tuples(lanes, st.lists(messages, min_size=1, max_size=4)), min_size=1, max_size=3)
-shared_units = st.lists(st.tuples(shared_lanes, st.lists(messages, min_size=1, max_size=3)), min_size=1, max_size=3)
 durabilities = st.sampled_from([None, None, Durability.OS])
 subsets = st.none() | st.lists(st.tuples(shares, st.integers(1, 4)), min_size=1, max_size=3)
 acts = st.tuples(
@@ -88,7 +86,7 @@ class Everything(Machine, RuleBasedStateMachine):
         self.step(work())
 
     @precondition(lambda self: len(self.model.prepared) < 3)
-    @rule(drawn=shared_units)
+    @rule(drawn=units)
     def prepare(self, drawn: Drawn) -> None:
         async def work() -> None:
             unit, name = self.unit(drawn), f"t{self.bodies}"
