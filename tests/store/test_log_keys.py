@@ -11,6 +11,7 @@ from towline.frame import encode
 from towline.model import Durability
 from towline.store import Append
 from towline.store.log import LogSettings, LogStore
+from towline.store.log.keys import Breaks
 from towline.store.log.searching import KeySearch
 
 
@@ -81,3 +82,22 @@ async def test_key_files_go_with_their_segments(tmp_path: Path) -> None:
     assert await store.locate("s", 0, 0, b"key-3") == 600
     assert await store.locate("s", 0, 0, b"key-299") == 598
     await store.close()
+
+
+@pytest.mark.parametrize(("others", "longer"), [(0.0, 1), (0.25, 10), (0.5, 19), (1.0, 19)])
+def test_who_indexes_keys_takes_long_breaks_only_where_others_are_at_work(others: float, longer: float) -> None:
+    """Each piece of work takes 1 ms; the other threads use this share of a processor all the time."""
+    now, mine, pauses = 0.0, 0.0, list[float]()
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        pauses.append(seconds)
+        now += seconds
+
+    breaks = Breaks(pause, wall=lambda: now, mine=lambda: mine, all_threads=lambda: mine + others * now)
+    for _ in range(5):
+        now += 0.001
+        mine += 0.001
+        breaks.take()
+    assert pauses[0] == pytest.approx(0.019), "nothing is known of the others yet"
+    assert pauses[1:] == pytest.approx([0.001 * longer] * 4)

@@ -31,6 +31,7 @@ from towline.store.log.disk import DiskIo
 from towline.store.log.index import ENTRY
 
 __all__ = [
+    "Breaks",
     "KeyRun",
     "build_keys",
     "extents",
@@ -47,7 +48,9 @@ PREFIX: Final = struct.Struct("<4sII")
 READ_BYTES: Final = 1 << 20
 GAP_MAX: Final = 16 << 10
 BREAKS: Final = 19
-"""How much longer than its work a break is."""
+"""How much longer than its work a break is, where others need the processor; …"""
+BREAKS_IDLE: Final = 1
+"""… and where nobody does."""
 BREAK_MAX_S: Final = 0.25
 _U32: Final = 0xFFFFFFFF
 _FLAGS_AT: Final = 12
@@ -86,11 +89,12 @@ def build_keys(
     pause: Callable[[float], object] = time.sleep,
 ) -> None:
     """Write the file of a segment: `runs` are its consume logs. Takes breaks, so that others get on."""
+    breaks = Breaks(pause)
     found: dict[str, KeyRun | None] = {}
     columns: list[array[int]] = []
     position = 0
     for name, entries in runs.items():
-        hashes = _hashes(io, fd, entries, pause)
+        hashes = _hashes(io, fd, entries, breaks)
         if hashes is None:
             found[name] = None
             continue
@@ -114,11 +118,38 @@ def build_keys(
         raise
 
 
-def _hashes(io: DiskIo, fd: int, entries: Sequence[int], pause: Callable[[float], object]) -> array[int] | None:
+class Breaks:
+    """The interpreter lets one thread run at a time: leave most of it to those that serve somebody, if anybody does."""
+
+    def __init__(
+        self,
+        pause: Callable[[float], object],
+        *,
+        wall: Callable[[], float] = time.perf_counter,
+        mine: Callable[[], float] = time.thread_time,
+        all_threads: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._pause = pause
+        self._wall, self._mine, self._all = wall, mine, all_threads
+        self._since = wall(), mine(), all_threads()
+        self._worked_from = wall()
+        self._others = 1.0
+        """The share of a processor that other threads of this process have used of late."""
+
+    def take(self) -> None:
+        worked_s = self._wall() - self._worked_from
+        longer = BREAKS_IDLE + (BREAKS - BREAKS_IDLE) * min(2 * self._others, 1.0)
+        self._pause(min(longer * worked_s, BREAK_MAX_S))
+        now = self._wall(), self._mine(), self._all()
+        wall_s, mine_s, all_s = (after - before for after, before in zip(now, self._since, strict=True))
+        self._since, self._worked_from = now, now[0]
+        self._others = max(all_s - mine_s, 0.0) / wall_s if wall_s > 0 else 1.0
+
+
+def _hashes(io: DiskIo, fd: int, entries: Sequence[int], breaks: Breaks) -> array[int] | None:
     """One for each record of a run; empty if none has a key, None if records are missing."""
     hashes, keyed, expected = array("I"), False, entries[0]
     for begin, length, at, stop in extents(entries, 0, len(entries)):
-        begun = time.perf_counter()
         data = memoryview(io.pread(fd, length, begin))
         for index in range(at, stop, ENTRY):
             base, place, size, _ = entries[index : index + ENTRY]
@@ -128,8 +159,7 @@ def _hashes(io: DiskIo, fd: int, entries: Sequence[int], pause: Callable[[float]
             some = _frame_hashes(frame_in(data, begin, place, size), size & _U32)
             keyed = keyed or some is not None
             hashes.extend(some if some is not None else array("I", bytes(4 * (size & _U32))))
-        # The interpreter lets one thread run at a time: leave most of it to those that serve somebody.
-        pause(min(BREAKS * (time.perf_counter() - begun), BREAK_MAX_S))
+        breaks.take()
     return hashes if keyed else array("I")
 
 
