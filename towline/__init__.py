@@ -22,7 +22,8 @@ from towline.client.blocking import Client, connect
 from towline.client.consumer import Consumer
 from towline.client.delays import DelayedEntry
 from towline.client.lease import LostLease
-from towline.client.message import DeadLetter, Message, Page
+from towline.client.message import DeadLetter, Message
+from towline.client.page import Page
 from towline.client.parcel import Pending
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts

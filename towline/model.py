@@ -114,6 +114,8 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
     lane: str
     seq: int
     appended_at_us: int = 0
+    broker: str = ""
+    """Where it is, in a cluster whose brokers keep their own messages."""
 
     @property
     def id(self) -> str:
@@ -350,7 +352,8 @@ def message_id(topic: str, lane: str, seq: int) -> str:
 
 
 def parse_message_id(text: str) -> tuple[str, str, int]:
-    topic, _, rest = text.partition("/")
+    """What an id is made of; without the broker that may stand behind an `@`."""
+    topic, _, rest = text.partition("@")[0].partition("/")
     lane, _, seq = rest.partition("/")
     known = lane in LANES or (lane.isascii() and lane.isdigit() and len(lane) <= 4)
     if not known or not seq.isascii() or not seq.isdigit() or len(seq) > 19:

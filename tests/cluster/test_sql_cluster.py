@@ -162,3 +162,38 @@ def test_the_number_of_realms_is_for_good(brokers: Brokers, cluster_of: Callable
         brokers.kill(number)
     other.start()
     eventually(lambda: "number of realms" in (other.folder / "0.log").read_text())
+
+
+def test_brokers_and_consumers_are_in_the_registry_table(brokers: Brokers, topic: str) -> None:
+    database = brokers.stores[0].rpartition("/")[2]
+
+    def registered() -> dict[str, tuple[int, int]]:
+        """The consumers of the topic, with their rank and how many there are."""
+        rows = mariadb().sql(
+            "SELECT JSON_VALUE(data, '$.consumer'), JSON_VALUE(data, '$.rank'), JSON_VALUE(data, '$.total') "
+            f"FROM mq_registry WHERE kind = 'consumer' AND JSON_VALUE(data, '$.topic') = '{topic}' "
+            "AND beat_at > NOW(6) - INTERVAL 60 SECOND",
+            database,
+        )
+        return {name: (int(rank), int(total)) for name, rank, total in rows}
+
+    def addresses() -> set[str]:
+        return {row[0] for row in mariadb().sql("SELECT address FROM mq_registry WHERE kind = 'broker'", database)}
+
+    try:
+        eventually(lambda: addresses() >= {brokers.address(number) for number in range(3)})
+    except AssertionError as error:
+        logs = [(brokers.folder / f"{number}.log").read_text()[-3000:] for number in range(3)]
+        raise AssertionError((addresses(), brokers.ports, *logs)) from error
+    with towline.connect(brokers.url, timeout=20) as mq:
+        mq.send(topic, b"x")
+        with mq.consumer(topic, "g", name="ann") as ann:
+            ann.pull(wait=0.1)
+            with mq.consumer(topic, "g", name="bob") as bob:
+                bob.pull(wait=0.1)
+                eventually(lambda: registered().keys() == {"ann", "bob"})
+                eventually(lambda: registered() == {"ann": (0, 2), "bob": (1, 2)})
+                shown = {one.consumer: (one.rank, one.total) for one in mq.clients(topic, "g")}
+                assert shown == {"ann": (0, 2), "bob": (1, 2)}
+            eventually(lambda: registered().keys() == {"ann"})
+    eventually(lambda: not registered())

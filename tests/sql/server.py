@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["MariaDb", "free_port", "mariadb", "needs_mariadb", "new_database"]
+__all__ = ["MariaDb", "copied_database", "drop_database", "free_port", "mariadb", "needs_mariadb", "new_database"]
 
 DEADLINE_S = 60.0
 MEMORY = Path("/dev/shm")
@@ -125,6 +125,17 @@ class MariaDb:
         assert done.returncode == 0, done.stderr
         return [line.split("\t") for line in done.stdout.splitlines()]
 
+    def copy(self, database: str, to: str) -> None:
+        """A new database with what is committed in this one now."""
+        self.sql(f"CREATE DATABASE {to}")
+        command = ["mariadb-dump", "--no-defaults", "-uroot", "-h127.0.0.1", f"-P{self.port}", "--single-transaction"]
+        options = ["--skip-lock-tables", "--skip-add-locks", "--skip-comments", "--hex-blob", database]
+        dumped = subprocess.run(
+            [*command, *options], capture_output=True, text=True, timeout=DEADLINE_S, check=False, encoding="utf-8"
+        )
+        assert dumped.returncode == 0, dumped.stderr
+        self.sql("SET foreign_key_checks = 0, unique_checks = 0;\n" + dumped.stdout, to)
+
     def signal(self, number: int) -> None:
         assert self.process is not None
         self.process.send_signal(number)
@@ -171,3 +182,16 @@ def new_database() -> str:
     server, name = mariadb(), f"t{next(_numbers)}"
     server.sql(f"CREATE DATABASE {name}")
     return server.url(name)
+
+
+def copied_database(url: str) -> str:
+    """The URL of a new database, as the one of this URL would be found after a crash now: what is not committed is not
+    there, and nobody owns it any more."""
+    server, name = mariadb(), f"t{next(_numbers)}"
+    server.copy(url.rpartition("/")[2], name)
+    server.sql("UPDATE mq_realm SET expires_at = NOW(6) - INTERVAL 1 SECOND", name)
+    return server.url(name)
+
+
+def drop_database(url: str) -> None:
+    mariadb().sql(f"DROP DATABASE {url.rpartition('/')[2]}")

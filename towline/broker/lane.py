@@ -66,6 +66,9 @@ class Lane:
                 self.end = end
                 for changed, number in self._watchers:
                     changed.add(number)
+            else:
+                # It was refused: its numbers may be another's by now.
+                self._recent.clear()
 
     def look(self) -> tuple[int, int, int]:
         """The first and the end of what may be delivered, and the mean size of a message."""

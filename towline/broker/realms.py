@@ -99,7 +99,7 @@ class Realms:
         self.front = front
         self.owned: dict[str, Broker] = {}
         self._settings = settings
-        self._database = database
+        self.database = database
         self._clock = clock
         self._names = [MAIN, *(f"realm-{number}" for number in range(1, settings.realms))]
         self._holders: dict[str, Holder] = {}
@@ -121,7 +121,7 @@ class Realms:
 
     def start(self, address: str) -> None:
         """Begin to take realms; we are reached at this address by now."""
-        self._ownership = Ownership(self._database, self.front.registry.id, address)
+        self._ownership = Ownership(self.database, self.front.registry.id, address)
         self._spawn(self._work())
         self._spawn(every(EVERY_S, "following what other brokers have changed", self.front.follow))
 
@@ -252,7 +252,7 @@ class Realms:
         lease = await self._ownership.acquire(realm, dead_owner)
         if lease is None or self._closing:
             return
-        store = await _Store.open(self._database, lease, clock=self._clock)
+        store = await _Store.open(self.database, lease, clock=self._clock)
         try:
             broker = await Broker.open(store, self._settings, clock=self._clock)
         except BaseException:
@@ -301,7 +301,7 @@ class Realms:
                 await self._hand_over(realm, _chosen(realm, others) or "")
             except TowlineError as error:
                 log.error("realm %s could not be handed over: %s", realm, error)
-        await self._database.close()
+        await self.database.close()
 
 
 def _chosen(realm: str, brokers: list[str]) -> str | None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from towline.broker.broker import Broker
 from towline.broker.cluster import Cluster, advertised, join_addresses, split_address
@@ -23,6 +24,9 @@ from towline.broker.tls import tls_of
 from towline.errors import BadRequest, TowlineError
 from towline.settings import BrokerSettings, misspelt_variables
 from towline.store import Store
+
+if TYPE_CHECKING:
+    from towline.broker.roll import Roll
 
 __all__ = ["run", "split_address"]
 
@@ -62,6 +66,7 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
         cluster.start()
         if broker.realms is not None:
             broker.realms.start(broker.registry.address)
+        roll = _roll(broker)
         _settle_garbage_collector()
         _keep_memory()
         metrics = await _serve_metrics(server, settings)
@@ -74,6 +79,8 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
         if companion is not None:
             await companion.stop()
         await cluster.stop()
+        if roll is not None:
+            await roll.stop()
         if metrics is not None:
             await metrics.close()
         log.info("stopping: %d connections are drained", server.connections)
@@ -95,6 +102,20 @@ async def _open(settings: BrokerSettings, stop: asyncio.Event) -> Broker:
     store = await open_store(settings)
     _stop_when_lost(store, stop)
     return await Broker.open(store, settings)
+
+
+def _roll(broker: Broker) -> Roll | None:
+    """On a database, who is here stands in a table."""
+    shared = broker.realms is not None
+    database = broker.realms.database if shared else getattr(broker.store, "database", None)
+    if database is None:
+        return None
+    from towline.broker.roll import Roll
+    from towline.store.sql import Roster
+
+    roll = Roll(broker, Roster(database), itself=shared)
+    roll.start()
+    return roll
 
 
 def _stop_when_lost(store: Store, stop: asyncio.Event) -> None:

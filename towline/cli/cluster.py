@@ -100,14 +100,14 @@ def clients(
     found: list[tuple[BrokerState, ClientState]] = []
     with connection.connect() as client:
         me, *others = client.brokers()
-        found += [(me, one) for one in client.clients(topic, group)]
+        found += [(me, one) for one in client.clients(topic, group, everywhere=False)]
         for other in [] if here else others:
             if other.state != "alive":
                 note(f"{other.address} is {other.state}")
                 continue
             try:
                 with _at(connection, other) as there:
-                    found += [(other, one) for one in there.clients(topic, group)]
+                    found += [(other, one) for one in there.clients(topic, group, everywhere=False)]
             except TowlineError as error:
                 note(f"{other.address}: {error}")
     if output == "json":

@@ -36,6 +36,12 @@ PAGE = 1_000
 REASON_SHOWN = 200
 
 
+Broker = Annotated[
+    str | None,
+    Parameter(help="In a cluster whose brokers keep their own messages: those at this one (its name or address)."),
+]
+
+
 @Parameter(name="*", group="Which")
 @dataclass(frozen=True)
 class Which:
@@ -47,6 +53,7 @@ class Which:
         str | None, Parameter(help="Those that died at this time or later: `2026-05-01T12:00Z`, or `10m` ago.")
     ] = None
     until: Annotated[str | None, Parameter(help="Those that died before this time.")] = None
+    broker: Broker = None
 
     @property
     def given(self) -> bool:
@@ -56,15 +63,18 @@ class Which:
         self, client: Client, topic: str, group: str, *, first: int = 0, resent: bool = False
     ) -> Iterator[DeadLetter]:
         since, until = moment("--since", self.since), moment("--until", self.until)
-        while True:
-            page = client.find_dead(
-                topic, group, reason=self.reason, key=self.key, since=since, until=until,
-                resent=resent, first=first, limit=PAGE,
-            )  # fmt: skip
-            yield from page
-            if len(page) < PAGE:
-                return
-            first = page[-1].number + 1
+        brokers: list[str | None] = [self.broker] if self.broker else [*client.separate_brokers()] or [None]
+        for broker in brokers:
+            at = first
+            while True:
+                page = client.find_dead(
+                    topic, group, reason=self.reason, key=self.key, since=since, until=until,
+                    resent=resent, first=at, limit=PAGE, broker=broker,
+                )  # fmt: skip
+                yield from page
+                if len(page) < PAGE:
+                    break
+                at = page[-1].number + 1
 
 
 @dead.command
@@ -99,7 +109,7 @@ def ls(
         return
     rows = [
         (
-            letter.number,
+            f"{letter.number}" + (f" @{letter.broker}" if letter.broker else ""),
             stamp(letter.died_at_us),
             letter.attempt,
             letter.origin,
@@ -143,12 +153,13 @@ def show(
     number: Number,
     /,
     *,
+    broker: Broker = None,
     output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Show one dead letter whole."""
     with connection.connect() as client:
-        letter = client.dead_letter(topic, group, number)
+        letter = client.dead_letter(topic, group, number, broker=broker)
     facts = _facts(letter)
     if output == "json":
         print_json(facts)
@@ -184,11 +195,11 @@ def resend(
         raise Usage("--rate is more than 0 a second")
     with connection.connect() as client:
         if all_ and limit is None and rate is None and not dry_run:
-            done = client.resend(topic, group)
+            done = client.resend(topic, group, broker=which.broker)
         else:
             letters = which.letters(client, topic, group) if not numbers else iter(())
             chosen = list(numbers) or [letter.number for letter in islice(letters, limit)]
-            done = len(chosen) if dry_run else _resend_slowly(client, topic, group, chosen, rate)
+            done = len(chosen) if dry_run else _resend_slowly(client, topic, group, chosen, rate, which.broker)
         left = client.group(topic, group).dead
     if output == "json":
         facts: dict[str, Any] = {"topic": topic, "group": group, "resent": done, "left": left}
@@ -199,14 +210,16 @@ def resend(
         print(f"resent {many(done, 'dead letter')}, {left:,} left")
 
 
-def _resend_slowly(client: Client, topic: str, group: str, numbers: list[int], rate: float | None) -> int:
+def _resend_slowly(  # noqa: PLR0917 - what the command was given
+    client: Client, topic: str, group: str, numbers: list[int], rate: float | None, broker: str | None
+) -> int:
     """A tenth of a second's worth at a time, each when its turn has come."""
     step = max(round(rate / 10), 1) if rate else max(len(numbers), 1)
     begun, done = time.monotonic(), 0
     for at in range(0, len(numbers), step):
         if rate:
             time.sleep(max(begun + at / rate - time.monotonic(), 0))
-        done += client.resend(topic, group, numbers[at : at + step])
+        done += client.resend(topic, group, numbers[at : at + step], broker=broker)
     return done
 
 
@@ -223,6 +236,7 @@ def edit(
     header: Annotated[
         list[str] | None, Parameter(help="NAME=VALUE, once for each: they take the place of all headers.", negative=())
     ] = None,
+    broker: Broker = None,
     output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
@@ -240,7 +254,7 @@ def edit(
         raise Usage(f"--body-file {body_file}: {error.strerror}") from None
     headers = None if header is None else dict(_header(text) for text in header)
     with connection.connect() as client:
-        client.revise(topic, group, number, body=content, key=key, headers=headers)
+        client.revise(topic, group, number, body=content, key=key, headers=headers, broker=broker)
         left = client.group(topic, group).dead
     if output == "json":
         print_json({"topic": topic, "group": group, "number": number, "resent": 1, "left": left})
@@ -282,6 +296,7 @@ def purge(
     before: Annotated[int | None, Parameter(help="Those with a lower number than this.")] = None,
     until: Annotated[str | None, Parameter(help="Those that died before this time, or so long ago: `30d`.")] = None,
     all_: Annotated[bool, Parameter(name="--all", negative=(), show_default=False, help="All of them.")] = False,
+    broker: Broker = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = "text",
@@ -291,15 +306,20 @@ def purge(
     if [before is not None, until is not None, all_].count(True) != 1:
         raise Usage("say which: --before NUMBER, --until TIME or --all")
     with connection.connect() as client:
-        end = before if before is not None else _end(client, topic, group, moment("--until", until))
+        until_s = moment("--until", until)
+        brokers: list[str | None] = [broker] if broker else [*client.separate_brokers()] or [None]
+        if before is not None and len(brokers) > 1:
+            raise Usage(f"--before counts at one broker: name it with --broker, one of {', '.join(map(str, brokers))}")
+        ends = {one: before if before is not None else _end(client, topic, group, until_s, one) for one in brokers}
         going = 0
         if dry_run or not yes:  # to be told how many, one must be allowed to read them
-            going = sum(letter.number < end for letter in Which().letters(client, topic, group))
+            letters = {one: Which(broker=one).letters(client, topic, group) for one in brokers}
+            going = sum(letter.number < ends[one] for one, some in letters.items() for letter in some)
         if not dry_run:
             if not confirm(f"Drop {many(going, 'dead letter')} of group {group} on topic {topic} for good?", yes=yes):
                 note("nothing was dropped")
                 return 1
-            going = client.purge_dead(topic, group, end)
+            going = sum(client.purge_dead(topic, group, int(end), broker=one) for one, end in ends.items())
         left = client.group(topic, group).dead
     if output == "json":
         print_json({"topic": topic, "group": group, "purged": going, "left": left, "dry_run": dry_run})
@@ -310,18 +330,21 @@ def purge(
     return 0
 
 
-def _end(client: Client, topic: str, group: str, until_s: float | None) -> int:
+def _end(client: Client, topic: str, group: str, until_s: float | None, broker: str | None) -> int:
     """The number behind the last letter that died before this time; letters are in the order in which they died."""
-    if until_s is None:
-        return client.dead_letters(topic, group, max_messages=1).end
-    young = client.find_dead(topic, group, since=until_s, resent=True, limit=1)
-    return young[0].number if young else client.dead_letters(topic, group, max_messages=1).end
+    if until_s is not None:
+        young = client.find_dead(topic, group, since=until_s, resent=True, limit=1, broker=broker)
+        if young:
+            return young[0].number
+    return client.dead_letters(topic, group, max_messages=1, broker=broker).end
 
 
 def _facts(letter: DeadLetter) -> dict[str, Any]:
     body, encoding = text_or_base64(letter.body)
+    where = {"broker": letter.broker} if letter.broker else {}
     return {
-        "number": letter.number,
+        "number": int(letter.number),
+        **where,
         "origin": letter.origin,
         "attempt": letter.attempt,
         "reason": letter.reason,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from towline.client import flows, sharding
 from towline.client.access import AioAccess
-from towline.client.aio_admin import Administering
 from towline.client.aio_cluster import AioCluster
 from towline.client.aio_cluster_consumer import ClusterConsumer
 from towline.client.aio_cluster_producer import ClusterProducer
@@ -96,7 +95,7 @@ def connect(
     )
 
 
-class Client(Transacting, Surveying, Administering, Looking, Reviving):
+class Client(Transacting, Surveying, Looking, Reviving):
     """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have connections
     of their own: what one waits for never holds up another."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from towline.client import flows, sharding
+from towline.client import flows, looking, sharding
 from towline.client.aio_cluster import AioCluster
 from towline.client.aio_link import AioLink
 from towline.client.receipts import Receipts
 from towline.client.spreading import (
+    Outcome,
     merge_groups,
     merge_outcomes,
     merge_purged,
@@ -155,3 +156,36 @@ class Administering:
         if self._cluster is None or (self._cluster.fleet.shared and topic):
             return [await self._run(topic, make_flow())]
         return merge_outcomes(await self._cluster.outcomes(make_flow), "asking", catch_up=True)
+
+    def separate_brokers(self) -> list[str]:
+        """In a cluster whose brokers keep their own messages: what they are called, for `broker=…`. Else none."""
+        cluster = self._cluster
+        if cluster is None or cluster.fleet.shared:
+            return []
+        return sorted(cluster.fleet.label(one.id) for one in cluster.fleet.members)
+
+    async def _consult(
+        self, topic: str, broker: str | None, make_flow: Callable[[str], Flow[T]], join: looking.Join[T]
+    ) -> T:
+        """Where each broker keeps its own messages, ask one of them, or all. Elsewhere there is one to ask."""
+        cluster = self._cluster
+        if cluster is None or cluster.fleet.shared:
+            return await self._run(topic, make_flow(""))
+        if not broker:
+            return join(await cluster.outcomes_by(make_flow), cluster.fleet.label)
+        chosen = cluster.fleet.named(broker)
+        state = cluster.fleet.get(chosen)
+        assert state is not None, "it was found just now"
+        result = await cluster.run(topic, make_flow(chosen), at=chosen)
+        return join([Outcome(state, result, None)], cluster.fleet.label)
+
+    async def _at_its_own(self, topic: str, broker: str, what: str, flow: Flow[T]) -> T:
+        """What counts at one broker only. Where there are several, it must be known which."""
+        cluster = self._cluster
+        if cluster is None or cluster.fleet.shared:
+            return await self._run(topic, flow)
+        if broker or len(cluster.fleet.members) > 1:
+            if not broker:
+                raise looking.unknown_broker(what)
+            return await cluster.run(topic, flow, at=cluster.fleet.named(broker))
+        return await self._run(topic, flow)

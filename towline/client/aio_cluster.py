@@ -112,19 +112,22 @@ class AioCluster:
             by_home = split_by_home(self.fleet, common, topic, shards, content)
             if len(by_home) == 1:
                 [(home, _, part)] = by_home
-                return await self.run(topic, sharding.send_many(common, topic, part), at=home)
-            parts = [
-                (numbers, await self.run(topic, sharding.send_many(common, topic, part), at=home))
-                for home, numbers, part in by_home
-            ]
+                return await self._send(common, topic, part, home)
+            parts = [(numbers, await self._send(common, topic, part, home)) for home, numbers, part in by_home]
             return sharding.joined(topic, len(content.bodies), parts)
         dedup = content.dedup_ids is not None and any(one is not None for one in content.dedup_ids)
         home = self.fleet.home(topic, DEDUP) if dedup else ""
-        return await self.run(topic, sharding.send_many(common, topic, content), at=home)
+        return await self._send(common, topic, content, home)
 
-    async def run(self, topic: str, flow: Flow[T], at: str = "") -> T:
+    async def _send(self, common: sharding.Common, topic: str, content: sharding.Content, at: str) -> Receipts:
+        served: list[str] = []
+        receipts = await self.run(topic, sharding.send_many(common, topic, content), at, served)
+        receipts.broker = self.fleet.label(served[-1]) if served else ""
+        return receipts
+
+    async def run(self, topic: str, flow: Flow[T], at: str = "", served: list[str] | None = None) -> T:
         """Run a flow at the broker that is right for a topic, or another one when that cannot be reached; or `at` one
-        broker and no other."""
+        broker and no other. `served` is told who answered."""
         result, error = None, None
         try:
             while True:
@@ -137,7 +140,7 @@ class AioCluster:
                         await self._start(topic, step.call, at)
                     else:
                         assert isinstance(step, Call), "only requests are routed"
-                        result = await self._follow(topic, step, at)
+                        result = await self._follow(topic, step, at, served)
                 except BaseException as caught:
                     error = caught
         except StopIteration as stop:
@@ -151,10 +154,10 @@ class AioCluster:
         self._started[call] = broker
         return broker
 
-    async def _follow(self, topic: str, call: Call, at: str) -> Any:
+    async def _follow(self, topic: str, call: Call, at: str, served: list[str] | None) -> Any:
         """Ask; and where brokers share a store, ask again whom the answer points to."""
         if not self.fleet.shared:
-            return await self._ask(topic, call, at)
+            return await self._ask(topic, call, at, served)
         request, buffers = call.request, self._buffers.pop(call, call.buffers)
         deadline, again = time.monotonic() + self.timeout_s, call
         while True:
@@ -170,7 +173,7 @@ class AioCluster:
             call.error, call.answer, call.attachments = None, again.answer, again.attachments
             return answer
 
-    async def _ask(self, topic: str, call: Call, at: str) -> Any:
+    async def _ask(self, topic: str, call: Call, at: str, served: list[str] | None = None) -> Any:
         broker = self._started.pop(call, "") or await self._start(topic, call, at)
         deadline = time.monotonic() + self.timeout_s + call.patience_s
         tried: frozenset[str] = frozenset()
@@ -193,6 +196,8 @@ class AioCluster:
         if call.error is not None:
             raise call.error
         self.fleet.trust(broker)
+        if served is not None:
+            served.append(broker)
         return call.answer
 
     def _recall(self, link: AioLink, call: Call, *, given_up: bool = False) -> bool:
@@ -210,7 +215,11 @@ class AioCluster:
         return merge_outcomes(await self.outcomes(make_flow), what, catch_up=catch_up)
 
     async def outcomes(self, make_flow: Callable[[], Flow[T]]) -> list[Outcome[T]]:
-        return list(await asyncio.gather(*(self._outcome(one, make_flow()) for one in self.fleet.members)))
+        return await self.outcomes_by(lambda _: make_flow())
+
+    async def outcomes_by(self, make_flow: Callable[[str], Flow[T]]) -> list[Outcome[T]]:
+        """The same, with a flow for each broker, made by its id."""
+        return list(await asyncio.gather(*(self._outcome(one, make_flow(one.id)) for one in self.fleet.members)))
 
     async def _outcome(self, member: BrokerState, flow: Flow[T]) -> Outcome[T]:
         usable = self.fleet.usable(member.id)

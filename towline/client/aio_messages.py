@@ -4,38 +4,43 @@ counterpart of `blocking_messages`."""
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TypeVar
 
 from towline.client import delays as delays_of
-from towline.client import flows, search
-from towline.client.aio_link import AioLink
+from towline.client import flows, looking, search
+from towline.client.aio_admin import Administering
 from towline.client.delays import DelayedEntry, Time
-from towline.client.message import Message, Page
+from towline.client.message import Message
 from towline.client.outgoing import as_time_us
-from towline.client.steps import Flow
+from towline.client.page import Page
 from towline.client.trace import Trace, trace
 from towline.model import Priority, Receipt
 
 __all__ = ["Looking"]
 
-T = TypeVar("T")
 
-
-class Looking:
-    @property
-    def _link(self) -> AioLink:
-        raise NotImplementedError
-
-    async def _run(self, topic: str, flow: Flow[T]) -> T:
-        raise NotImplementedError
-
+class Looking(Administering):
     # Delayed messages
 
     async def delayed(
-        self, topic: str | None = None, *, after: DelayedEntry | Time | None = None, max_messages: int = 100
+        self,
+        topic: str | None = None,
+        *,
+        after: DelayedEntry | Time | None = None,
+        max_messages: int = 100,
+        broker: str | None = None,
     ) -> list[DelayedEntry]:
         """The messages of a topic, or of all, that wait for their time: soonest first, `after` a time or an entry."""
-        return await self._link.run(delays_of.delayed(topic, after, max_messages))
+        cluster = self._cluster
+        if cluster is not None and cluster.fleet.shared and not topic:
+            found = await cluster.outcomes(lambda: delays_of.delayed(None, after, max_messages))
+            return looking.join_delayed(max_messages, mark=False)(found, cluster.fleet.label)
+        label = cluster.fleet.label if cluster is not None else str
+        return await self._consult(
+            topic or "",
+            broker,
+            lambda at: delays_of.delayed(topic, after, max_messages, label(at)),
+            looking.join_delayed(max_messages),
+        )
 
     async def cancel(
         self,
@@ -44,10 +49,18 @@ class Looking:
         *,
         key: str | None = None,
         dry_run: bool = False,
+        broker: str | None = None,
     ) -> int:
         """Cancel a delayed message by its id or receipt, or all with this key. How many it were: they will not be
         delivered. `Conflict` if the one with this id does not wait any more."""
-        return await self._run(topic, delays_of.cancel(topic, id, key, dry_run))
+        if id is not None:
+            its = looking.whose(id, broker)
+            return await self._at_its_own(
+                topic, its, f"the delayed message {id}", delays_of.cancel(topic, id, key, dry_run)
+            )
+        return await self._consult(
+            topic, broker, lambda _: delays_of.cancel(topic, id, key, dry_run), looking.join_counts
+        )
 
     async def reschedule(
         self,
@@ -59,11 +72,19 @@ class Looking:
         deliver_at: Time | None = None,
         delay_level: int | None = None,
         dry_run: bool = False,
+        broker: str | None = None,
     ) -> int:
         """Deliver a delayed message, or all with this key, at another time. How many it were; they keep their ids.
         `Conflict` if the one with this id does not wait any more."""
         at_us = delays_of.as_new_time(delay, deliver_at, delay_level)
-        return await self._run(topic, delays_of.reschedule(topic, id, key, at_us, dry_run))
+        if id is not None:
+            its = looking.whose(id, broker)
+            return await self._at_its_own(
+                topic, its, f"the delayed message {id}", delays_of.reschedule(topic, id, key, at_us, dry_run)
+            )
+        return await self._consult(
+            topic, broker, lambda _: delays_of.reschedule(topic, id, key, at_us, dry_run), looking.join_counts
+        )
 
     # Looking
 
@@ -75,18 +96,31 @@ class Looking:
         first: int = 0,
         max_messages: int = 100,
         max_bytes: int = 4 << 20,
+        broker: str | None = None,
     ) -> Page[Message]:
         """Read messages of a lane (a priority, or the number of a shard) without consuming them, from number `first`
-        on."""
-        return await self._run(topic, flows.browse(topic, lane, first, max_messages, max_bytes))
+        on. Where each broker keeps its own messages: those of one `broker` (its name, address or id), or the oldest of
+        all, and `page.next` knows where it goes on at each."""
+        return await self._consult(
+            topic,
+            broker,
+            lambda at: flows.browse(topic, lane, looking.number_at(first, at), max_messages, max_bytes),
+            looking.join_messages(max_messages),
+        )
 
-    async def locate(self, topic: str, lane: Priority | int, time: datetime | float) -> int:
+    async def locate(
+        self, topic: str, lane: Priority | int, time: datetime | float, *, broker: str | None = None
+    ) -> int:
         """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
-        return await self._run(topic, flows.locate(topic, lane, as_time_us(time)))
+        at_us = as_time_us(time)
+        return await self._consult(topic, broker, lambda _: flows.locate(topic, lane, at_us), looking.join_places)
 
-    async def message(self, message_id: str) -> Message:
-        """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept."""
-        return await self._link.run(search.message(message_id))
+    async def message(self, message_id: str, *, broker: str | None = None) -> Message:
+        """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept. `Conflict` if
+        several brokers of a cluster have one: `orders/middle/42@b2` is that of broker `b2`."""
+        plain, named = looking.split_broker(message_id)
+        join = looking.join_message(plain)
+        return await self._consult(plain.partition("/")[0], broker or named, lambda _: search.message(plain), join)
 
     async def find(
         self,
@@ -97,12 +131,23 @@ class Looking:
         until: datetime | float | None = None,
         priority: Priority | None = None,
         limit: int = 100,
+        broker: str | None = None,
     ) -> list[Message]:
         """Messages with exactly this key, sent since one time and before another: the oldest `limit` of them."""
-        found = search.find(topic, key=key, since=since, until=until, priority=priority, limit=limit)
-        return await self._run(topic, found)
+        return await self._consult(
+            topic,
+            broker,
+            lambda _: search.find(topic, key=key, since=since, until=until, priority=priority, limit=limit),
+            looking.join_found(limit),
+        )
 
-    async def trace(self, message_id: str, *, group: str | None = None, whole: bool = False) -> Trace:
+    async def trace(
+        self, message_id: str, *, group: str | None = None, whole: bool = False, broker: str | None = None
+    ) -> Trace:
         """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
         It is told up to the ack; with `whole`, also what came behind it in a group that was set back."""
-        return await self._link.run(trace(message_id, group, whole=whole))
+        plain, named = looking.split_broker(message_id)
+        join = looking.join_trace(plain)
+        return await self._consult(
+            plain.partition("/")[0], broker or named, lambda _: trace(plain, group, whole=whole), join
+        )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from towline.alarms.rule import AlarmRule
-from towline.client import flows, survey
+from towline.client import flows, joining, survey
 from towline.client.access import measure
-from towline.client.aio_link import AioLink
+from towline.client.aio_admin import Administering
 from towline.protocol.access import Measured
 from towline.protocol.cluster import BrokerState, ClientState
 from towline.protocol.survey import Alarms, ListPage, PageListed, Pulsed, Stored
@@ -15,11 +15,7 @@ from towline.protocol.survey import Alarms, ListPage, PageListed, Pulsed, Stored
 __all__ = ["Surveying"]
 
 
-class Surveying:
-    @property
-    def _link(self) -> AioLink:
-        raise NotImplementedError
-
+class Surveying(Administering):
     async def survey(
         self,
         of: Literal["topics", "groups"],
@@ -34,13 +30,17 @@ class Surveying:
     ) -> PageListed:
         """A page of the list of topics or groups, with their figures: those whose name contains `search`, or of a
         business `line`, sorted. The figures may be some seconds old."""
-        return await self._link.run(
-            survey.survey(ListPage(of, search[:100], topic, line[:100], sort, descending, first, limit))
-        )
+        request = ListPage(of, search[:100], topic, line[:100], sort, descending, first, limit)
+        if self._cluster is None or (topic and self._cluster.fleet.shared):
+            return await self._run(topic, survey.survey(request))
+        found = await self._cluster.outcomes(lambda: joining.whole_survey(request))
+        return joining.join_pages(request, found)
 
     async def pulse(self, topic: str = "", group: str = "") -> Pulsed:
         """Figures of the broker, or of a group of a topic, now and in the last while."""
-        return await self._link.run(survey.pulse(topic, group))
+        if self._cluster is None or (topic and self._cluster.fleet.shared):
+            return await self._run(topic, survey.pulse(topic, group))
+        return joining.join_pulses(await self._cluster.outcomes(lambda: survey.pulse(topic, group)))
 
     async def storage(self) -> Stored:
         """The files of the store, the room on its disk, and the broker's settings."""
@@ -48,14 +48,16 @@ class Surveying:
 
     async def alarms(self) -> Alarms:
         """The rules, what is an alarm now, and the last notices."""
-        return await self._link.run(survey.alarms())
+        if self._cluster is None:
+            return await self._link.run(survey.alarms())
+        return joining.join_alarms(await self._cluster.outcomes(survey.alarms))
 
     async def put_alarm(self, rule: AlarmRule) -> None:
         """Make an alarm rule, or change it."""
-        await self._link.run(survey.put_alarm(rule))
+        await self._tell("", lambda: survey.put_alarm(rule), f"making alarm {rule.name}")
 
     async def drop_alarm(self, name: str) -> None:
-        await self._link.run(survey.drop_alarm(name))
+        await self._tell("", lambda: survey.drop_alarm(name), f"dropping alarm {name}")
 
     async def test_alarm(self, name: str) -> None:
         """Send a test notice to all that a rule names; raises what went wrong."""
@@ -63,7 +65,7 @@ class Surveying:
 
     async def kick(self, topic: str, group: str, consumer: str) -> None:
         """Take from a consumer what it holds, and let it begin anew: its messages go to the others of its group."""
-        await self._link.run(survey.kick(topic, group, consumer))
+        await self._tell(topic, lambda: survey.kick(topic, group, consumer), f"kicking out {consumer}")
 
     # The cluster
 
@@ -71,10 +73,14 @@ class Surveying:
         """The brokers of the cluster, as the one that we are connected to sees them; it is the first."""
         return (await self._link.run(flows.brokers())).brokers
 
-    async def clients(self, topic: str = "", group: str = "") -> list[ClientState]:
-        """Who is connected to the broker: a consumer each, with its rank among those of its group, or a connection
-        without consumers. Of one topic or group, if they are named."""
-        return await self._link.run(flows.clients(topic, group))
+    async def clients(self, topic: str = "", group: str = "", *, everywhere: bool = True) -> list[ClientState]:
+        """Who is connected to the broker, or to all of its cluster: a consumer each, with its rank among those of its
+        group, or a connection without consumers. Of one topic or group, if they are named. Not `everywhere`: of
+        the broker that we are connected to."""
+        if self._cluster is None or not everywhere:
+            return await self._link.run(flows.clients(topic, group))
+        found = await self._cluster.outcomes(lambda: flows.clients(topic, group))
+        return joining.join_clients(found, self._cluster.fleet.label)
 
     async def forget_broker(self, broker: str) -> None:
         """Do not expect a broker back that is gone for good; it is named by its id or address."""
@@ -82,4 +88,6 @@ class Surveying:
 
     async def measure(self, topic: str = "") -> Measured:
         """Figures of the broker, its topics and its groups, as its metrics give them; or of one topic."""
-        return await self._link.run(measure(topic))
+        if self._cluster is None or (topic and self._cluster.fleet.shared):
+            return await self._run(topic, measure(topic))
+        return joining.join_figures(await self._cluster.outcomes(lambda: measure(topic)))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from towline.client import flows, sharding
 from towline.client.access import BlockingAccess
-from towline.client.blocking_admin import Administering
 from towline.client.blocking_dead import Reviving
 from towline.client.blocking_messages import Looking
 from towline.client.blocking_survey import Surveying
@@ -85,7 +84,7 @@ def connect(
     )
 
 
-class Client(Transacting, Surveying, Administering, Looking, Reviving):
+class Client(Transacting, Surveying, Looking, Reviving):
     """A connection to a broker; any number of threads may share it. Consumers and producers made from it have
     connections of their own: what one waits for never holds up another."""
 

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
 
-from towline.client import dead, flows
-from towline.client.message import DeadLetter, Page
+from towline.client import dead, flows, looking
+from towline.client.blocking_admin import Administering
+from towline.client.message import DeadLetter
 from towline.client.outgoing import Body
-from towline.client.steps import Flow
+from towline.client.page import Page
 
 __all__ = ["Reviving"]
 
-T = TypeVar("T")
 
-
-class Reviving:
-    def _run(self, topic: str, flow: Flow[T]) -> T:
-        raise NotImplementedError
-
+class Reviving(Administering):
     def dead_letters(
-        self, topic: str, group: str, *, first: int = 0, max_messages: int = 100, max_bytes: int = 4 << 20
+        self,
+        topic: str,
+        group: str,
+        *,
+        first: int = 0,
+        max_messages: int = 100,
+        max_bytes: int = 4 << 20,
+        broker: str | None = None,
     ) -> Page[DeadLetter]:
-        """The messages that a group gave up."""
-        return self._run(topic, flows.dead_letters(topic, group, first, max_messages, max_bytes))
+        """The messages that a group gave up. Where each broker keeps its own: those of one `broker`, or of all; their
+        numbers know where they are."""
+        return self._consult(
+            topic,
+            broker,
+            lambda at: flows.dead_letters(topic, group, looking.number_at(first, at), max_messages, max_bytes),
+            looking.join_dead(max_messages),
+        )
 
-    def dead_letter(self, topic: str, group: str, number: int) -> DeadLetter:
+    def dead_letter(self, topic: str, group: str, number: int, *, broker: str | None = None) -> DeadLetter:
         """One dead letter of a group, by its number."""
-        return self._run(topic, dead.letter(topic, group, number))
+        its = looking.whose(number, broker)
+        if not its:
+            return self._at_its_own(topic, "", f"dead letter {number}", dead.letter(topic, group, number))
+        return self._consult(topic, its, lambda _: dead.letter(topic, group, int(number)), looking.join_letter)
 
     def find_dead(
         self,
@@ -42,17 +53,36 @@ class Reviving:
         resent: bool = False,
         first: int = 0,
         limit: int = 1000,
+        broker: str | None = None,
     ) -> list[DeadLetter]:
         """Dead letters whose reason contains `reason`, with this key, that died since one time and before another;
         those that were sent again only with `resent`. The oldest `limit` of them, from number `first` on."""
-        found = dead.find(
-            topic, group, reason=reason, key=key, since=since, until=until, resent=resent, first=first, limit=limit
+        return self._consult(
+            topic,
+            broker,
+            lambda at: dead.find(
+                topic,
+                group,
+                reason=reason,
+                key=key,
+                since=since,
+                until=until,
+                resent=resent,
+                first=looking.number_at(first, at),
+                limit=limit,
+            ),
+            looking.join_dead_found(limit),
         )
-        return self._run(topic, found)
 
-    def resend(self, topic: str, group: str, dead: Sequence[int] | None = None) -> int:
+    def resend(self, topic: str, group: str, dead: Sequence[int] | None = None, *, broker: str | None = None) -> int:
         """Deliver dead letters to their group again: those with these numbers, or all. How many it were."""
-        return self._run(topic, flows.resend(topic, group, dead))
+        if dead is None:
+            return self._consult(topic, broker, lambda _: flows.resend(topic, group, None), looking.join_counts)
+        count = 0
+        for its, numbers in looking.by_broker(dead, broker).items():
+            flow = flows.resend(topic, group, numbers)
+            count += self._at_its_own(topic, its, f"dead letters {numbers[:5]}", flow)
+        return count
 
     def revise(
         self,
@@ -63,10 +93,19 @@ class Reviving:
         body: Body | None = None,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        broker: str | None = None,
     ) -> None:
         """Deliver one dead letter to its group again, with another body, key or headers; what is None stays."""
-        self._run(topic, dead.revise(topic, group, number, body=body, key=key, headers=headers))
+        flow = dead.revise(topic, group, int(number), body=body, key=key, headers=headers)
+        self._at_its_own(topic, looking.whose(number, broker), f"dead letter {number}", flow)
 
-    def purge_dead(self, topic: str, group: str, before: int) -> int:
-        """Drop the dead letters before this number for good. How many of them had not been sent again."""
-        return self._run(topic, dead.purge(topic, group, before))
+    def purge_dead(self, topic: str, group: str, before: int, *, broker: str | None = None) -> int:
+        """Drop the dead letters before this number for good. How many of them had not been sent again. Where each
+        broker keeps its own: at the one that is named, or that the number knows; at all, given `end` of a page."""
+        its = looking.whose(before, broker)
+        if its or not isinstance(before, looking.Place):
+            flow = dead.purge(topic, group, int(before))
+            return self._at_its_own(topic, its, f"the dead letters before {before}", flow)
+        return self._consult(
+            topic, None, lambda at: dead.purge(topic, group, looking.number_at(before, at)), looking.join_counts
+        )

@@ -117,19 +117,22 @@ class Cluster:
             by_home = split_by_home(self.fleet, common, topic, shards, content)
             if len(by_home) == 1:
                 [(home, _, part)] = by_home
-                return self.run(topic, sharding.send_many(common, topic, part), at=home)
-            parts = [
-                (numbers, self.run(topic, sharding.send_many(common, topic, part), at=home))
-                for home, numbers, part in by_home
-            ]
+                return self._send(common, topic, part, home)
+            parts = [(numbers, self._send(common, topic, part, home)) for home, numbers, part in by_home]
             return sharding.joined(topic, len(content.bodies), parts)
         dedup = content.dedup_ids is not None and any(one is not None for one in content.dedup_ids)
         home = self.fleet.home(topic, DEDUP) if dedup else ""
-        return self.run(topic, sharding.send_many(common, topic, content), at=home)
+        return self._send(common, topic, content, home)
 
-    def run(self, topic: str, flow: Flow[T], at: str = "") -> T:
+    def _send(self, common: sharding.Common, topic: str, content: sharding.Content, at: str) -> Receipts:
+        served: list[str] = []
+        receipts = self.run(topic, sharding.send_many(common, topic, content), at, served)
+        receipts.broker = self.fleet.label(served[-1]) if served else ""
+        return receipts
+
+    def run(self, topic: str, flow: Flow[T], at: str = "", served: list[str] | None = None) -> T:
         """Run a flow at the broker that is right for a topic, or another one when that cannot be reached; or `at` one
-        broker and no other."""
+        broker and no other. `served` is told who answered."""
         result, error = None, None
         try:
             while True:
@@ -142,7 +145,7 @@ class Cluster:
                         self._start(topic, step.call, at)
                     else:
                         assert isinstance(step, Call), "only requests are routed"
-                        result = self._follow(topic, step, at)
+                        result = self._follow(topic, step, at, served)
                 except BaseException as caught:
                     error = caught
         except StopIteration as stop:
@@ -156,10 +159,10 @@ class Cluster:
         self._started[call] = broker
         return broker
 
-    def _follow(self, topic: str, call: Call, at: str) -> Any:
+    def _follow(self, topic: str, call: Call, at: str, served: list[str] | None) -> Any:
         """Ask; and where brokers share a store, ask again whom the answer points to."""
         if not self.fleet.shared:
-            return self._ask(topic, call, at)
+            return self._ask(topic, call, at, served)
         request, buffers = call.request, self._buffers.pop(call, call.buffers)
         deadline, again = time.monotonic() + self.timeout_s, call
         while True:
@@ -175,7 +178,7 @@ class Cluster:
             call.error, call.answer, call.attachments = None, again.answer, again.attachments
             return answer
 
-    def _ask(self, topic: str, call: Call, at: str) -> Any:
+    def _ask(self, topic: str, call: Call, at: str, served: list[str] | None = None) -> Any:
         broker = self._started.pop(call, "") or self._start(topic, call, at)
         begun = time.monotonic()
         deadline = begun + self.timeout_s + call.patience_s
@@ -200,6 +203,8 @@ class Cluster:
         if call.error is not None:
             raise call.error
         self.fleet.trust(broker)
+        if served is not None:
+            served.append(broker)
         return call.answer
 
     def _recall(self, link: Link, call: Call, *, given_up: bool = False) -> bool:
@@ -220,9 +225,13 @@ class Cluster:
         return merge_outcomes(outcomes, what, catch_up=catch_up)
 
     def outcomes(self, make_flow: Callable[[], Flow[T]]) -> list[Outcome[T]]:
+        return self.outcomes_by(lambda _: make_flow())
+
+    def outcomes_by(self, make_flow: Callable[[str], Flow[T]]) -> list[Outcome[T]]:
+        """The same, with a flow for each broker, made by its id."""
         members = self.fleet.members
         with ThreadPoolExecutor(max_workers=min(len(members), 16), thread_name_prefix="towline-everywhere") as pool:
-            return list(pool.map(lambda one: self._outcome(one, make_flow()), members))
+            return list(pool.map(lambda one: self._outcome(one, make_flow(one.id)), members))
 
     def _outcome(self, member: BrokerState, flow: Flow[T]) -> Outcome[T]:
         usable = self.fleet.usable(member.id)

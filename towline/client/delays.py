@@ -90,10 +90,12 @@ def as_deliver_at_each(
 class DelayedEntry:
     """A message that waits for its time."""
 
-    __slots__ = ("_entry",)
+    __slots__ = ("_entry", "broker")
 
     def __init__(self, entry: DelayedMessage) -> None:
         self._entry = entry
+        self.broker = ""
+        """Where it waits, in a cluster whose brokers keep their own messages."""
 
     def __repr__(self) -> str:
         return f"<DelayedEntry {self.id} due {self.deliver_at.isoformat()}>"
@@ -101,7 +103,8 @@ class DelayedEntry:
     @property
     def id(self) -> str:
         """What `cancel` and `reschedule` take."""
-        return message_id(self._entry.topic, DELAY, self._entry.id)
+        name = message_id(self._entry.topic, DELAY, self._entry.id)
+        return f"{name}@{self.broker}" if self.broker else name
 
     @property
     def number(self) -> int:
@@ -142,9 +145,12 @@ class DelayedEntry:
         return self._entry.produced_at_us
 
 
-def delayed(topic: str | None, after: DelayedEntry | Time | None, max_messages: int) -> Flow[list[DelayedEntry]]:
+def delayed(
+    topic: str | None, after: DelayedEntry | Time | None, max_messages: int, broker: str = ""
+) -> Flow[list[DelayedEntry]]:
     if isinstance(after, DelayedEntry):
-        after_us, after_id = after.deliver_at_us, after.number
+        # Of those with the same time and number, at different brokers, the order is that of the brokers.
+        after_us, after_id = after.deliver_at_us, after.number - (after.broker < broker)
     else:
         after_us, after_id = (0, 0) if after is None else (as_time_us(after), 0)
     call = Call(ListDelayed(check_topic(topic) if topic else "", after_us, after_id, max_messages))
@@ -194,7 +200,7 @@ def _which(topic: str, message: Receipt | str | int | None, key: str | None) -> 
         if not key:
             raise BadRequest("an empty key is no key")
         return [], as_key(key) or ""
-    text = message.id if isinstance(message, Receipt) else str(message)
+    text = (message.id if isinstance(message, Receipt) else str(message)).partition("@")[0]
     where, _, number = text.rpartition("/")
     if where not in ("", f"{topic}/{DELAY}") or not number.isascii() or not number.isdigit() or len(number) > 18:
         raise BadRequest(f"{text[:100]!r} is not the id of a delayed message of topic {topic}: {topic}/{DELAY}/number")

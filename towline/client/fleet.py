@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Final
 
+from towline.errors import NotFound
 from towline.protocol.cluster import Brokers, BrokerState
 
 __all__ = ["DEDUP", "Fleet", "address_of", "rendezvous"]
@@ -57,6 +58,23 @@ class Fleet:
 
     def get(self, broker: str) -> BrokerState | None:
         return self._members.get(broker)
+
+    def label(self, broker: str) -> str:
+        """What people call a broker: its name, or its address where that is not the only one of its name."""
+        state = self._members.get(broker)
+        if state is None:
+            return broker
+        alone = sum(one.name == state.name for one in self._members.values()) == 1
+        return state.name if alone and state.name else state.address
+
+    def named(self, text: str) -> str:
+        """The broker of this name, address or id."""
+        found = [key for key, one in self._members.items() if text in (key, one.address, one.name)]
+        if len(found) == 1:
+            return found[0]
+        known = ", ".join(sorted(f"{one.name} at {one.address}" for one in self._members.values()))
+        problem = f"there is no broker {text[:100]}" if not found else f"several brokers have the name {text[:100]}"
+        raise NotFound(f"{problem} in this cluster: it has {known}")
 
     def update(self, brokers: Brokers) -> None:
         """The registry of a broker."""

@@ -10,7 +10,7 @@ import msgspec
 
 from towline.client.columns import Columns, too_large
 from towline.client.connection import Call
-from towline.client.message import DeadLetter, Message, Page, Section
+from towline.client.message import DeadLetter, Message, Section
 from towline.client.outgoing import (
     FOREVER,
     Body,
@@ -23,6 +23,7 @@ from towline.client.outgoing import (
     as_lane,
     as_time_us,
 )
+from towline.client.page import Page
 from towline.client.receipts import Receipts, Run, place_before, places
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, Conflict, NotFound, ProtocolError

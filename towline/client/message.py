@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import repeat
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
@@ -22,7 +21,7 @@ from towline.protocol import messages
 if TYPE_CHECKING:
     from towline.client.lease import Lease
 
-__all__ = ["ACKED", "NACKED", "OPEN", "RETURNED", "TOLD", "DeadLetter", "Message", "Page", "Section"]
+__all__ = ["ACKED", "NACKED", "OPEN", "RETURNED", "TOLD", "DeadLetter", "Message", "Section"]
 
 OPEN: Final = 0
 ACKED: Final = 1
@@ -51,6 +50,7 @@ class Section:
         "appended_at_us",
         "attempt",
         "bodies",
+        "broker",
         "first",
         "flags",
         "lane",
@@ -67,6 +67,7 @@ class Section:
     ) -> None:
         frame = Frame(data).verify()
         self.topic = topic
+        self.broker = ""
         self.lane = part.lane
         self.first = part.first
         self.start = part.start
@@ -251,12 +252,14 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
     @property
     def id(self) -> str:
         """`topic/lane/number`: by this it can be found for as long as it is kept. A dead letter that was sent again, on
-        a lane of its group's own, has the id of the message that it was."""
+        a lane of its group's own, has the id of the message that it was. What was found in a cluster whose brokers keep
+        their own messages ends in `@` and the broker."""
         if self._section.lane >= (self._section.shards or len(LANES)) and (
             origin := self.headers.get("towline-origin")
         ):
             return origin
-        return message_id(self._section.topic, self.lane, self.seq)
+        name = message_id(self._section.topic, self.lane, self.seq)
+        return f"{name}@{self._section.broker}" if self._section.broker else name
 
     @property
     def key(self) -> str | None:
@@ -371,7 +374,7 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 class DeadLetter:
     """A message that was given up, and why. It is kept until its group or topic is deleted, or retention drops it."""
 
-    __slots__ = ("body", "headers", "key", "number", "resent", "shard_key", "timeout")
+    __slots__ = ("body", "broker", "headers", "key", "number", "resent", "shard_key", "timeout")
 
     def __init__(self, message: Message, *, resent: bool) -> None:
         self.number = message.seq
@@ -382,6 +385,7 @@ class DeadLetter:
         self.shard_key = message.shard_key
         self.timeout = message.timeout
         self.resent = resent
+        self.broker = ""
 
     def __repr__(self) -> str:
         return f"<DeadLetter {self.number} of {self.origin}, attempt {self.attempt}: {self.reason[:80]}>"
@@ -411,38 +415,6 @@ class DeadLetter:
     @property
     def died_at(self) -> datetime:
         return _time(self.died_at_us)
-
-
-Item = TypeVar("Item")
-
-
-class Page(Sequence[Item]):
-    """Some messages of a stream, and where it goes on: `next` is the `first` to ask for then. `start` and `end` are the
-    bounds of what can be read."""
-
-    __slots__ = ("_items", "end", "next", "start")
-
-    def __init__(self, items: list[Item], *, next_seq: int, start: int, end: int) -> None:
-        self._items = items
-        self.next = next_seq
-        self.start = start
-        self.end = end
-
-    def __repr__(self) -> str:
-        return f"<Page of {len(self._items)}, next {self.next} of {self.start}..{self.end}>"
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self._items)
-
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        return self._items[index]
 
 
 def _time(at_us: int) -> datetime:

@@ -28,10 +28,11 @@ class Run(msgspec.Struct, frozen=True, gc=False):
 class Receipts(Sequence[Receipt]):
     """The receipts of messages that were sent together, in the order of the messages."""
 
-    __slots__ = ("_ends", "lane", "runs", "topic")
+    __slots__ = ("_ends", "broker", "lane", "runs", "topic")
 
     def __init__(self, topic: str, lane: Priority, runs: Sequence[Run]) -> None:
         self.topic = topic
+        self.broker = ""
         self.lane = lane
         self.runs = tuple(runs)
         self._ends = list(accumulate(run.count for run in self.runs))
@@ -52,7 +53,7 @@ class Receipts(Sequence[Receipt]):
         for run in self.runs:
             lane = run.lane or self.lane
             for seq in range(run.first, run.first + run.count):
-                yield Receipt(self.topic, lane, seq, run.appended_at_us)
+                yield Receipt(self.topic, lane, seq, run.appended_at_us, self.broker)
 
     @overload
     def __getitem__(self, index: int) -> Receipt: ...
@@ -68,7 +69,7 @@ class Receipts(Sequence[Receipt]):
         number = bisect_right(self._ends, index)
         run = self.runs[number]
         seq = run.first + index - (self._ends[number] - run.count)
-        return Receipt(self.topic, run.lane or self.lane, seq, run.appended_at_us)
+        return Receipt(self.topic, run.lane or self.lane, seq, run.appended_at_us, self.broker)
 
 
 class ShardReceipts(Receipts):

@@ -104,6 +104,9 @@ class ClientState(msgspec.Struct, frozen=True, array_like=True):
     """How many consumers its group has."""
     in_flight: int = 0
     waiting: bool = False
+    broker: str = ""
+    """The broker that it is connected to, where a client has asked all of a cluster: its name, or its address if others
+    have that name too."""
 
 
 class ListClients(Request, frozen=True, array_like=True):

@@ -17,14 +17,17 @@
 from towline.store.sql.database import Database
 from towline.store.sql.opening import open_sql, prepare_database
 from towline.store.sql.ownership import MAIN, Holder, Lease, Ownership
-from towline.store.sql.roster import Present, Roster
+from towline.store.sql.roster import BROKER, CONSUMER, Entry, Present, Roster
 from towline.store.sql.settings import SqlSettings, parse_url
 from towline.store.sql.shared import SharedDocuments
 from towline.store.sql.store import SqlStore
 
 __all__ = [
+    "BROKER",
+    "CONSUMER",
     "MAIN",
     "Database",
+    "Entry",
     "Holder",
     "Lease",
     "Ownership",

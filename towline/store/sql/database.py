@@ -295,7 +295,7 @@ class Database:
                 self._give_back(connection)
                 raise
             except Exception as error:
-                if classify(error) in {Fault.AGAIN, Fault.FULL}:
+                if classify(error) in {Fault.AGAIN, Fault.FULL, Fault.DENIED}:
                     with contextlib.suppress(Exception):
                         await connection.rollback()
                         self._give_back(connection)

@@ -7,13 +7,14 @@ is found out by its unit's number, see `ownership`.
 from __future__ import annotations
 
 import enum
+import re
 from typing import Final
 
 from asyncmy.errors import MySQLError
 
 from towline.errors import BadRequest, DiskFull, Refused, StoreFailed, TowlineError, Unavailable
 
-__all__ = ["DUPLICATE", "Fault", "classify", "code_of", "explain", "in_words"]
+__all__ = ["DENIED", "DUPLICATE", "Fault", "classify", "code_of", "explain", "in_words", "missing_right"]
 
 _AGAIN: Final = {
     1020: "a row changed since it was read",
@@ -53,7 +54,12 @@ _ELSEWHERE: Final = {
 }
 DUPLICATE: Final = 1062
 _FULL: Final = {3, 28, 1021, 1041, 1114}
+DENIED: Final = {1142, 1143, 1227, 1370}
+"""The user lacks a right."""
 _LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698}
+
+
+_DENIED_SAYS: Final = re.compile(r"([A-Z]+(?: [A-Z]+)*) command denied")
 
 
 class Fault(enum.Enum):
@@ -65,6 +71,8 @@ class Fault(enum.Enum):
     """The database has no room; it may have again later."""
     LOGIN = "login"
     """The database does not let us in."""
+    DENIED = "denied"
+    """The user lacks a right; it may be granted later."""
     FINAL = "final"
     """Trying again would not help."""
 
@@ -84,11 +92,19 @@ def classify(error: BaseException) -> Fault:
         return Fault.FULL
     if code in _LOGIN:
         return Fault.LOGIN
+    if code in DENIED:
+        return Fault.DENIED
     if code in _ELSEWHERE or isinstance(error, (OSError, EOFError, TimeoutError)):
         return Fault.ELSEWHERE
     if isinstance(error, MySQLError) and not code:
         return Fault.ELSEWHERE
     return Fault.FINAL
+
+
+def missing_right(error: BaseException) -> str:
+    """The right that an error says is missing, as in GRANT; empty if it does not say."""
+    found = _DENIED_SAYS.match(str(error.args[1])) if code_of(error) in DENIED and len(error.args) > 1 else None
+    return found[1] if found is not None else ""
 
 
 def in_words(error: BaseException) -> str:
@@ -109,6 +125,12 @@ def explain(error: BaseException, label: str) -> TowlineError:
             return BadRequest(f"the database {label} does not exist: create it first, or correct the name")
         case Fault.LOGIN:
             return Refused(f"the database {label} refuses to let the broker in: {in_words(error)}")
+        case Fault.DENIED:
+            right = missing_right(error) or "that"
+            return Refused(
+                f"the broker's user lacks the right {right} in the database {label}, let an administrator grant it: "
+                f"{in_words(error)}"
+            )
         case Fault.FINAL:
             return StoreFailed(f"the database {label} failed: {in_words(error)}")
         case _:

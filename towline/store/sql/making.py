@@ -11,6 +11,7 @@ from sqlalchemy import Table
 from towline.errors import TowlineError
 from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
+from towline.store.sql.faults import Fault, classify, explain
 from towline.store.sql.job import Job
 from towline.store.sql.projection import status_view
 from towline.store.sql.schema import make_index, make_table
@@ -81,7 +82,13 @@ class Maker:
         """A topic has a new lane: the view of its messages' status shows that too."""
         lanes = self._viewed.setdefault(topic, set())
         await make_table(connection, tables.progress_table(topic))
-        await connection.send(status_view(topic, [*lanes, lane]))
+        try:
+            await connection.send(status_view(topic, [*lanes, lane]))
+        except Exception as error:
+            if classify(error) is not Fault.DENIED:
+                raise
+            # Only people read it.
+            log.warning("the view msg_v_%s could not be made: %s", topic, explain(error, self._database.label))
         lanes.add(lane)
 
     def _index(self, table: Table) -> None:

@@ -12,25 +12,25 @@ from towline.store.sql.checks import check_server
 from towline.store.sql.database import Database
 from towline.store.sql.faults import explain
 from towline.store.sql.ownership import MAIN, Ownership
-from towline.store.sql.roster import Roster
+from towline.store.sql.rights import check_rights
+from towline.store.sql.roster import BROKER, Roster
 from towline.store.sql.schema import prepare
 from towline.store.sql.settings import SqlSettings
 from towline.store.sql.store import SqlStore
 
-__all__ = ["BROKER", "open_sql", "prepare_database"]
+__all__ = ["open_sql", "prepare_database"]
 
-BROKER: Final = "broker"
-"""The kind of a broker on the roster."""
 _BEAT_S: Final = 10.0
 
 
 async def prepare_database(settings: SqlSettings, *, max_frame_bytes: int = 0) -> Database:
-    """Connect, look at the server's settings, and make the tables that are missing."""
+    """Connect, look at the server's settings and our rights, and make the tables that are missing."""
     database = Database(settings)
     try:
         connection = await database.connect()
         await connection.close()
         await check_server(database, max_frame_bytes)
+        await check_rights(database)
         await prepare(database)
     except TowlineError:
         await database.close()

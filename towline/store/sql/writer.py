@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -234,7 +235,7 @@ class Writer:
         there = await self._is_spread(turn)
         if turn.connection is None:
             turn.connection = await self._connected()
-            await self._maker.make(turn.connection, turn.group)
+            await self._make(turn.connection, turn)
         connection, number = turn.connection, self._unit + 1
         rows = [] if there else await insertions(connection, turn.group, self._database.settings.statement_bytes)
         held = fence(connection, self._lease, number, self.last_us)
@@ -250,6 +251,58 @@ class Writer:
         if not sure:
             await connection.exchange([*rows, *rest])
         await connection.commit()
+
+    async def _make(self, connection: Connection, turn: _Turn) -> None:
+        """Make the tables that are missing. What is refused for want of a right is taken out of the group."""
+        try:
+            await self._maker.make(connection, turn.group)
+            return
+        except Exception as error:
+            if classify(error) is not Fault.DENIED:
+                raise
+        ready = 0
+        while ready < len(turn.group):
+            try:
+                await self._maker.make(connection, turn.group[ready : ready + 1])
+                ready += 1
+            except Exception as error:
+                refusal = explain(error, self._database.label)
+                if classify(error) is not Fault.DENIED or not self._refuse(turn, ready, refusal):
+                    raise
+
+    def _refuse(self, turn: _Turn, ready: int, error: TowlineError) -> bool:
+        """Refuse a job whose lane is new and has no table, and with it all that came behind it for the same streams.
+        False if something else hangs on it: then everything waits until the right is there."""
+        later = [other for other in self._turns if other is not turn]
+        refused = {turn.group[ready]}
+        new = {entry.stream for entry in turn.group[ready].entries}
+        behind = [*turn.group[ready + 1 :], *(job for other in later for job in other.group), *self._waiting]
+        while more := [job for job in behind if job not in refused and any(e.stream in new for e in job.entries)]:
+            refused.update(more)
+            new.update(entry.stream for job in more for entry in job.entries)
+        before = (entry.stream for job in turn.group[:ready] for entry in job.entries)
+        begun = any(other.spreading is not None and not refused.isdisjoint(other.group) for other in later)
+        if (
+            begun
+            or any(stream.end for stream in new)
+            or not new.isdisjoint(before)
+            or any(job.trims for job in refused)
+        ):
+            return False
+        for one in self._turns:
+            one.group = [job for job in one.group if job not in refused]
+            one.rows = sum([job.rows for job in one.group])
+        self._waiting = deque(job for job in self._waiting if job not in refused)
+        self._waiting_rows = sum([job.rows for job in self._waiting])
+        for stream in new:
+            stream.next = 0
+        log.error("%s", error)
+        for job in refused:
+            self.queued_bytes -= job.size
+            if not job.done.done():
+                job.done.set_exception(error)
+                job.done.exception()
+        return True
 
     async def _is_spread(self, turn: _Turn) -> bool:
         """Whether its rows are there already, because we began before its turn."""
@@ -289,11 +342,14 @@ class Writer:
                 raise explain(error, self._database.label) from error
         while self._free:
             self._free.pop().drop()
-        if connection is not None:
+        denied = classify(error) is Fault.DENIED
+        if connection is not None and not denied:
             self._database.left(connection)
         if self.trouble is None:
-            self.trouble_since_s = self._loop.time()
-            log.error("the database %s does not answer, and is tried again: %s", self._database.label, in_words(error))
+            # Nobody waits for a right that somebody has to grant: what comes now is refused.
+            self.trouble_since_s = -math.inf if denied else self._loop.time()
+            problem = "refuses a statement" if denied else "does not answer"
+            log.error("the database %s %s, and is tried again: %s", self._database.label, problem, in_words(error))
         self.trouble = explain(error, self._database.label)
 
     def _put_back(self) -> None:

@@ -1,0 +1,100 @@
+"""Who is here, in the table `mq_registry` of a database: this broker, and the consumers that are connected to it.
+
+People and programs read it with SQL. All beats of a broker are one statement, every ten seconds; who comes or goes is
+there two seconds later. Rows of brokers that died are dropped by those that live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+from towline.broker.broker import Broker
+from towline.errors import TowlineError
+from towline.protocol.cluster import ClientState
+from towline.store.sql import BROKER, CONSUMER, Entry, Roster
+
+__all__ = ["Roll"]
+
+log = logging.getLogger("towline.cluster")
+
+LOOK_S: Final = 2.0
+BEAT_S: Final = 10.0
+GONE_S: Final = 60.0
+NAME_MAX: Final = 200
+
+
+class Roll:
+    def __init__(self, broker: Broker, roster: Roster, *, itself: bool) -> None:
+        self._broker = broker
+        self._registry = broker.registry
+        self._roster = roster
+        self._itself = itself
+        """Whether the broker's own row is ours to write."""
+        self._written: dict[str, Entry] = {}
+        self._beat_s = -BEAT_S
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work(), name="towline-roll")
+
+    async def stop(self) -> None:
+        """Take everyone off it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        try:
+            await self._roster.leave_all([(entry.kind, name) for name, entry in self._written.items()])
+        except TowlineError as error:
+            log.debug("the rows of this broker in mq_registry are left to expire: %s", error)
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                await self._tell()
+            except TowlineError as error:
+                log.debug("mq_registry could not be written: %s", error)
+            except Exception:
+                log.exception("writing mq_registry failed")
+            await asyncio.sleep(LOOK_S)
+
+    async def _tell(self) -> None:
+        entries = {entry.name: entry for entry in self._entries()}
+        now_s = asyncio.get_running_loop().time()
+        due = now_s - self._beat_s >= BEAT_S
+        news = [entry for name, entry in entries.items() if due or self._written.get(name) != entry]
+        gone = [(entry.kind, name) for name, entry in self._written.items() if name not in entries]
+        if news:
+            await self._roster.beat_all(news)
+        if gone:
+            await self._roster.leave_all(gone)
+        if due:
+            await self._roster.drop_silent(CONSUMER, GONE_S)
+            await self._roster.drop_silent(BROKER, GONE_S)
+            self._beat_s = now_s
+        self._written = entries
+
+    def _entries(self) -> list[Entry]:
+        registry = self._registry
+        mine = []
+        if self._itself:
+            me = registry.me()
+            realms = sorted(self._broker.realms.owned) if self._broker.realms is not None else []
+            data = {"name": me.name, "epoch": me.epoch, "realms": realms}
+            mine.append(Entry(BROKER, registry.id, registry.address, data))
+        states = [one for visitor in list(registry.visitors) for one in visitor.describe() if one.consumer]
+        return [*mine, *(self._entry(one) for one in states)]
+
+    def _entry(self, one: ClientState) -> Entry:
+        name = "/".join((self._registry.id, one.topic, one.group, one.consumer))
+        if len(name) > NAME_MAX:
+            name = name[: NAME_MAX - 17] + "~" + blake2b(name.encode(), digest_size=8).hexdigest()
+        data: dict[str, Any] = {
+            "broker": self._broker.settings.name,
+            **{key: getattr(one, key) for key in ("topic", "group", "consumer", "rank", "total", "token")},
+        }
+        return Entry(CONSUMER, name, one.address, msgspec.to_builtins(data))

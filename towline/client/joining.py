@@ -1,0 +1,161 @@
+"""What several brokers say of themselves, as one answer; sans I/O. (Topics and groups are joined in `spreading`.)"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from towline.client.spreading import Outcome, merge_figures, merge_outcomes
+from towline.client.steps import Flow
+from towline.client.survey import survey
+from towline.protocol.access import Measured
+from towline.protocol.cluster import ClientState
+from towline.protocol.survey import Alarms, GroupRow, ListPage, PageListed, Pulsed, TopicRow
+
+__all__ = ["join_alarms", "join_clients", "join_figures", "join_pages", "join_pulses", "whole_survey"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+PAGE: Final = 1_000
+TOLD_MAX: Final = 100
+_NOT_SUMMED: Final = ("oldest_us", "oldest_at_us", "alone_since_us", "paused", "created_at_us")
+
+_TOPICS: dict[str, Callable[[TopicRow], Any]] = {
+    "name": lambda one: one.config.name,
+    "messages": lambda one: one.messages,
+    "size": lambda one: one.size_bytes,
+    "groups": lambda one: one.groups,
+    "lag": lambda one: one.lag,
+    "dead": lambda one: one.dead,
+    "delayed": lambda one: one.delayed,
+    "in": lambda one: one.in_per_s,
+    "out": lambda one: one.out_per_s,
+    "line": lambda one: one.config.business_line,
+    "author": lambda one: one.config.author,
+    "created": lambda one: one.config.created_at_us,
+}
+_GROUPS: dict[str, Callable[[GroupRow], Any]] = {
+    "name": lambda one: (one.group, one.topic),
+    "topic": lambda one: (one.topic, one.group),
+    "lag": lambda one: one.lag,
+    "oldest": lambda one: -one.oldest_us if one.oldest_us else -(1 << 62),
+    "members": lambda one: one.members,
+    "in_flight": lambda one: one.in_flight,
+    "retrying": lambda one: one.retrying,
+    "dead": lambda one: one.dead,
+    "out": lambda one: one.out_per_s,
+    "failed": lambda one: one.failed,
+}
+
+
+def whole_survey(request: ListPage) -> Flow[PageListed]:
+    """All that a broker has to tell, page by page: what is added up with others' cannot be cut before."""
+    first, topics, groups = 0, list[TopicRow](), list[GroupRow]()
+    while True:
+        page = yield from survey(msgspec.structs.replace(request, first=first, limit=PAGE))
+        topics += page.topics
+        groups += page.groups
+        first += PAGE
+        if first >= page.total:
+            return PageListed(page.total, topics, groups, page.lines)
+
+
+def join_pages(request: ListPage, outcomes: Sequence[Outcome[PageListed]]) -> PageListed:
+    pages = merge_outcomes(outcomes, "asking", catch_up=True)
+    topics = _summed((one for page in pages for one in page.topics), lambda one: one.config.name, same=("groups",))
+    groups = _summed((one for page in pages for one in page.groups), lambda one: (one.topic, one.group))
+    topics.sort(key=_TOPICS["name"])
+    groups.sort(key=_GROUPS["name"])
+    if request.of == "topics":
+        topics.sort(key=_TOPICS[request.sort], reverse=request.descending)
+    else:
+        groups.sort(key=_GROUPS[request.sort], reverse=request.descending)
+    cut = slice(request.first, request.first + request.limit)
+    lines = sorted({line for page in pages for line in page.lines})
+    return PageListed(len(topics) + len(groups), topics[cut], groups[cut], lines)
+
+
+def _summed(rows: Iterable[T], key: Callable[[T], Any], same: Sequence[str] = ()) -> list[T]:
+    """Rows of the same thing, added up: numbers are, times are the earliest, and of the rest the first counts."""
+    found: dict[Any, T] = {}
+    for row in rows:
+        name = key(row)
+        known = found.get(name)
+        if known is None:
+            found[name] = row
+            continue
+        changes: dict[str, Any] = {}
+        for field in row.__struct_fields__:
+            mine, other = getattr(known, field), getattr(row, field)
+            if field in same:
+                changes[field] = max(mine, other)
+            elif field == "alone_since_us":
+                # Whoever has a consumer at one broker is not alone.
+                changes[field] = 0 if not mine or not other else min(mine, other)
+            elif field in _NOT_SUMMED:
+                changes[field] = (
+                    mine or other if isinstance(mine, bool) else min(filter(None, (mine, other)), default=0)
+                )
+            elif isinstance(mine, int | float) and not isinstance(mine, bool):
+                changes[field] = mine + other
+        found[name] = msgspec.structs.replace(known, **changes)
+    return list(found.values())
+
+
+def join_pulses(outcomes: Sequence[Outcome[Pulsed]]) -> Pulsed:
+    """Figures added up; charts by the times of the first broker, each with what was last known of the others then."""
+    first, *others = merge_outcomes(outcomes, "asking", catch_up=True)
+    if not others:
+        return first
+    now = merge_figures([first.now, *(one.now for one in others)])
+    for name in ("backlog", "dead", "failed", "in_per_s", "out_per_s", "size_bytes"):
+        if name in first.now:
+            now[name] = sum(one.now.get(name, 0) for one in (first, *others))
+    if "oldest_us" in first.now:
+        now["oldest_us"] = min(
+            (one.now["oldest_us"] for one in (first, *others) if one.now.get("oldest_us")), default=0
+        )
+    series = {name: list(values) for name, values in first.series.items()}
+    for other in others:
+        for name, values in other.series.items():
+            mine = series.setdefault(name, [0.0] * len(first.at_us))
+            for place, at_us in enumerate(first.at_us):
+                known = bisect_right(other.at_us, at_us)
+                mine[place] += values[known - 1] if known else 0.0
+    return Pulsed(now, first.at_us, series)
+
+
+def join_figures(outcomes: Sequence[Outcome[Measured]]) -> Measured:
+    found = merge_outcomes(outcomes, "asking", catch_up=True)
+    return Measured(
+        max(one.at_us for one in found),
+        merge_figures([one.broker for one in found]) if found[0].broker else {},
+        _summed((row for one in found for row in one.topics), lambda row: row.topic),
+        _summed((row for one in found for row in one.groups), lambda row: (row.topic, row.group)),
+    )
+
+
+def join_alarms(outcomes: Sequence[Outcome[Alarms]]) -> Alarms:
+    found = merge_outcomes(outcomes, "asking", catch_up=True)
+    rules = {rule.name: rule for one in found for rule in one.rules}
+    told = sorted((one for each in found for one in each.told), key=lambda one: -one.at_us)
+    return Alarms(
+        [rules[name] for name in sorted(rules)],
+        [one for each in found for one in each.active],
+        told[:TOLD_MAX],
+        any(one.mail for one in found),
+    )
+
+
+def join_clients(outcomes: Sequence[Outcome[list[ClientState]]], label: Callable[[str], str]) -> list[ClientState]:
+    """Who is connected where."""
+    merge_outcomes(outcomes, "asking", catch_up=True)
+    found = [
+        msgspec.structs.replace(one, broker=label(outcome.broker.id))
+        for outcome in outcomes
+        for one in outcome.result or ()
+    ]
+    return sorted(found, key=lambda one: (one.topic, one.group, one.rank, one.broker, one.address))
