@@ -107,8 +107,8 @@ class Driver:
     def vanish(self, consumer: str = ANN) -> list[Event]:
         return self.do(Leave(consumer, vanished=True))
 
-    def lapse(self) -> list[Event]:
-        return self.do(Lapse())
+    def lapse(self, *overdue: tuple[int, tuple[Span, ...], str]) -> list[Event]:
+        return self.do(Lapse(overdue))
 
     # What there is
 

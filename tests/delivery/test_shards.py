@@ -179,3 +179,13 @@ def test_who_has_which_shard_survives_a_restart(from_snapshot: int | None) -> No
     assert numbers(mq.pull(CID)) == [(2, 0), (2, 1)]
     mq.pass_time(10)
     assert numbers(mq.pull(CID)) == [(1, 0), (1, 1)]
+
+
+def test_messages_of_a_shard_that_are_overdue_for_different_reasons_end_once_each() -> None:
+    """The second is overdue by itself, and lies behind the first: it failed, and is not given back as well."""
+    mq = Driver(shards=1, delays_s=(0.0,))
+    mq.append(0, 3)
+    mq.pull()
+    mq.lapse((mq.pulls, (Span(0, 1, 1),), "4 s"), (mq.pulls, (Span(0, 0, 1),), "1 s"))
+    found = [(number, part.attempt) for part in mq.pull() for number in range(part.first, part.end)]
+    assert found == [(0, 2), (1, 2), (2, 1)]

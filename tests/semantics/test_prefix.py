@@ -10,7 +10,7 @@ import pytest
 
 import towline
 from tests.client.either import do, each, entered
-from towline.errors import BadName
+from towline.errors import BadName, LeaseLost
 from towline.model import RetryPolicy
 
 QUICK = RetryPolicy(3, (0.01,))
@@ -152,3 +152,17 @@ async def test_a_pull_that_waits_for_a_number_is_woken_by_the_last_of_them(conne
                 assert not waiting.done()
                 await other.send(f"{topic}.a", body)
             assert (await waiting).bodies() == [b"1", b"2", b"3", b"4"]
+
+
+async def test_an_ack_up_to_a_pull_that_is_lost_acks_nothing_elsewhere(connect: Any, url: str, topic: str) -> None:
+    async with entered(connect(url)) as mq:
+        for name in "ab":
+            await do(mq.send(f"{topic}.{name}", name.encode()))
+        async with entered(mq.consumer(f"{topic}.*", group="g")) as consumer:
+            _, second = [await do(consumer.pull(1, wait=20)) for _ in range(2)]
+            await do(mq.seek(second[0].topic, "g", "latest"))
+            with pytest.raises(LeaseLost):
+                await do(second.ack(up_to=True))
+            lags = {group.config.topic: group.lag for group in await do(mq.groups(f"{topic}.*"))}
+            assert lags.pop(second[0].topic) == 0
+            assert list(lags.values()) == [1], "still held"

@@ -326,7 +326,9 @@ class Dispatcher:
             if act.what in (NACK, DEAD):
                 self._count_failed(events)
         if self._limits:
-            self._limits.progress({act.pull for act in acts}, self.clock.now_us())
+            vain = {number for number, _, _ in refused}
+            pulls = {act.pull for number, act in enumerate(acts) if number not in vain}
+            self._limits.progress(pulls, self.clock.now_us())
         self.wake()
         return wire.Settled(refused, lost), last
 

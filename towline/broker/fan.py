@@ -231,6 +231,9 @@ class Fan:
                     settled = await other.dispatcher.settle(other, [one])
                     refused += [(number, code, text) for _, code, text in settled.refused]
                     lost += settled.lost
+                    if settled.refused:
+                        # Of one that is refused, nothing is carried out.
+                        break
             except TowlineError as error:
                 refused.append((number, error.code, str(error)))
         self._forget_settled()

@@ -267,13 +267,14 @@ class Group:
         late = {lease.pull for lease in self.leases.values() if 0 < lease.deadline_us <= now_us}
         reason = f"timeout: not settled within {self.config.timeout_s:g} s"
         events = [event for pull in sorted(late) for event in self._release(self.leases[pull], now_us, reason)]
+        overdue: dict[int, list[Part]] = {}
         for pull, spans, why in command.overdue:
-            lease = self.leases.get(pull)
-            if lease is None or pull in late:
-                continue
-            parts = [part for span in disjoint(spans) for part in lease.open.within(span)]
-            events += self._release_parts(lease, parts, now_us, why)
-            events += self._return_behind(lease, parts, now_us)
+            if pull in self.leases and pull not in late:
+                parts = [part for span in disjoint(spans) for part in self.leases[pull].open.within(span)]
+                events += self._release_parts(self.leases[pull], parts, now_us, why)
+                overdue.setdefault(pull, []).extend(parts)
+        for pull, parts in overdue.items():
+            events += self._return_behind(self.leases[pull], parts, now_us)
         return events
 
     def _decide_expire(self, command: Expire, now_us: int) -> list[Event]:
