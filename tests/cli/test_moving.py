@@ -48,6 +48,12 @@ def test_an_ordered_topic_is_made_and_sent_to(cli: Cli, topic: str) -> None:
     assert sent["lane"].isdigit()
     assert cli("consume", f"{topic}-ordered", "--peek", "-o", "json").line["lane"] == sent["lane"]
     assert "shard_key" in cli("send", f"{topic}-ordered", "one", code=1).err
+    together = cli("send", f"{topic}-ordered", "two", "--shard-key", "k", "--transaction", "-o", "json").line
+    assert together["lane"] == sent["lane"]
+    assert cli("trace", sent["id"], "-o", "json").line["id"] == sent["id"]
+    late = cli("send", f"{topic}-ordered", "late", "--shard-key", "k", "--delay", "1h", "-o", "json").line
+    assert late["lane"] == "delay"
+    assert cli("delay", "ls", f"{topic}-ordered", "-o", "json").line["lane"] == sent["lane"]
 
 
 def test_a_groups_way_of_delivering_is_chosen(cli: Cli, mq: towline.Client, topic: str) -> None:

@@ -177,6 +177,36 @@ async def test_a_transaction_is_whole_at_one_broker(connect: Any, brokers: Broke
         assert _messages(await do(mq.topics()), topic) == 20
 
 
+async def test_a_transaction_in_order_goes_to_the_home_of_its_shards(
+    connect: Any, brokers: Brokers, topic: str
+) -> None:
+    async with entered(connect(brokers.url, timeout=20)) as mq:
+        await do(mq.create_topic(topic, shards=64))
+        for number in range(10):
+            async with entered(mq.transaction()) as tx:
+                await do(tx.send_many(topic, [b"%d" % number] * 2, shard_keys=["one customer"] * 2))
+            prepared = mq.prepare(f"{topic}-shop")
+            await do(prepared.send(topic, b"%d" % number, shard_key="one customer", key="x"))
+            await do(prepared.store())
+            await do(prepared.commit())
+            await do(mq.send(topic, b"%d" % number, shard_key="one customer"))
+        homes = [one for one in await do(mq.brokers()) if await _holds(connect, one.address, topic)]
+        assert len(homes) == 1
+        tx = mq.transaction().begin()
+        await do(tx.send_many(topic, [b"x"] * 64, keys=[f"k{number}" for number in range(64)]))
+        with pytest.raises(BadRequest, match="belong to 3 brokers"):
+            await do(tx.commit())
+        tx.abort()
+        seen: list[int] = []
+        async with entered(mq.consumer(topic, "g", idle_timeout=10.0)) as consumer:
+            async for message in each(consumer):
+                with message:
+                    seen.append(int(message.body))
+                if len(seen) == 40:
+                    break
+        assert seen == [number for number in range(10) for _ in range(4)]
+
+
 def test_without_any_broker_a_send_fails_clearly(brokers: Brokers, topic: str) -> None:
     with towline.connect(brokers.url, timeout=1.0) as mq:
         mq.send(topic, b"x")

@@ -150,6 +150,10 @@ def test_delays_and_transactions(http: Http) -> None:
         status=201,
     )
     assert [one["id"] for one in done["sent"]] == ["tx-a/middle/0", "tx-b/high/0"]
+    http("POST", "/topics", {"name": "tx-ordered", "shards": 4}, status=201)
+    ordered = {"topic": "tx-ordered", "body": "3", "shard_key": "k", "ttl": 60}
+    [sent] = http("POST", "/transactions", {"messages": [ordered]}, status=201)["sent"]
+    assert http("GET", "/trace", id=sent["id"])["id"] == sent["id"]
     assert http("GET", "/transactions")["transactions"] == []
     assert http("GET", "/transactions/none", status=404)["error"] == "not-found"
 
