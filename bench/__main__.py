@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from bench import consuming, delaying, flatness, jobs, machine, ordering, sending, spark, sql
+from bench import consuming, delaying, facing, flatness, jobs, machine, ordering, sending, spark, sql
 from bench.figures import Figure, print_figures
 from bench.stage import Stage
 
@@ -38,6 +38,7 @@ SCENARIOS: dict[str, Scenario] = {
     "delay-memory": delaying.delay_memory,
     "spark": spark.spark,
     "jobs": jobs.jobs,
+    "console": facing.console,
     "sql": sql.sql,
     "sql-backlog": sql.sql_backlog,
 }

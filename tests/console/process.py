@@ -14,13 +14,15 @@ READY_S = 60.0
 
 
 class ConsoleProcess:
-    def __init__(self, broker: str, folder: Path, *flags: str) -> None:
+    def __init__(self, broker: str, folder: Path, *flags: str, script: str = "") -> None:
+        """A `script` runs before the program does."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TOWLINE_")}
         environment |= {"PYTHONPATH": str(ROOT), "NICEGUI_STORAGE_PATH": str(folder / "nicegui")}
+        command = [sys.executable, "-c", f"{script}\nfrom towline.cli import main\nmain()"]
         self._log = folder / "console.log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "towline", "console", "--broker", broker, "--listen", "127.0.0.1:0", *flags],
+                [*command, "console", "--broker", broker, "--listen", "127.0.0.1:0", *flags],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,

@@ -25,7 +25,8 @@ def running(folder: Path, program: list[str], *flags: str) -> Iterator[subproces
     """A broker, killed at the end if it still runs: a test that fails must not wait for it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TOWLINE_")}
     environment |= {"PYTHONPATH": str(ROOT), "NICEGUI_STORAGE_PATH": str(folder / "nicegui")}
-    command = [sys.executable, *program, "serve", "--store", "memory:", "--listen", "127.0.0.1:0", *flags]
+    listen = () if "--listen" in flags else ("--listen", "127.0.0.1:0")
+    command = [sys.executable, *program, "serve", "--store", "memory:", *listen, *flags]
     with subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

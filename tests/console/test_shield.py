@@ -115,6 +115,32 @@ def test_what_cannot_be_undone_asks_for_the_password_once_it_is_old(page: Page, 
     expect(page.get_by_role("row", name=re.compile("root.*DeleteTopic.*topic doomed.*done"))).to_be_visible()
 
 
+def test_an_old_password_is_asked_for_again_and_a_wrong_one_destroys_nothing(
+    browser: Browser, secured: Secured, tmp_path: Path
+) -> None:
+    with towline.connect(secured.url, token="root", secret=PASSWORD) as mq:
+        mq.send("dear", b"x")
+        impatient = "import towline.console.sessions as sessions\nsessions.FRESH_S = 0.0"
+        with ConsoleProcess(secured.url, tmp_path, script=impatient) as process:
+            page = browser.new_context(base_url=process.url).new_page()
+            login(page, "root", path="/topics/dear")
+            for password in ("wrong", PASSWORD):
+                page.get_by_role("button", name="More").click()
+                page.get_by_text("Delete …").click()
+                dialog = page.get_by_role("dialog")
+                dialog.get_by_label("Type dear").fill("dear")
+                dialog.get_by_label("Your password").fill(password)
+                dialog.get_by_role("button", name="Delete").click()
+                if password == "wrong":
+                    expect(dialog.get_by_text("that is not the password")).to_be_visible()
+                    assert mq.topic("dear").config.name == "dear"
+                    dialog.get_by_role("button", name="Cancel").click()
+                    expect(dialog).to_have_count(0)
+            expect(page.get_by_role("heading", level=1)).to_have_text("Topics")
+            assert "dear" not in [one.config.name for one in mq.topics()]
+            page.context.close()
+
+
 def test_users_tokens_and_rules_are_made(page: Page, secured: Secured) -> None:
     login(page, "root", path="/access")
     page.get_by_role("button", name="New token").click()

@@ -20,6 +20,7 @@ import towline
 from tests.access.secured import secured
 from tests.cli.conftest import Cli
 from tests.server.process import BrokerProcess, failing_start
+from towline.broker.metrics_server import FRESH_S
 from towline.client.blocking import Client
 from towline.model import GroupConfig, RetryPolicy
 
@@ -70,7 +71,7 @@ def scrape(url: str) -> dict[tuple[str, str, str], float]:
 
 def fresh(url: str) -> dict[tuple[str, str, str], float]:
     """A scrape that was not made just now for somebody else."""
-    time.sleep(0.55)
+    time.sleep(FRESH_S + 0.05)
     return scrape(url)
 
 

@@ -35,14 +35,8 @@ class Companion:
         if missing:
             log.info("no web console: %s is not installed (pip install 'towline[console]')", missing[0])
             return None
-        scheme = "towlines" if settings.tls_cert else "towline"
-        reached = _reached(host)
         command = [sys.executable, "-m", "towline", "console", "--beside-broker", "--listen", settings.console]
-        command += ["--broker", f"{scheme}://{reached}:{port}"]
-        if settings.tls_cert:
-            command += ["--tls-cert", settings.tls_cert, "--tls-key", settings.tls_key, "--ca-file", settings.tls_cert]
-            if not settings.join:  # it speaks to this broker only, and knows its certificate
-                command.append("--pin")
+        command += _where(settings, host, port)
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -76,6 +70,22 @@ class Companion:
             await self._process.wait()
         self._telling.cancel()
         await asyncio.wait([self._telling])
+
+
+def _where(settings: BrokerSettings, host: str, port: int) -> list[str]:
+    """Where the broker is, and by what it is known: alone by its certificate, whatever names stand in that; in a
+    cluster by its name, since the console speaks to the other brokers as well."""
+    if not settings.tls_cert:
+        return ["--broker", f"towline://{_reached(host)}:{port}"]
+    flags = ["--tls-cert", settings.tls_cert, "--tls-key", settings.tls_key]
+    if settings.join:
+        address = settings.advertise or f"{_reached(host)}:{port}"
+        flags += ["--broker", f"towlines://{address}", "--ca-file", settings.cluster_ca_file or settings.tls_cert]
+    else:
+        flags += ["--broker", f"towlines://{_reached(host)}:{port}", "--ca-file", settings.tls_cert, "--pin"]
+    if settings.tls_client_ca:  # it shows the broker's own; who is calling, they say themselves
+        flags += ["--cert-file", settings.tls_cert, "--key-file", settings.tls_key]
+    return flags
 
 
 def _reached(host: str) -> str:

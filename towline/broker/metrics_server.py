@@ -22,7 +22,7 @@ PATIENCE_S: Final = 5.0
 LINE_MAX: Final = 8 << 10
 LINES_MAX: Final = 100
 AT_ONCE: Final = 16
-FRESH_S: Final = 0.5
+FRESH_S: Final = 1.0
 """Metrics that are no older than this are told again, however many ask."""
 
 

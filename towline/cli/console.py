@@ -58,6 +58,6 @@ def console(
         host_names=tuple(host_name or ()),
         beside=beside_broker,
         pin=pin,
-        ca_file=None if connection.ca_file is None else str(connection.ca_file),
         timeout=connection.patience,
+        **connection.certificates(),
     )

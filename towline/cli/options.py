@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -61,6 +61,10 @@ class Connection:
             help="A file of certificates (PEM) that vouch for a broker with TLS, instead of those this machine trusts."
         ),
     ] = None
+    cert_file: Annotated[
+        Path | None, Parameter(help="A certificate (PEM) to show to a broker that asks its clients for one.")
+    ] = None
+    key_file: Annotated[Path | None, Parameter(help="The key (PEM) of --cert-file.")] = None
     patience: Annotated[
         Duration,
         Parameter(
@@ -71,12 +75,18 @@ class Connection:
     def connect(self) -> Client:
         import towline
 
-        ca_file = None if self.ca_file is None else str(self.ca_file)
         secret = self.secret()
         try:
-            return towline.connect(self.url, token=self.token, secret=secret, timeout=self.patience, ca_file=ca_file)
+            return towline.connect(
+                self.url, token=self.token, secret=secret, timeout=self.patience, **self.certificates()
+            )
         except BadRequest as error:
             raise Usage(str(error)) from None
+
+    def certificates(self) -> dict[str, Any]:
+        """As `towline.connect` takes them."""
+        given = {"ca_file": self.ca_file, "cert_file": self.cert_file, "key_file": self.key_file}
+        return {name: None if file is None else str(file) for name, file in given.items()}
 
     def secret(self) -> str:
         if self.secret_file is None or self.secret_file == Path():  # an empty variable

@@ -39,13 +39,12 @@ def rest(
             f"the REST door needs {error.name}, which is not installed: pip install 'towline[console]'"
         ) from None
 
-    ca_file = None if connection.ca_file is None else str(connection.ca_file)
     return serve(
         connection.url,
         listen,
         tls_cert=tls_cert,
         tls_key=tls_key,
         allow_remote=allow_remote,
-        ca_file=ca_file,
         timeout=connection.patience,
+        **connection.certificates(),
     )

@@ -37,7 +37,10 @@ def serve(
     if bool(tls_cert) != bool(tls_key):
         raise BadRequest("TLS takes both a certificate (--tls-cert) and its key (--tls-key)")
     if pin:
-        options["ssl_context"] = _pinned(options.pop("ca_file"))
+        context = options["ssl_context"] = _pinned(options.pop("ca_file"))
+        cert_file, key_file = options.pop("cert_file", None), options.pop("key_file", None)
+        if cert_file:
+            context.load_cert_chain(cert_file, key_file)
     logging.basicConfig(level="WARNING", stream=sys.stderr, format="console: %(message)s", force=True)
     sock = listen_on(listen, remote=allow_remote or bool(tls_cert))
     host, port = sock.getsockname()[:2]

@@ -38,6 +38,7 @@ class Callers:
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._url = url
         self._options = dict(options)
+        self._shows_certificate = any(options.get(name) for name in ("cert_file", "ssl_context"))
         self._callers: OrderedDict[str, Caller] = OrderedDict()
         self._opening: dict[str, asyncio.Lock] = {}
         self._forgotten: list[Caller] = []
@@ -55,7 +56,14 @@ class Callers:
         return found
 
     async def _open(self, name: str, secret: str) -> Client:
-        return await connect(self._url, **{**self._options, "token": name, "secret": secret})
+        client = await connect(self._url, **{**self._options, "token": name, "secret": secret})
+        if secret or not self._shows_certificate:
+            return client
+        # The certificate says who this process is, and not who is calling it.
+        if (await client.access.who_am_i()).security:
+            await client.close()
+            raise NotLetIn(MESSAGE)
+        return client
 
     async def forget(self, caller: Caller) -> None:
         """It was refused: whether it is let in at all, is asked again the next time."""
