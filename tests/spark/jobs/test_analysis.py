@@ -21,7 +21,7 @@ from towline.spark.jobs.archive import archive
 from towline.spark.jobs.manifest import Archive
 from towline.spark.jobs.page import render
 from towline.spark.jobs.reconcile import Reconciled, reconcile
-from towline.spark.jobs.report import report, write_tables
+from towline.spark.jobs.report import _keys, report, write_tables
 from towline.spark.jobs.source import Source
 from towline.spark.jobs.trace import Window, trace
 
@@ -110,6 +110,24 @@ def test_the_report_adds_up(spark: SparkSession, known: Known, tmp_path: Path) -
     assert "A &lt;title&gt;" in page
     assert page.count("<svg") == 1 + 4 * 2
     assert not re.search(r'(src|href)="|url\(|<script|@import', page), "the page loads nothing"
+
+
+@pytest.mark.parametrize("different", [1_000, 4], ids=["many keys", "few keys"])
+def test_the_slowest_keys_are_those_of_the_slowest_messages(spark: SparkSession, different: int) -> None:
+    totals = [(number * 7_919) % 5_000 for number in range(5_000)]
+    rows = [("orders", "billing", f"key-{number % different}", total) for number, total in enumerate(totals)]
+    frame = spark.createDataFrame(rows, "topic string, group string, key string, total_us long")
+    floor = sorted(totals)[4_950]
+    found = _keys(spark, frame, [{"topic": "orders", "group": "billing", "total_p99_us": floor}])
+    by_key: dict[str, list[int]] = {}
+    for _, _, key, total in rows:
+        by_key.setdefault(key, []).append(total)
+    slowest = sorted(by_key, key=lambda key: -max(by_key[key]))[:15]
+    assert [row["key"] for row in found] == slowest
+    for row in found:
+        mine = by_key[row["key"]]
+        assert (row["messages"], row["worst_us"]) == (len(mine), max(mine))
+        assert row["mean_us"] == pytest.approx(sum(mine) / len(mine))
 
 
 def test_what_went_wrong_is_found(spark: SparkSession, known: Known) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -72,19 +73,20 @@ def report(
     step_us = _step(bounds[1] - bounds[0])
     volume = _volume(spark, archive, topics, window, step_us)
     hours = _by_time(trace, HOUR_US)
+    groups = _groups(trace)
     return Report(
         made_at_us=now_us,
         from_us=bounds[0],
         to_us=bounds[1],
         step_us=step_us,
         topics=_totals(volume),
-        groups=_groups(trace),
+        groups=groups,
         hours=hours,
         series=hours if step_us == HOUR_US else _by_time(trace, step_us),
         volume=volume,
         failures=_failures(trace),
         consumers=_consumers(trace),
-        keys=_keys(trace),
+        keys=_keys(spark, trace, groups),
     )
 
 
@@ -220,11 +222,23 @@ def _consumers(trace: DataFrame) -> Rows:
     return _spread(_top(counted, f.col("processing")[1].desc_nulls_last()), "processing")
 
 
-def _keys(trace: DataFrame) -> Rows:
+def _keys(spark: SparkSession, trace: DataFrame, groups: Rows) -> Rows:
+    """The slowest keys. Who is among them shows in the slowest messages of a group, so that only these are sorted by
+    key; where they have too few keys, all messages are."""
     from pyspark.sql import functions as f
 
-    found = trace.filter("key is not null and total_us is not null").groupBy("topic", "group", "key")
-    counted = found.agg(
+    known = trace.filter("key is not null and total_us is not null")
+    floors = [(row["topic"], row["group"], row["total_p99_us"] or 0) for row in groups]
+    slow = spark.createDataFrame(floors, "topic string, group string, floor long")
+    slowest = known.join(f.broadcast(slow), ["topic", "group"]).filter("total_us >= floor")
+    worst = slowest.groupBy("topic", "group", "key").agg(f.max("total_us").alias("worst_us"))
+    found = _top(worst, f.col("worst_us").desc())
+    counts = Counter((row["topic"], row["group"]) for row in found)
+    if all(counts[topic, group] >= TOP for topic, group, _ in floors):
+        names = [(row["topic"], row["group"], row["key"]) for row in found]
+        chosen = spark.createDataFrame(names, "topic string, group string, key string")
+        known = known.join(f.broadcast(chosen), ["topic", "group", "key"])
+    counted = known.groupBy("topic", "group", "key").agg(
         f.count("*").alias("messages"), f.max("total_us").alias("worst_us"), f.avg("total_us").alias("mean_us")
     )
     return _top(counted, f.col("worst_us").desc())
