@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from towline.errors import TowlineError, from_code
 
 __all__ = ["plainly"]
 
 
-@contextmanager
-def plainly() -> Iterator[None]:
+class plainly:  # noqa: N801 it is used as a word of a sentence
     """Spark prints whole tracebacks of Python errors, of which ours is the longest part and tells users nothing."""
-    try:
-        yield
-    except TowlineError as error:
-        raise from_code(error.code, str(error)) from None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(error, TowlineError):
+            raise from_code(error.code, str(error)) from None

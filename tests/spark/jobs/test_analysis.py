@@ -16,8 +16,8 @@ import towline
 from tests.spark.jobs.history import MIDDLE, NOON, SECOND, Group, Life, Writer, play
 from towline.clock import ManualClock
 from towline.delivery.events import Acked, Part, Pulled, Started
-from towline.errors import BadRequest, Conflict, NotFound
-from towline.spark.jobs.archive import archive
+from towline.errors import BadRequest, Conflict, NotFound, StoreDamaged
+from towline.spark.jobs.archive import Options, archive
 from towline.spark.jobs.manifest import Archive
 from towline.spark.jobs.page import render
 from towline.spark.jobs.reconcile import Reconciled, reconcile
@@ -185,6 +185,27 @@ def test_what_was_sent_twice_and_what_never_came_is_found(spark: SparkSession, t
     assert told(reconcile(spark, shelf, frame, expected=expected)) == {"unsent": ["lost"]}
     with pytest.raises(BadRequest, match="give key, body"):
         reconcile(spark, shelf, frame, identity="colour")
+
+
+def test_a_hole_in_a_lane_is_found(spark: SparkSession, tmp_path: Path) -> None:
+    """A frame of four is damaged: the archive passes over it when told to, and reconcile misses its messages."""
+    writer = Writer(tmp_path / "data")
+    writer.tell("orders", "billing", Started(NOON, (0,) * 6))
+    for text in (b"first", b"damage me", b"last"):
+        writer.send("orders", "middle", [text] * 4)
+    writer.tell("orders", "billing", Pulled(NOON, 1, "ann", 0, (Part(MIDDLE, 0, 12, 1),)))
+    writer.tell("orders", "billing", Acked(NOON, 1, (Part(MIDDLE, 0, 12, 1),)))
+    writer.write()
+    [log] = [path for path in (tmp_path / "data").rglob("*.log") if b"damage me" in path.read_bytes()]
+    log.write_bytes(log.read_bytes().replace(b"damage me", b"damage it", 1))
+    source = Source.of(path=str(tmp_path / "data"))
+    with pytest.raises(StoreDamaged, match="records 4 to 7 cannot be read"):
+        archive(spark, source, str(tmp_path / "none"))
+    archive(spark, source, str(tmp_path / "archive"), Options(skip_lost=True))
+    shelf = Archive.open(str(tmp_path / "archive"))
+    found = reconcile(spark, shelf, trace(spark, shelf, str(tmp_path / "trace")))
+    assert [(one.what, one.topic, one.count) for one in found.findings] == [("missing", "orders", 4)]
+    assert (found.sent, found.sound) == (8, False)
 
 
 def test_order_is_that_of_the_messages_of_a_key(spark: SparkSession, tmp_path: Path) -> None:

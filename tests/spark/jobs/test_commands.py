@@ -99,6 +99,37 @@ def test_mistakes_are_named_in_one_line(
     assert len([line for line in error.splitlines() if line.startswith("error:")]) == 1
 
 
+def test_what_a_broker_refuses_is_named_in_one_line(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    mq: towline.Client,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mq.send("orders", b"x")
+    tokens = tmp_path / "tokens"
+    tokens.write_text("good = a secret that nobody guesses\n")
+    tokens.chmod(0o600)
+    secret = tmp_path / "secret"
+    secret.write_text("another one")
+    secret.chmod(0o600)
+    url, out = f"towline://127.0.0.1:{broker.port}", str(tmp_path / "out")
+    with BrokerProcess(tokens_file=str(tokens)) as locked:
+        shut = f"towline://127.0.0.1:{locked.port}"
+        for arguments, said in (
+            (["archive", out, "--url", url, "--topic", "nothing"], "there is no topic nothing at towline://"),
+            (["archive", out, "--path", str(tmp_path / "data"), "--topic", "nothing"], "there is no topic nothing in "),
+            (["archive", out, "--url", shut], "this broker asks for a token"),
+            (["archive", out, "--url", shut, "--token", "good", "--secret-file", str(secret)], "are not right"),
+            (["report", out, "--url", shut], "this broker asks for a token"),
+        ):
+            assert run(["spark", *arguments]) == 1, arguments
+            errors = [line for line in capsys.readouterr().err.splitlines() if "Traceback" in line or "error" in line]
+            assert len(errors) == 1, errors
+            assert errors[0].startswith("error: "), errors
+            assert said in errors[0]
+
+
 @pytest.mark.slow
 def test_spark_submit_runs_a_job(mq: towline.Client, tmp_path: Path) -> None:
     import subprocess

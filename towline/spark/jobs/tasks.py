@@ -38,7 +38,10 @@ def in_tasks(spark: SparkSession, work: Callable[[T], R], pieces: Sequence[T], k
     try:
         answers = context.parallelize(list(pieces), len(pieces)).map(lambda piece: _guarded(work, piece)).collect()
     except (PySparkException, Py4JError) as error:
-        raise TowlineError(f"{title}: a task failed: {last_word(error)}") from error
+        said = last_word(error)
+        if "No module named 'towline" in said:
+            said += ": install it where the executors run (PYSPARK_PYTHON), or ship it (spark-submit --py-files)"
+        raise TowlineError(f"{title}: a task failed: {said}") from error
     results: list[R] = []
     for answer in answers:
         done = msgspec.msgpack.decode(answer, type=_Done)
