@@ -12,6 +12,7 @@ from typing import Any
 from tests.broker.conftest import Got
 from tests.delivery.ledger import Name
 from tests.everything.model import SETUPS, TOPICS, Item, Key, Lane, Unit
+from tests.sql.server import copied_database, drop_database, mariadb, new_database
 from tests.store.test_log_power_cut import PowerCutIo, copy_if_there
 from towline.broker.broker import Broker
 from towline.broker.dispatcher import Dispatcher
@@ -26,6 +27,7 @@ from towline.settings import BrokerSettings
 from towline.store import Store
 from towline.store.log import LogSettings, LogStore
 from towline.store.memory import MemoryStore
+from towline.store.sql import open_sql, parse_url
 
 HEARTBEAT_S = 30.0
 
@@ -52,7 +54,7 @@ class TwoClocks:
 
 
 class Plant:
-    """`kind` is memory, os (survives a kill) or fsync (survives a power cut)."""
+    """`kind` is memory, os (survives a kill), fsync (survives a power cut) or sql (as a kill leaves a database)."""
 
     def __init__(self, kind: str, folder: Path, chance: random.Random, io: type[PowerCutIo] = PowerCutIo) -> None:
         self.kind = kind
@@ -61,7 +63,7 @@ class Plant:
         self._folder = folder
         self._chance = chance
         self._lives = 0
-        self.path = folder / "0"
+        self.path = Path(new_database().rpartition("/")[2]) if kind == "sql" else folder / "0"
         self.io = io(chance)
         self.broker: Broker
         self.store: Store
@@ -70,6 +72,8 @@ class Plant:
 
     async def open(self) -> None:
         url = "memory:" if self.kind == "memory" else f"file:{self.path}"
+        if self.kind == "sql":
+            url = mariadb().url(str(self.path))
         settings = BrokerSettings(
             store=url,
             durability="fsync" if self.kind == "fsync" else "os",
@@ -82,6 +86,8 @@ class Plant:
         )
         if self.kind == "memory":
             self.store = MemoryStore(clock=self.clock)
+        elif self.kind == "sql":
+            self.store = await open_sql(parse_url(url), owner="plant", clock=self.clock)
         else:
             self.io = self._make_io(self._chance)
             self.io.in_order = True
@@ -110,6 +116,8 @@ class Plant:
 
     def copy(self, *, power_cut: bool) -> Path:
         """The folder as a kill or a power cut would leave it now."""
+        if self.kind == "sql":
+            return Path(copied_database(mariadb().url(str(self.path))).rpartition("/")[2])
         self._lives += 1
         to = self._folder / str(self._lives)
         if power_cut:
@@ -124,7 +132,7 @@ class Plant:
         await self.broker.close()
         old, self.path = self.path, path or self.path
         if old != self.path:
-            shutil.rmtree(old)
+            drop_database(f"/{old}") if self.kind == "sql" else shutil.rmtree(old)
         await self.open()
         await self.settle()
 

@@ -19,6 +19,7 @@ from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK
 from tests.everything.machine import CONSUMERS, Drawn, Machine
 from tests.everything.model import RANKS, SETUPS, TOPICS, Key, Lane, Model
 from tests.everything.plant import frames_of
+from tests.sql.server import needs_mariadb
 from towline.errors import Conflict
 from towline.model import Durability
 from towline.protocol.messages import Act, CancelDelayed, MoveDelayed, Resend
@@ -443,3 +444,24 @@ def test_everything_goes_as_the_model_says(request: pytest.FixtureRequest, caplo
         max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
     )
     run_state_machine_as_test(Everything, settings=patient)
+
+
+class OnADatabase(Everything):
+    """A crash leaves what is committed."""
+
+    @initialize(seed=st.integers(0, 1 << 30))
+    def start(self, seed: int) -> None:
+        self.do(self.begin("sql", seed))
+
+
+@pytest.mark.timeout(900)
+def test_everything_goes_as_the_model_says_on_a_database(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "towline")
+    needs_mariadb()
+    examples = max(request.config.getoption("--kills") // 25, 1)
+    patient = settings(
+        max_examples=examples, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(OnADatabase, settings=patient)
