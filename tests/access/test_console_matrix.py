@@ -66,7 +66,6 @@ ACTIONS: dict[str, tuple[Callable[[Client], Awaitable[object]], list[Need]]] = {
     "delete_topic": (lambda mq: mq.delete_topic("nowhere"), [("delete", topic("nowhere"))]),
     "drop_alarm": (lambda mq: mq.drop_alarm("none"), ALTER),
     "find": (lambda mq: mq.find("orders", key="k"), [("consume", ORDERS)]),
-    "find_dead": (lambda mq: mq.find_dead("orders", "billing"), READ),
     "group": (lambda mq: mq.group("orders", "billing"), of_group("describe", "billing")),
     "kick": (lambda mq: mq.kick("orders", "none", "c"), of_group("alter")),
     "locate": (lambda mq: mq.locate("orders", "middle", 0.0), LOOK),

@@ -36,6 +36,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleProcess]:
 
 PATHS = (
     "/", "/topics", "/topics?search=777", "/groups", "/dead", "/dead?topic=topic-00000&group=billing",
+    "/dead?topic=topic-00000&group=billing&reason=nowhere",
     "/messages?topic=topic-00000", "/topics/topic-09999",
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from towline.console.dialogs import confirm, form
 from towline.console.frame import View, act, badge, button, console_page, empty, facts, go, head, panel, say
 from towline.console.pages.message import show_body
 from towline.console.resending import Resending
+from towline.console.sifting import Sifting
 from towline.console.table import Column, Query, Table
 from towline.console.words import many, number, plain
 from towline.errors import TowlineError
@@ -21,7 +22,6 @@ from towline.errors import TowlineError
 __all__ = ["dead_page", "letter_page"]
 
 SAMPLE = 2_000
-FOUND_MAX = 500
 
 GROUPS = [
     Column("group", "Group", "link"),
@@ -85,7 +85,7 @@ class _Letters:
         self.group = group
         self.reason = view.asked("reason")
         self.key = view.asked("key")
-        self.found: list[DeadLetter] | None = None
+        self.sifting: Sifting | None = None
         self.job: Resending | None = None
 
     async def build(self) -> None:
@@ -116,6 +116,9 @@ class _Letters:
                 button("Filter", icon="filter_list", on_click=look).classes("tl-plain")
                 for field in (reason, key):
                     field.on("keydown.enter", look)
+            with ui.element("div").classes("tl-row") as self._sifted:
+                self._told = ui.label("").classes("tl-sub").props('role="status"')
+                self._further = button("Look further", on_click=self._look_further).classes("tl-plain")
             await self._search()
             nothing = ("mark_email_read", "No dead letters here", "None is left, or none fits the filter.")
             self._table = Table(
@@ -131,16 +134,24 @@ class _Letters:
         self._some.set_enabled(bool(ids))
 
     async def _search(self) -> None:
-        self.found = None
-        if self.reason or self.key:
-            self.found = await self.view.mq.find_dead(
-                self.topic, self.group, reason=self.reason, key=self.key or None, limit=FOUND_MAX
-            )
+        self.sifting = Sifting(self.topic, self.group, self.reason, self.key) if self.reason or self.key else None
+        self._sifted.set_visibility(self.sifting is not None)
+        await self._sift()
+
+    async def _sift(self) -> None:
+        if self.sifting is not None:
+            await self.sifting.go_on(self.view.mq)
+            self._told.text = self.sifting.told
+            self._further.set_visibility(not self.sifting.over)
+
+    async def _look_further(self) -> None:
+        if await act(self._sift()):
+            await self._table.refresh()
 
     async def _fetch(self, query: Query) -> tuple[int, list[dict[str, Any]]]:
-        if self.found is not None:
-            some = self.found[query.first : query.first + query.limit]
-            return len(self.found), [self._row(one) for one in some]
+        if self.sifting is not None:
+            some = self.sifting.found[query.first : query.first + query.limit]
+            return len(self.sifting.found), [self._row(one) for one in some]
         page = await self.view.mq.dead_letters(self.topic, self.group, first=0, max_messages=1, max_bytes=1)
         total = page.end - page.start
         until = page.end - query.first
@@ -171,7 +182,7 @@ class _Letters:
     async def _reasons(self) -> None:
         counts: Counter[str] = Counter()
         page = await self.view.mq.dead_letters(self.topic, self.group, first=0, max_messages=1, max_bytes=1)
-        at = max(page.end - SAMPLE, page.start)
+        at, total = max(page.end - SAMPLE, page.start), page.end - page.start
         looked = 0
         while at < page.end:
             page = await self.view.mq.dead_letters(self.topic, self.group, first=at, max_messages=1000)
@@ -182,7 +193,7 @@ class _Letters:
             at = page.next
         if not counts:
             return
-        about = f"of the newest {looked:,}" if looked >= SAMPLE else ""
+        about = f"a sample: the newest {looked:,} of {total:,}" if looked < total else ""
         with panel("Reasons", about):
             top = counts.most_common(8)
             for reason, count in top:
@@ -205,11 +216,13 @@ class _Letters:
     def _send_all(self) -> None:
         async def save() -> bool:
             per_s = float(rate.value or 100)
-            numbers = [one.number for one in self.found if not one.resent] if self.found is not None else None
+            numbers = sorted(one.number for one in self.sifting.found) if self.sifting is not None else None
             ui.timer(0, lambda: self._run(numbers, per_s, self._count if numbers is None else len(numbers)), once=True)
             return True
 
-        which = "all that fit the filter" if self.found is not None else f"all {self._count:,}"
+        which = (
+            f"the {len(self.sifting.found):,} that were found" if self.sifting is not None else f"all {self._count:,}"
+        )
         with form(
             "Send dead letters again", "Begin", save, about=f"To group {self.group} alone: {which}, oldest first."
         ):
