@@ -27,7 +27,7 @@ class BrokerProcess:
     """0 puts it into a process group of its own, where Ctrl-C on the terminal does not reach it."""
 
     def __init__(self, store: str, **settings: Any) -> None:
-        self._store = store
+        self.store = store
         self._settings = settings
         self._address = "127.0.0.1:0"
         self._process: subprocess.Popen[bytes] | None = None
@@ -63,7 +63,7 @@ class BrokerProcess:
 
     def start(self) -> float:
         """Start it; returns how many seconds it took until it was ready."""
-        command = [sys.executable, "-m", "towline", "serve", "--store", self._store, "--listen", self._address]
+        command = [sys.executable, "-m", "towline", "serve", "--store", self.store, "--listen", self._address]
         for name, value in {"console": "off", **self._settings}.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         begin = time.perf_counter()

@@ -26,6 +26,7 @@ from towline.store.sql.tables import KEY_CHARACTERS
 
 __all__ = ["FrameReader"]
 
+_FRAMES_AT_FIRST: Final = 8
 _FRAMES_AT_ONCE: Final = 512
 _CANDIDATES: Final = 100
 
@@ -195,14 +196,7 @@ class FrameReader:
         self, connection: Connection, stream: Stream, first: int, end: int, budget: int
     ) -> list[tuple[_Heading, bytes]]:
         queries = _queries(stream)
-        rows = await connection.rows(queries.headings, stream=stream.id, after=first, some=_FRAMES_AT_ONCE)
-        headings: list[_Heading] = []
-        for row in rows:
-            heading = _Heading(*row)
-            budget -= heading.length
-            if heading.end > end or (headings and budget < 0):
-                break
-            headings.append(heading)
+        headings = await self._headings(connection, queries.headings, stream.id, (first, end), budget)
         if not headings:
             return []
         until = headings[-1].end
@@ -217,6 +211,28 @@ class FrameReader:
             some = bodies[heading.first - begin : heading.end - begin] if whole else ()
             found.append((heading, rebuilt(heading.body_at, frame, [body for (body,) in some])))
         return found
+
+    @staticmethod
+    async def _headings(
+        connection: Connection, query: Select[Any], stream_id: int, span: tuple[int, int], budget: int
+    ) -> list[_Heading]:
+        """The headings of the frames in a range, up to so many bytes of frames and at least one: a few at first, for
+        most reads need no more."""
+        after, end = span
+        headings: list[_Heading] = []
+        some = _FRAMES_AT_FIRST
+        while len(headings) < _FRAMES_AT_ONCE:
+            rows = await connection.rows(query, stream=stream_id, after=after, some=some)
+            for row in rows:
+                heading = _Heading(*row)
+                budget -= heading.length
+                if heading.end > end or (headings and budget < 0):
+                    return headings
+                headings.append(heading)
+            if len(rows) < some or budget <= 0:
+                break
+            after, some = headings[-1].end, 4 * some
+        return headings
 
     async def locate_time(self, stream: Stream, time_us: int) -> int:
         """The first record whose frame was appended at this time or later: frames lie in order of time."""
