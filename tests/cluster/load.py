@@ -33,6 +33,8 @@ class Load:
         self.failed: list[tuple[int, TowlineError]] = []
         self.seen: list[tuple[float, int]] = []
         self.errors: list[BaseException] = []
+        self.told: list[TowlineError] = []
+        """What the consumers were told when they were to try again."""
         self.sent = 0
         self.refused = 0
         self._mq = towline.connect(url)
@@ -75,7 +77,13 @@ class Load:
     def _consume(self) -> None:
         with self._mq.consumer(self.topic, "g") as consumer:
             while not self._consuming.is_set():
-                batch = consumer.pull(wait=0.3)
+                try:
+                    batch = consumer.pull(wait=0.3)
+                except TowlineError as error:
+                    if not error.retriable:
+                        raise
+                    self.told.append(error)
+                    continue
                 if batch:
                     now = time.monotonic()
                     self.seen.extend((now, int(body)) for body in batch.bodies())
@@ -84,6 +92,10 @@ class Load:
                     except LeaseLost:
                         # A broker that was killed may have forgotten that we had them: they come again.
                         self.refused += len(batch)
+                    except TowlineError as error:
+                        if not error.retriable:
+                            raise
+                        self.told.append(error)
 
     def stop_sending(self) -> None:
         self._sending.set()

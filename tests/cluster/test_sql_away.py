@@ -46,16 +46,18 @@ def test_while_the_database_is_away_clients_wait_or_are_told_and_all_recovers(
             server.start()
         back_at = time.monotonic()
         acked = len(load.acked)
-        eventually(lambda: len(load.acked) > acked + 100, 60)
+        eventually(lambda: bool(load.errors) or len(load.acked) > acked + 100, 60)
         answers_s = next(at for at, _ in load.acked if at > back_at) - back_at
         consumed = len(load.seen)
-        eventually(lambda: len(load.seen) > consumed + 50, 60)
+        eventually(lambda: bool(load.errors) or len(load.seen) > consumed + 50, 60)
+        assert not load.errors
         load.stop_sending()
         eventually(lambda: not load.lost(), 60)
         gap = load.longest_gap(load.acked, left_at, time.monotonic())
         told = Counter(type(error).__name__ for _, error in load.failed)
         print(f"{how} for {away_s:g} s: {gap:.1f} s without a send, {answers_s:.1f} s after it was back; {dict(told)}")
-        print({type(error).__name__: str(error) for _, error in load.failed})
+        print("producers:", {type(error).__name__: str(error) for _, error in load.failed})
+        print("consumers:", {type(error).__name__: str(error) for error in load.told})
         assert all(error.retriable for _, error in load.failed), told
         assert load.stored() <= load.sent, "nothing is stored twice"
         assert load.stored() >= len(load.acked)
