@@ -197,3 +197,31 @@ def test_brokers_and_consumers_are_in_the_registry_table(brokers: Brokers, topic
                 assert shown == {"ann": (0, 2), "bob": (1, 2)}
             eventually(lambda: registered().keys() == {"ann"})
     eventually(lambda: not registered())
+
+
+def test_spark_reads_all_realms_and_writes_to_each_once(brokers: Brokers, topic: str) -> None:
+    """An epoch whose commit was cut short is finished by the next attempt, whose rows come in another order."""
+    from towline.client.publishing import Addressed
+    from towline.frame import encode
+    from towline.spark.outlets import Outlets, members_of, publish
+    from towline.spark.places import BrokerPlace, Door
+    from towline.spark.ranges import Selection, cut
+
+    with towline.connect(brokers.url) as mq:
+        for whole, order in ((False, range(40)), (True, range(39, -1, -1))):
+            outlets = Outlets(mq, -1, f"sink:{topic}", 0, False, members_of(mq))
+            for n in order:
+                outlets.add(Addressed(f"{topic}.{n % 5}", 1, 0, encode([b"%d" % n])))
+            staged = outlets.settle()
+            assert len(staged) == (3 if whole else 5), "two were published before"
+            publish(mq, -1, f"sink:{topic}", 0, staged if whole else staged[:2])
+    place = BrokerPlace(Door(url=brokers.url))
+    try:
+        lanes = place.lanes(Selection((f"{topic}.*",)))
+        spans = [span for lane in lanes for span in cut(lane, lane.first, lane.end, 1 << 40)]
+        assert {lane.topic: lane.end for lane in lanes if lane.lane == "middle"} == {
+            f"{topic}.{n}": 8 for n in range(5)
+        }
+        assert sum(piece.count for span in spans for piece in place.records(span)) == 40
+    finally:
+        place.close()

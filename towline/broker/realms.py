@@ -46,7 +46,7 @@ from towline.protocol.messages import (
     Stat,
     Template,
 )
-from towline.protocol.publishing import AskSink, MoveHold, Publish, Stage, Unstage
+from towline.protocol.publishing import AskSink, MoveHold, Publish, Unstage
 from towline.protocol.scanning import Survey
 from towline.protocol.survey import DropAlarm, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
 from towline.protocol.transactions import Prepare
@@ -79,9 +79,9 @@ _HERE_OR_TOPIC: Final = {one.kind for one in (ListGroups, ListDelayed, ListPage,
 _WHOLE: Final[Mapping[type[Request], str]] = {
     Prepare: "prepared transactions need",
     MoveHold: "a hold on retention needs",
-    **dict.fromkeys((Stage, Publish, Unstage, AskSink), "a sink that is exactly-once needs"),
+    **dict.fromkeys((Publish, Unstage, AskSink), "a sink for any topic needs"),
 }
-"""What concerns one realm, and does not say which."""
+"""What concerns one realm, and does not say which; of a sink, unless it names the topic it is for."""
 
 
 class _Store(SqlStore):
@@ -158,7 +158,8 @@ class Realms:
                 "only be stored in one: send to them apart, or run the brokers with realms=1"
             )
         [realm] = realms
-        if isinstance(request, tuple(_WHOLE)) and len(self._names) > 1:
+        named = bool(topics) and isinstance(request, Publish | Unstage | AskSink)
+        if isinstance(request, tuple(_WHOLE)) and not named and len(self._names) > 1:
             what = next(text for kind, text in _WHOLE.items() if isinstance(request, kind))
             raise BadRequest(f"{what} brokers with realms=1")
         return self._broker(realm, next(iter(topics), ""))

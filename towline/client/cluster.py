@@ -294,5 +294,5 @@ class Cluster:
         self._watch.close()
         with self._lock:
             links, self._links = self._links, {}
-        for link in links.values():
+        for link in (*links.values(), *self._following):
             link.close()
