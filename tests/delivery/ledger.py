@@ -33,6 +33,10 @@ class Delivery:
     consumer: str
     deadline_us: int
     outcomes: dict[Name, str | None]
+    limits_us: dict[Name, int] = field(default_factory=dict)
+    """How long each message may be worked on, as far as its sender said so, …"""
+    since_us: int = 0
+    """… from here on."""
 
     @property
     def open(self) -> list[Name]:
@@ -237,6 +241,36 @@ class Ledger:
                 self._end(pull, name, "taken", "dying")
             else:
                 self._end(pull, name, "taken", "retrying").attempt += 1
+
+    def limit(self, pull: int, limits_us: dict[Name, int], now_us: int) -> None:
+        self.deliveries[pull].limits_us = limits_us
+        self.deliveries[pull].since_us = now_us
+
+    def begin_anew(self, now_us: int) -> None:
+        """Nobody knows what was done with the messages meanwhile: the time for each begins again."""
+        for one in self.deliveries.values():
+            one.since_us = now_us
+
+    def overdue(self, now_us: int) -> dict[int, list[Name]]:
+        """By pull, the messages that were worked on for too long, and a second more."""
+        found = {
+            pull: [
+                name
+                for name in one.open
+                if name in one.limits_us and one.since_us + one.limits_us[name] + 1_000_000 <= now_us
+            ]
+            for pull, one in self.deliveries.items()
+        }
+        return {pull: names for pull, names in found.items() if names}
+
+    def take_overdue(self, pull: int, names: list[Name]) -> None:
+        for name in names:
+            if self.messages[name].attempt >= self.max_attempts:
+                self._end(pull, name, "taken", "dying")
+            else:
+                self._end(pull, name, "taken", "retrying").attempt += 1
+        for name in self.behind(pull, names):
+            self._end(pull, name, "taken", "retrying")
 
     def late(self, now_us: int) -> list[int]:
         return [pull for pull, one in self.deliveries.items() if one.open and 0 < one.deadline_us <= now_us]

@@ -12,24 +12,26 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK
+from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Got
 from tests.delivery.ledger import Name
 from tests.everything.model import RANKS, TOPICS, Item, Key, Lane, Model, Unit
-from tests.everything.names import SETUP, Ended, expected_states, names_in, names_of
+from tests.everything.names import SETUP, Ended, expected_states, names_in, names_of, stream_of
 from tests.everything.plant import HEARTBEAT_S, Plant, frames_of
+from towline.broker.fan import Fan
 from towline.broker.member import Member
 from towline.delivery import snapshot
 from towline.delivery.events import Pulled
-from towline.errors import LeaseLost
 from towline.model import LANES, Durability
 from towline.protocol.messages import Act, ListDelayed, Sent
 from towline.protocol.transactions import Decided, ListTransactions
 
 T = TypeVar("T")
 
-Drawn = Sequence[tuple[Lane, Sequence[tuple[str | None, float | None, float | None]]]]
-"""Frames: a lane, and for each message a dedup id, a delay and a lifetime."""
+Drawn = Sequence[tuple[Lane, Sequence[tuple[str | None, float | None, float | None, float | None]]]]
+"""Frames: a lane, and for each message a dedup id, a delay, a lifetime and a timeout."""
 CONSUMERS = ("ann", "bob")
+PAT = "pat"
+"""Consumes by prefix."""
 ACTS = {ACK: "acked", NACK: "nacked", DEAD: "nacked", GIVE_BACK: "given back"}
 
 
@@ -43,6 +45,8 @@ class Machine:
         """What a power cut may go back to: the model as it was when all was synced last, and after every step since."""
         self.members: dict[tuple[Key, str], Member] = {}
         self.fenced: list[Member] = []
+        self.fan: Fan | None = None
+        """What pat has instead of members."""
         self.orphans: dict[tuple[Key, str], float] = {}
         self.paused: set[Key] = set()
         self.failed = False
@@ -102,7 +106,7 @@ class Machine:
             assert not model.ledgers[key].named("dying"), "not buried"
         due = model.due(self.plant.clock.latest_us)
         for lane, known in model.lanes.items():
-            bodies = await self.plant.read(self.stream(lane), len(known))
+            bodies = await self.plant.read(stream_of(lane), len(known))
             if bodies:
                 assert set(bodies) <= due.get(lane, set()), (lane, bodies, "early, or not known")
                 assert len(set(bodies)) == len(bodies)
@@ -114,7 +118,7 @@ class Machine:
     async def difference(self, model: Model) -> str:
         """What is not as the model says; empty if all is."""
         for lane, bodies in model.lanes.items():
-            found = await self.plant.read(self.stream(lane))
+            found = await self.plant.read(stream_of(lane))
             if found != bodies[model.firsts[lane] :]:
                 return f"lane {lane}: {found} instead of {bodies[model.firsts[lane] :]}"
         for key, ledger in model.ledgers.items():
@@ -145,26 +149,23 @@ class Machine:
             return f"delayed are {delayed}, not {model.delayed}"
         return ""
 
-    def stream(self, lane: Lane) -> str:
-        name = str(lane[1]) if TOPICS[lane[0]] else LANES[lane[1]]
-        return f"lane/{lane[0]}/{name}"
-
     # Sending
 
     def unit(self, drawn: Drawn) -> Unit:
         """A unit from what was drawn. Of a frame either all is delayed or nothing is."""
         unit: Unit = []
         for lane, messages in drawn:
-            delayed = any(delay_s is not None for _, delay_s, _ in messages)
+            delayed = any(delay_s is not None for _, delay_s, _, _ in messages)
             items = []
-            for dedup, delay_s, ttl_s in messages:
+            for dedup, delay_s, ttl_s, timeout_s in messages:
+                timeout_us = round((timeout_s or 0) * 1e6)
                 expires_us = self.now_us + round(ttl_s * 1e6) if ttl_s else 0
                 self.bodies += 1
                 body = (b"%d" % self.bodies).ljust(2_000 if self.bodies % 7 == 0 else 1)
                 if delayed:
-                    items.append(Item(body, None, delay_s or 0.001, expires_us))
+                    items.append(Item(body, None, delay_s or 0.001, expires_us, timeout_us))
                 else:
-                    items.append(Item(body, dedup, None, expires_us))
+                    items.append(Item(body, dedup, None, expires_us, timeout_us))
             unit.append((lane, items))
         return unit
 
@@ -195,9 +196,14 @@ class Machine:
         member = self.members[key, consumer]
         for act in acts:
             self.act(key, consumer, act)
-        ledger = self.model.ledgers[key]
-        ledger.clock.append(self.now_us)
+        self.model.ledgers[key].clock.append(self.now_us)
         got = await self.plant.pull(member, count, max_bytes, acts)
+        await self.took(key, consumer, count, max_bytes, got, position)
+        if not got.pull:
+            self.nothing_due(key, consumer, count)
+
+    async def took(self, key: Key, consumer: str, count: int, max_bytes: int, got: Got, position: int) -> None:
+        """A pull has been answered: see what it took from this group, whose pull log was at `position` before."""
         if key in self.paused:
             assert not got.bodies, "a paused group got something"
             return
@@ -210,7 +216,10 @@ class Machine:
             self.pulled(key, consumer, event, names, Ended.of(events, event.pull), count, small=small)
             for name, body in zip(names, got.bodies if names else (), strict=True):
                 assert body == self.model.body(key, name), "another message than was sent"
-        if not got.pull:
+
+    def nothing_due(self, key: Key, consumer: str, count: int) -> None:
+        if key not in self.paused:
+            ledger = self.model.ledgers[key]
             ledger.overrun()
             must = ledger.due(self.now_us)
             assert must != ledger.ever_due() or not self.fill(key, consumer, must, [], count), "there, and not given"
@@ -262,6 +271,9 @@ class Machine:
         if setup.once and names:
             ledger.ack(event.pull, list(names))
             self.synced()
+        elif names:
+            limits_us = {name: model.timeouts_us.get(model.body(key, name), 0) for name in names}
+            ledger.limit(event.pull, {name: limit_us for name, limit_us in limits_us.items() if limit_us}, self.now_us)
 
     # Settling
 
@@ -278,6 +290,7 @@ class Machine:
         if refusals:
             return refusals, False
         changes = bool(names)
+        ledger.deliveries[act.pull].since_us = self.now_us
         if act.what == ACK:
             ledger.ack(act.pull, names)
             if act.up_to:
@@ -326,6 +339,8 @@ class Machine:
         member = self.members.pop((key, consumer), None)
         if member is not None:
             self.fenced.append(member)
+        if consumer == PAT:
+            self.fan = None
         ledger = self.model.ledgers[key]
         for pull in ledger.held_by(consumer):
             if vanished:
@@ -334,17 +349,6 @@ class Machine:
                 ledger.give_back(pull, ledger.deliveries[pull].open, "taken")
         self.unsynced()
 
-    async def zombie(self, member: Member, pull: int) -> None:
-        for attempt in (
-            self.plant.broker.settle(member, [Act(ACK, pull)]),
-            self.plant.pull(member, 10, 1 << 20),
-        ):
-            try:
-                await attempt
-            except LeaseLost:
-                continue
-            raise AssertionError("one that was replaced still has a say")
-
     # Time
 
     async def pass_time(self, seconds: float, beating: Sequence[str]) -> None:
@@ -352,15 +356,20 @@ class Machine:
         broker = self.plant.broker
         for key, ledger in self.model.ledgers.items():
             ledger.clock.append(self.now_us)
-            late = ledger.late(self.now_us)
+            late, overdue = ledger.late(self.now_us), ledger.overdue(self.now_us)
             self.plant.dispatcher(key)._on_time()
             for pull in late:
                 ledger.take_away(pull)
+            for pull, names in overdue.items():
+                if pull not in late:
+                    ledger.take_overdue(pull, names)
             self.unsynced()
         now_s = self.plant.clock.steady_s()
         for (_, consumer), member in self.members.items():
             if consumer in beating:
                 broker.consumers.beat(member)
+        if self.fan is not None and PAT in beating:
+            broker.consumers.beat(self.fan)
         silent = [
             (key, consumer)
             for dispatcher in broker.topics.dispatchers()
@@ -380,11 +389,14 @@ class Machine:
         """All connections are gone; what consumers hold is kept for a while."""
         self.members.clear()
         self.fenced.clear()
+        self.fan = None
+        for ledger in self.model.ledgers.values():
+            ledger.begin_anew(self.now_us)
         deadline_s = self.plant.clock.steady_s() + HEARTBEAT_S
         self.orphans = {
             (key, consumer): deadline_s
             for key, ledger in self.model.ledgers.items()
-            for consumer in CONSUMERS
+            for consumer in (*CONSUMERS, PAT)
             if ledger.in_flight(consumer)
         }
 
@@ -413,6 +425,7 @@ class Machine:
         for key in self.model.ledgers:
             await self.attach(key, "ann", [])
             self.members.pop((key, "bob"), None)
+        self.fan = None
         await self.pass_time(HEARTBEAT_S * 2, ["ann"])
         await self.compare()
         for _ in range(20):

@@ -31,6 +31,11 @@ class Setup(NamedTuple):
     """At most once."""
     expired_to_dead: bool = False
 
+    @property
+    def alone(self) -> str:
+        """The one consumer of a group that is nobody else's: a broadcast consumer."""
+        return self.group[1:] if self.group.startswith("~") else ""
+
 
 TOPICS = {"orders": 0, "stock": 0, "trail": RANKS}
 """Shared topics, and one with shards: as many as there are priorities, which is what a ledger reckons with."""
@@ -43,6 +48,8 @@ SETUPS = (
     Setup("trail", "billing"),
     Setup("trail", "mail", 2, (0.0, 40.0), 3.0, 10),
     Setup("trail", "once", once=True),
+    Setup("orders", "~ann", max_in_flight=4),
+    Setup("trail", "~ann", 4, (0.0,)),
 )
 
 Key = tuple[str, str]
@@ -57,6 +64,7 @@ class Item(NamedTuple):
     dedup: str | None = None
     delay_s: float | None = None
     expires_us: int = 0
+    timeout_us: int = 0
 
 
 Unit = list[tuple[Lane, list[Item]]]
@@ -86,6 +94,7 @@ class Model:
     ids: dict[tuple[str, str], tuple[int, int, int]] = field(default_factory=dict)
     """Where the first message with a dedup id is, and since when."""
     expires_us: dict[bytes, int] = field(default_factory=dict)
+    timeouts_us: dict[bytes, int] = field(default_factory=dict)
     prepared: dict[str, Unit] = field(default_factory=dict)
     decided: dict[str, bool] = field(default_factory=dict)
     last: tuple[Unit, int] | None = None
@@ -139,6 +148,7 @@ class Model:
         number of each message."""
         places: list[list[tuple[int, int] | None]] = []
         self.expires_us |= {item.body: item.expires_us for _, items in unit for item in items}
+        self.timeouts_us |= {item.body: item.timeout_us for _, items in unit for item in items if item.timeout_us}
         for number, (lane, items) in enumerate(unit):
             if number in ids:
                 for index, item in enumerate(items):

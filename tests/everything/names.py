@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from tests.broker.conftest import Got
 from tests.delivery.ledger import Ledger, Name
-from tests.everything.model import SETUPS
+from tests.everything.model import SETUPS, TOPICS, Lane
 from towline.delivery import Event, Part
 from towline.delivery.events import GaveUp, Returned, Skipped
 from towline.delivery.group import EXPIRED
+from towline.model import LANES
 
 SETUP = {(one.topic, one.group): one for one in SETUPS}
 
@@ -55,3 +56,8 @@ def expected_states(ledger: Ledger) -> dict[Name, tuple[object, ...]]:
         for name, message in ledger.messages.items()
         if message.state not in ("done", "dead", "gone")
     }
+
+
+def stream_of(lane: Lane) -> str:
+    name = str(lane[1]) if TOPICS[lane[0]] else LANES[lane[1]]
+    return f"lane/{lane[0]}/{name}"

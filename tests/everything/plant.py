@@ -16,6 +16,7 @@ from tests.sql.server import copied_database, drop_database, mariadb, new_databa
 from tests.store.test_log_power_cut import PowerCutIo, copy_if_there
 from towline.broker.broker import Broker
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.fan import Fan
 from towline.broker.member import Member
 from towline.clock import SECOND_US
 from towline.delivery import Event, decode_event
@@ -200,7 +201,13 @@ class Plant:
     async def attach(self, key: Key, consumer: str, holding: Sequence[int] = ()) -> Member:
         return await self.broker.attach(Attach(*key, consumer, None, list(holding)), address="test")
 
-    async def pull(self, member: Member, count: int, max_bytes: int, acts: Sequence[Act] = ()) -> Got:
+    async def attach_by_prefix(self, group: str, consumer: str, holding: Sequence[int] = ()) -> Fan:
+        request = Attach("*", group, consumer, None, list(holding))
+        fan = await self.broker.consumers.fan(request, address="test", may=lambda _: True)
+        fan.broker = self.broker
+        return fan
+
+    async def pull(self, member: Member | Fan, count: int, max_bytes: int, acts: Sequence[Act] = ()) -> Got:
         answer, buffers = await self.broker.pull(member, Pull(0, count, max_bytes, acts=list(acts)))
         return Got(answer, b"".join(buffers))
 
@@ -222,6 +229,8 @@ def frames_of(unit: Unit, seq: int = 0) -> list[tuple[str, int, bytes]]:
             columns["deliver_at_us"] = [-round((item.delay_s or 0) * SECOND_US) for item in items]
         if any(item.expires_us for item in items):
             columns["expires_at_us"] = [item.expires_us for item in items]
+        if any(item.timeout_us for item in items):
+            columns["timeouts_us"] = [item.timeout_us for item in items]
         frames.append((topic, lane, encode([item.body for item in items], **columns)))
     return frames
 

@@ -158,7 +158,7 @@ class Story(Machine):
 
     async def tell(self) -> None:
         await self.begin("fsync", 1)
-        plain, later = (None, None, None), (None, 0.4, None)
+        plain, later = (None, None, None, None), (None, 0.4, None, None)
         acts: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("a transaction", lambda: self.send_unit([(("orders", 0), [plain] * 2), (("stock", 1), [plain] * 3)])),
             ("prepare", lambda: self.prepare("t1", [(("orders", 1), [plain, plain]), (("stock", 0), [later])])),
@@ -167,7 +167,7 @@ class Story(Machine):
             ("roll back", lambda: self.decide("t2", False)),
             (
                 "send for later",
-                lambda: self.send_unit([(("orders", 2), [later, (None, 5.0, None), (None, 300.0, None)])]),
+                lambda: self.send_unit([(("orders", 2), [later, (None, 5.0, None, None), (None, 300.0, None, None)])]),
             ),
             ("snapshot", self.plant.broker.maintain),
             ("some are due", lambda: self.pass_time(1.0, ["ann"])),
@@ -196,7 +196,7 @@ class Story(Machine):
             ),
             (
                 "send for later in order",
-                lambda: self.send_unit([(("trail", 0), [(None, 0.9, None), (None, 0.1, None)])]),
+                lambda: self.send_unit([(("trail", 0), [(None, 0.9, None, None), (None, 0.1, None, None)])]),
             ),
             ("commit in order", lambda: self.decide("t3", True)),
             ("some are due in order", lambda: self.pass_time(1.0, ["ann"])),

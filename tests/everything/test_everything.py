@@ -15,10 +15,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK
-from tests.everything.machine import CONSUMERS, Drawn, Machine
+from tests.broker.conftest import ACK, NACK
+from tests.everything.drawing import acts, pick, shares
+from tests.everything.machine import CONSUMERS, PAT, Drawn
 from tests.everything.model import RANKS, SETUPS, TOPICS, Key, Lane, Model
+from tests.everything.names import SETUP, stream_of
 from tests.everything.plant import frames_of
+from tests.everything.prefix_rules import PrefixRules
+from tests.everything.zombie_rules import ZombieRules
 from tests.sql.server import needs_mariadb
 from towline.errors import Conflict
 from towline.model import Durability
@@ -28,38 +32,23 @@ from towline.protocol.transactions import Decide
 
 keys = st.sampled_from([(one.topic, one.group) for one in SETUPS])
 consumers = st.sampled_from(CONSUMERS)
-shares = st.floats(0, 1)
 lanes = st.tuples(st.sampled_from(sorted(TOPICS)), st.sampled_from([1, 1, 0, 2]))
 messages = st.tuples(
     st.sampled_from([None, None, None, "a", "b", "c"]),
     st.sampled_from([None] * 6 + [0.001, 0.4, 5.0, 300.0, 90_000.0]),
     st.sampled_from([None] * 6 + [0.3, 2.0, 100.0]),
+    st.sampled_from([None] * 4 + [0.3, 4.0]),
 )
 units = st.lists(st.tuples(lanes, st.lists(messages, min_size=1, max_size=4)), min_size=1, max_size=3)
 durabilities = st.sampled_from([None, None, Durability.OS])
-subsets = st.none() | st.lists(st.tuples(shares, st.integers(1, 4)), min_size=1, max_size=3)
-acts = st.tuples(
-    st.sampled_from([ACK, ACK, ACK, NACK, NACK, DEAD, GIVE_BACK]),
-    shares,
-    subsets,
-    st.booleans(),
-    st.sampled_from([None, None, 0.0, 0.4, 3.21]),
-)
 rounds = st.integers(0, 8)
 cuts = st.booleans()
 
 
-class Everything(Machine, RuleBasedStateMachine):
+class Everything(PrefixRules, ZombieRules, RuleBasedStateMachine):
     @initialize(kind=st.sampled_from(["memory", "os", "fsync"]), seed=st.integers(0, 1 << 30))
     def start(self, kind: str, seed: int) -> None:
         self.do(self.begin(kind, seed))
-
-    def step(self, work: Coroutine[Any, Any, None]) -> None:
-        async def whole() -> None:
-            await work
-            await self.compare()
-
-        self.do(whole())
 
     # Producers
 
@@ -101,7 +90,7 @@ class Everything(Machine, RuleBasedStateMachine):
     @rule(share=shares, commit=st.booleans())
     def decide(self, share: float, commit: bool) -> None:
         async def work() -> None:
-            name = _pick(sorted(self.model.prepared), share)
+            name = pick(sorted(self.model.prepared), share)
             await self.decide_one(name, commit)
 
         self.step(work())
@@ -121,7 +110,7 @@ class Everything(Machine, RuleBasedStateMachine):
     @rule(share=shares, commit=st.booleans())
     def decide_again(self, share: float, commit: bool) -> None:
         async def work() -> None:
-            name = _pick(sorted(self.model.decided), share)
+            name = pick(sorted(self.model.decided), share)
             try:
                 answer = await self.plant.broker.transactions.decide(Decide(name, commit))
             except Conflict:
@@ -136,7 +125,7 @@ class Everything(Machine, RuleBasedStateMachine):
     @rule(share=shares, delay_s=st.sampled_from([None, None, 0.3, 7.0, 4_000.0]))
     def cancel_or_move(self, share: float, delay_s: float | None) -> None:
         async def work() -> None:
-            number = _pick(sorted(self.model.delayed), share)
+            number = pick(sorted(self.model.delayed), share)
             one = self.model.delayed[number]
             if delay_s is None:
                 answer: Any = await self.plant.broker.cancel_delayed(CancelDelayed(one.lane[0], [number]))
@@ -155,12 +144,13 @@ class Everything(Machine, RuleBasedStateMachine):
 
     @rule(key=keys, consumer=consumers, hold=st.sampled_from(["none", "all", "some", "wrong"]))
     def attach_one(self, key: Key, consumer: str, hold: str) -> None:
+        consumer = SETUP[key].alone or consumer
         held = self.model.ledgers[key].held_by(consumer)
         holding = {"none": [], "all": held, "some": held[::2], "wrong": [*held, 17, (1 << 40) + 1]}[hold]
         self.step(self.attach(key, consumer, holding))
 
     def member(self, share: float) -> tuple[Key, str]:
-        found: tuple[Key, str] = _pick(sorted(self.members), share)
+        found: tuple[Key, str] = pick(sorted(self.members), share)
         return found
 
     @precondition(lambda self: self.members)
@@ -179,10 +169,10 @@ class Everything(Machine, RuleBasedStateMachine):
         """An act about one of the pulls, rather one that is open, and some messages of it."""
         ledger = self.model.ledgers[key]
         pulls = [pull for who in CONSUMERS for pull in ledger.held_by(who)] if share < 0.9 else []
-        pull = _pick(sorted(pulls or ledger.deliveries), share * 997 % 1)
+        pull = pick(sorted(pulls or ledger.deliveries), share * 997 % 1)
         one = ledger.deliveries[pull]
         names = (one.open if share < 0.6 else []) or list(one.outcomes)
-        starts = [(_pick(names, at), count if share > 0.5 else 1) for at, count in subset or ()]
+        starts = [(pick(names, at), count if share > 0.5 else 1) for at, count in subset or ()]
         spans = [(lane, first, count) for (lane, first), count in starts]
         return Act(what, pull, spans, up_to and what == ACK, delay_s if what == NACK else None, f"why {share}")
 
@@ -194,7 +184,7 @@ class Everything(Machine, RuleBasedStateMachine):
 
     def settling(self, share: float, drawn: list[Any], stranger: bool) -> tuple[Key, str, list[Act]]:
         busy = sorted({key for key, _ in self.members if self.model.ledgers[key].deliveries})
-        key = _pick(busy, share)
+        key = pick(busy, share)
         chosen = [self.chosen(key, *one) for one in drawn]
         here = sorted(consumer for one, consumer in self.members if one == key)
         owner = self.model.ledgers[key].deliveries[chosen[0].pull].consumer
@@ -217,13 +207,6 @@ class Everything(Machine, RuleBasedStateMachine):
             self.gone(key, consumer, vanished=how == "vanished")
 
         self.step(work())
-
-    @precondition(lambda self: self.fenced)
-    @rule(share=shares)
-    def act_as_one_that_was_replaced(self, share: float) -> None:
-        member = _pick(self.fenced, share)
-        pulls = [*self.model.ledgers[member.config.topic, member.config.name].deliveries, 1]
-        self.step(self.zombie(member, _pick(pulls, share)))
 
     # Administrators
 
@@ -282,9 +265,9 @@ class Everything(Machine, RuleBasedStateMachine):
     @rule(share=shares, picks=st.lists(shares, max_size=3))
     def resend(self, share: float, picks: list[float]) -> None:
         async def work() -> None:
-            key: Key = _pick(sorted(key for key, letters in self.model.letters.items() if letters), share)
+            key: Key = pick(sorted(key for key, letters in self.model.letters.items() if letters), share)
             dead = self.model.ledgers[key].dead
-            numbers = sorted({_pick(range(len(dead)), one) for one in picks})
+            numbers = sorted({pick(range(len(dead)), one) for one in picks})
             try:
                 answer = await self.plant.broker.resend(Resend(*key, numbers))
             except Conflict:
@@ -307,7 +290,7 @@ class Everything(Machine, RuleBasedStateMachine):
             await self.plant.broker.edit_topic(EditTopic(topic, None))
             before = dict(self.model.firsts)
             for lane, first in self.model.firsts.items():
-                new = self.plant.store.bounds(self.stream(lane)).first
+                new = self.plant.store.bounds(stream_of(lane)).first
                 before_us = self.now_us - round(age_s * 1e6) if age_s is not None and lane[0] == topic else 0
                 for number in range(first, new):
                     self.check_dropped(lane, number, before_us)
@@ -330,7 +313,7 @@ class Everything(Machine, RuleBasedStateMachine):
 
     @rule(
         seconds=st.sampled_from([0.3, 1.0, 1.0, 5.0, 20.0, 40.0, 1_000.0, 100_000.0, -0.5, -20.0]),
-        beating=st.sampled_from([(), ("ann",), CONSUMERS, CONSUMERS]),
+        beating=st.sampled_from([(), ("ann",), (PAT,), (*CONSUMERS, PAT), (*CONSUMERS, PAT)]),
     )
     def time_passes(self, seconds: float, beating: tuple[str, ...]) -> None:
         self.step(self.pass_time(seconds, beating))
@@ -408,7 +391,7 @@ class Everything(Machine, RuleBasedStateMachine):
     @rule(share=shares, commit=st.booleans(), rounds=rounds, cut=cuts)
     def crash_while_deciding(self, share: float, commit: bool, rounds: int, cut: bool) -> None:
         async def work() -> None:
-            name, before = _pick(sorted(self.model.prepared), share), self.before()
+            name, before = pick(sorted(self.model.prepared), share), self.before()
             deciding = self.plant.broker.transactions.decide(Decide(name, commit))
             answer, path, answered = await self.crash_during(deciding, rounds, cut)
             self.decided(name, commit, answer)
@@ -430,10 +413,6 @@ class Everything(Machine, RuleBasedStateMachine):
             await self.after_crash(before, path, answered and changed)
 
         self.step(work())
-
-
-def _pick(some: Any, share: float) -> Any:
-    return some[min(int(share * len(some)), len(some) - 1)]
 
 
 @pytest.mark.timeout(900)
