@@ -77,21 +77,25 @@ async def test_what_a_handler_raises_decides(url: str, topic: str) -> None:
             raise Retry(delay=0.05)
         if message.body == b"fails":
             raise ValueError("wrong number")
+        if message.body == b"wrong":
+            raise Retry(delay=-1)
 
     async with towline.aio.connect(url) as mq:
-        await mq.send_many(topic, [b"good", b"never", b"later", b"fails"])
+        await mq.send_many(topic, [b"good", b"never", b"later", b"fails", b"wrong"])
         async with app:
-            await until(lambda: len(attempts) >= 7)
+            await until(lambda: len(attempts) >= 10)
             await settled(mq, topic)
         assert sorted(attempts) == [
             (b"fails", 1), (b"fails", 2), (b"fails", 3), (b"good", 1), (b"later", 1), (b"later", 2), (b"never", 1),
+            (b"wrong", 1), (b"wrong", 2), (b"wrong", 3),
         ]  # fmt: skip
         async with asyncio.timeout(20):
             # Dying ones do not lag, but on a database they can be read only once they are committed.
-            while len(letters := await mq.dead_letters(topic, "g")) < 2:
+            while len(letters := await mq.dead_letters(topic, "g")) < 3:
                 await asyncio.sleep(0.01)
         reasons = {dead.body: dead.reason for dead in letters}
-    assert reasons.keys() == {b"never", b"fails"}
+    assert reasons.keys() == {b"never", b"fails", b"wrong"}
+    assert reasons[b"wrong"].startswith("BadRequest: a delay of -1 seconds")
     assert reasons[b"never"] == "no such customer"
     first, *stack = reasons[b"fails"].splitlines()
     assert first == "ValueError: wrong number"
@@ -361,7 +365,7 @@ def test_a_second_signal_does_not_wait(serve: Callable[..., Any], tmp_path: Path
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "client.md").read_text(), re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 7
     for block in blocks:
         code = "import towline\n" + block.replace("towline://127.0.0.1:7400", "memory:")
         (tmp_path / "example.py").write_text(code)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.client.either import do, each, entered
+from towline.client.verdict import Reject, Retry
 from towline.model import RetryPolicy
 
 AT_ONCE = RetryPolicy(max_attempts=3, delays_s=(0,))
@@ -57,6 +58,28 @@ async def test_what_a_block_fails_with_is_the_reason_and_what_was_acked_before_s
         assert seen == {b"good": 1, b"bad": 2, b"worse": 1}
         letters = await do(mq.dead_letters(topic, "g"))
         assert sorted([letter.body async for letter in each(letters)]) == [b"bad", b"worse"]
+
+
+async def test_a_block_may_ask_for_another_try_or_give_its_batch_up(connect: Any, url: str, topic: str) -> None:
+    slow = RetryPolicy(max_attempts=3, delays_s=(600,))
+    async with entered(connect(url)) as mq:
+        await do(mq.send_many(topic, [b"one", b"two"]))
+        async with entered(mq.consumer(topic, group="g", retry=slow, idle_timeout=2)) as consumer:
+            seen: list[tuple[bytes, int]] = []
+
+            async def fail(batch: Any) -> None:
+                async with entered(batch):
+                    seen.extend((message.body, message.attempt) for message in batch)
+                    raise Retry("not yet", delay=0.05) if batch[0].attempt == 1 else Reject("never")
+
+            async for batch in each(consumer.batches()):
+                with pytest.raises((Retry, Reject)):
+                    await fail(batch)
+        assert sorted(seen) == [(b"one", 1), (b"one", 2), (b"two", 1), (b"two", 2)]
+        letters = await do(mq.dead_letters(topic, "g"))
+        assert sorted([(letter.body, letter.reason) async for letter in each(letters)]) == [
+            (b"one", "never"), (b"two", "never"),
+        ]  # fmt: skip
 
 
 async def test_a_loop_over_messages_may_follow(connect: Any, url: str, topic: str) -> None:

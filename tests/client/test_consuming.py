@@ -9,6 +9,7 @@ import pytest
 
 from tests.client.either import do, each, entered
 from towline.client.lease import LostLease
+from towline.client.verdict import Reject, Retry
 from towline.errors import BadRequest, Closed, Conflict, LeaseLost
 from towline.model import GroupConfig, RetryPolicy
 
@@ -99,6 +100,48 @@ async def test_what_was_not_settled_comes_again_after_the_consumer_has_left(conn
             assert sorted(seen) == [2, 3, 4, 5, 6, 7, 8, 9]
 
 
+async def test_a_block_may_ask_for_another_try_or_give_its_message_up(connect: Any, url: str, topic: str) -> None:
+    slow = RetryPolicy(max_attempts=3, delays_s=(600,))
+    async with entered(connect(url)) as mq:
+        await do(mq.send_many(topic, [b"later", b"never"]))
+        async with entered(mq.consumer(topic, group="g", retry=slow, idle_timeout=20)) as consumer:
+            seen = []
+            async for message in each(consumer):
+                seen.append((message.body, message.attempt))
+                if message.attempt == 2:
+                    message.ack()
+                    break
+                error = Reject("no such customer") if message.body == b"never" else Retry("not yet", delay=0.05)
+                with pytest.raises((Reject, Retry)), message:
+                    raise error
+            assert seen == [(b"later", 1), (b"never", 1), (b"later", 2)]
+            await do(consumer.flush())
+            while not (dead := await do(mq.dead_letters(topic, "g"))):
+                await asyncio.sleep(0.01)
+            (letter,) = dead
+            assert (letter.body, letter.attempt, letter.reason) == (b"never", 1, "no such customer")
+
+
+@pytest.mark.parametrize(
+    ("option", "choices"),
+    [
+        ({"mode": "once"}, "'at-least-once' or 'at-most-once'"),
+        ({"start": "middle"}, "'earliest' or 'latest'"),
+    ],
+)
+async def test_a_consumer_is_told_what_it_may_choose(connect: Any, option: dict[str, Any], choices: str) -> None:
+    async with entered(connect("memory:")) as mq:
+        with pytest.raises(BadRequest, match=choices):
+            async with entered(mq.consumer("orders", group="g", **option)):
+                pass
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), 1e9, "5"])
+def test_a_delay_that_makes_no_sense_is_an_error_where_it_is_asked_for(delay: Any) -> None:
+    with pytest.raises(BadRequest, match="between 0 and a year"):
+        Retry(delay=delay)
+
+
 async def test_a_failed_message_is_tried_again_and_dies_in_the_end(connect: Any, url: str, topic: str) -> None:
     async with entered(connect(url)) as mq:
         await do(mq.send(topic, b"poison", key="k"))
@@ -117,7 +160,9 @@ async def test_a_failed_message_is_tried_again_and_dies_in_the_end(connect: Any,
             (letter,) = dead
             assert (letter.body, letter.key, letter.attempt) == (b"poison", "k", 3)
             assert letter.origin == f"{topic}/middle/0"
-            assert letter.reason == "ZeroDivisionError: no way"
+            first, *stack = letter.reason.splitlines()
+            assert first == "ZeroDivisionError: no way"
+            assert "test_consuming.py" in stack[-1]
             assert letter.died_at_us > 0
             assert not letter.resent
 

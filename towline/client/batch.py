@@ -10,6 +10,7 @@ from towline.client.lease import ACK, NACK, Lease
 from towline.client.message import Message
 from towline.client.steps import Flow
 from towline.client.subscription import Subscription
+from towline.client.verdict import Reject, Retry, describe, settle
 from towline.protocol.messages import Act
 
 __all__ = ["Batch"]
@@ -20,7 +21,8 @@ class Batch:
     `nack` for all of them at once.
 
     As a context manager it settles what is not settled by then, as a message does: acked in the end, or nacked with the
-    exception as the reason. The broker is told with the next pull; nothing is waited for."""
+    exception as the reason; `Retry` and `Reject` say more. The broker is told with the next pull; nothing is waited
+    for."""
 
     def __init__(self, subscription: Subscription, lease: Lease | None) -> None:
         self._subscription = subscription
@@ -47,8 +49,10 @@ class Batch:
             return
         if error is None:
             lease.ack_all()
+        elif isinstance(error, Retry | Reject):
+            settle(self.messages, error)
         elif isinstance(error, Exception):
-            lease.nack_all(f"{type(error).__name__}: {error}"[:2000])
+            lease.nack_all(describe(error))
 
     async def __aenter__(self) -> Self:
         return self

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from towline.client.time_limit import HandlerTimeout, TimeLimit, begin_limit
+from towline.client.verdict import check_delay, settle
 from towline.errors import BadRequest, Conflict, LeaseLost
 from towline.frame import Frame, decode_headers
 from towline.frame.layout import HEADERS, KEY, PRODUCED_AT, SHARD_KEY, TIMEOUT
@@ -35,7 +36,6 @@ RETURNED: Final = 4
 _AGAIN: Final = 1
 """The act that lets a message be tried again."""
 _REASON_MAX: Final = 2000
-_DELAY_MAX_S: Final = 366 * 86400
 
 
 class Section:
@@ -173,8 +173,7 @@ class Section:
     def nack(self, index: int, what: int, reason: str, delay_s: float | None) -> None:
         if self.lease is None:
             raise _looked_at()
-        if delay_s is not None and not 0 <= delay_s <= _DELAY_MAX_S:
-            raise BadRequest(f"a delay of {delay_s} seconds: give one between 0 and a year")
+        check_delay(delay_s)
         if self.flags[index] != OPEN:
             raise Conflict("the message was acked or nacked already")
         self.flags[index] = NACKED
@@ -196,6 +195,8 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
         with message:               # leaves: ack
             handle(message.body)    # raises: nack with the exception as the reason; the exception goes on to you
+
+    `Retry` and `Reject` say more: when it comes again, or that it never does.
     """
 
     body: bytes
@@ -362,13 +363,9 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
                 late = self._section.end(self._index, error)
             if late is not None:
                 raise late from error
-        if self.settled:
-            return
-        if error is None:
-            self.ack()
-        elif isinstance(error, Exception):
-            self.nack(f"{type(error).__name__}: {error}")
         # An interrupt or a cancellation is no fault of the message: it stays open, and goes back with the consumer.
+        if error is None or isinstance(error, Exception):
+            settle((self,), error)
 
 
 class DeadLetter:

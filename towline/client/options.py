@@ -116,6 +116,10 @@ class ConsumerOptions(NamedTuple):
             raise BadRequest(f"ack_interval={self.ack_interval}: give seconds from 0.001 to 60")
         if self.idle_timeout is not None and not 0 <= self.idle_timeout <= 86400 * 366:
             raise BadRequest(f"idle_timeout={self.idle_timeout}: give seconds, 0 or more")
+        if self.start not in (None, "earliest", "latest"):
+            raise BadRequest(f"start={self.start!r}: give 'earliest' or 'latest'")
+        if self.mode not in ("at-least-once", "at-most-once"):
+            raise BadRequest(f"mode={self.mode!r}: give 'at-least-once' or 'at-most-once'")
         name = check_consumer(self.name) if self.name is not None else self.own_name or _own_name()
         group = check_group(self.group) if self.group is not None else PRIVATE + name
         if self.group is not None and group.startswith(PRIVATE):

@@ -1,15 +1,19 @@
-"""What a handler may raise to say what is to become of its message."""
+"""What a handler, or the block of a `with message:`, may raise to say what is to become of its message."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from towline.client.message import Message
+from towline.errors import BadRequest
 
-__all__ = ["Reject", "Retry", "describe", "settle"]
+if TYPE_CHECKING:
+    from towline.client.message import Message
 
+__all__ = ["Reject", "Retry", "check_delay", "describe", "settle"]
+
+_DELAY_MAX_S: Final = 366 * 86400
 _TEXT_MAX: Final = 500
 _REASON_MAX: Final = 2000
 _FRAMES: Final = 6
@@ -22,6 +26,8 @@ class Retry(Exception):
     """
 
     def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
+        # Here, so that a wrong delay is an error of the handler like any other, and not one of whoever settles.
+        check_delay(delay)
         super().__init__(reason or "the handler asked for another try")
         self.delay = delay
 
@@ -37,7 +43,7 @@ class Reject(Exception):
 
 
 def settle(messages: Sequence[Message], error: BaseException | None) -> None:
-    """Ack or nack what the handler did not settle by itself."""
+    """Ack or nack what is not settled yet, as its handler ended: with this error, or with none."""
     reason = "" if error is None else describe(error)
     for message in messages:
         if message.settled:
@@ -50,6 +56,11 @@ def settle(messages: Sequence[Message], error: BaseException | None) -> None:
             message.dead(str(error))
         else:
             message.nack(reason)
+
+
+def check_delay(delay_s: object) -> None:
+    if delay_s is not None and not (isinstance(delay_s, int | float) and 0 <= delay_s <= _DELAY_MAX_S):
+        raise BadRequest(f"a delay of {delay_s!r} seconds: give one between 0 and a year")
 
 
 def describe(error: BaseException) -> str:
