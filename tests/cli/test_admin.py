@@ -203,6 +203,19 @@ def test_dead_letters_are_filtered_counted_shown_and_exported(cli: Cli, mq: towl
     assert "--since" in cli("dead", "ls", topic, "g", "--since", "noon", code=2).err
 
 
+def test_the_stack_of_a_reason_is_shown_with_its_letter_only(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send_many(topic, [b"one", b"two"])
+    with mq.consumer(topic, group="g") as consumer:
+        for line, message in enumerate(consumer.pull(wait=10)):
+            message.dead(f"ValueError: no\n  shop.py:{line} bill: raise")
+    assert cli("dead", "count", topic, "g", "-o", "json").line == {"reason": "ValueError: no", "count": 2}
+    assert "shop.py" not in cli("dead", "ls", topic, "g").text + cli("trace", f"{topic}/middle/0").text
+    assert "shop.py:1" in cli("dead", "ls", topic, "g", "-o", "json").lines[1]["reason"]
+    reason = [line for line in cli("dead", "show", topic, "g", "0").text.splitlines() if "no" in line or "shop" in line]
+    assert [line.split(maxsplit=1) for line in reason if "ValueError" in line] == [["reason", "ValueError: no"]]
+    assert any(line.strip() == "shop.py:0 bill: raise" for line in reason)
+
+
 def test_dead_letters_are_resent_by_filter_and_at_a_rate(cli: Cli, mq: towline.Client, topic: str) -> None:
     kill(mq, topic, [b"one", b"two", b"two", b"one"])
     assert (

@@ -28,6 +28,9 @@ def test_a_group_is_paused_and_resumed(cli: Cli, mq: towline.Client, topic: str)
     assert "deploying" in cli("group", "info", topic, "g").text
     cli("group", "resume", topic, "g")
     assert cli("group", "info", topic, "g", "-o", "json").line["paused"] is False
+    facts = cli("group", "pause", topic, "g", "--reason", "again", "-o", "json").line
+    assert facts == {"topic": topic, "group": "g", "paused": True, "reason": "again"}
+    assert cli("group", "resume", topic, "g", "-o", "json").line == {"topic": topic, "group": "g", "paused": False}
 
 
 def test_a_topic_is_edited_and_purged(cli: Cli, mq: towline.Client, topic: str) -> None:

@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 from towline.cli.confirm import Yes, confirm
 from towline.cli.find import moment
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, many, note, print_json, print_pairs, print_table, stamp
+from towline.cli.output import Output, first_line, many, note, print_json, print_pairs, print_table, stamp
 from towline.cli.render import preview, text_or_base64
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def ls(
             letter.origin,
             letter.key or "",
             "resent" if letter.resent else "",
-            letter.reason,
+            first_line(letter.reason),
             preview(letter.body),
         )
         for letter in shown
@@ -135,9 +135,9 @@ def count(
     output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
-    """Count the dead letters of a group by reason, the most frequent first."""
+    """Count the dead letters of a group by reason, without its stack, the most frequent first."""
     with connection.connect() as client:
-        reasons = Counter(letter.reason for letter in which.letters(client, topic, group))
+        reasons = Counter(first_line(letter.reason) for letter in which.letters(client, topic, group))
     if output == "json":
         for reason, number in reasons.most_common():
             print_json({"reason": reason, "count": number})
@@ -164,8 +164,13 @@ def show(
     if output == "json":
         print_json(facts)
         return
+    pairs: list[tuple[str, object]] = []
     headers = facts.pop("headers")
-    print_pairs([(name.replace("_", " "), "" if value is None else value) for name, value in facts.items()])
+    for name, value in facts.items():
+        # The stack behind a reason has lines of its own.
+        lines = value.split("\n") if name == "reason" else ["" if value is None else value]
+        pairs += [(name.replace("_", " ") if line is lines[0] else "", line) for line in lines]
+    print_pairs(pairs)
     print_pairs([(f"header {name}", value) for name, value in headers.items() if not name.startswith("towline-")])
 
 

@@ -79,17 +79,29 @@ def pause(
     /,
     *,
     reason: Annotated[str, Parameter(help="Why; it is shown with the group.")] = "",
+    output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Let a group rest: its consumers get nothing until it is resumed."""
     with connection.connect() as client:
         client.pause(topic, name, reason)
+    if output == "json":
+        print_json({"topic": topic, "group": name, "paused": True, "reason": reason})
 
 
-def resume(topic: Topic, name: Name, /, *, connection: Connection = Connection()) -> None:  # noqa: B008
+def resume(
+    topic: Topic,
+    name: Name,
+    /,
+    *,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
     """Let a paused group go on."""
     with connection.connect() as client:
         client.resume(topic, name)
+    if output == "json":
+        print_json({"topic": topic, "group": name, "paused": False})
 
 
 def _target(text: str) -> Target:

@@ -22,6 +22,7 @@ __all__ = [
     "ask",
     "fail",
     "figure",
+    "first_line",
     "guarded",
     "harmless",
     "many",
@@ -123,6 +124,11 @@ def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
 def harmless(text: str, allowed: str = "") -> str:
     """Without control characters: a terminal obeys them, and whoever sent a message does not own the terminal."""
     return _CONTROL.sub(lambda match: match[0] if match[0] in allowed else f"\\x{ord(match[0]):02x}", text)
+
+
+def first_line(text: str) -> str:
+    """The reason of a failure without the stack that follows it."""
+    return text.partition("\n")[0]
 
 
 def many(count: int, one: str, more: str = "") -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from towline.cli.options import Connection
-from towline.cli.output import Output, harmless, print_json, stamp
+from towline.cli.output import Output, first_line, harmless, print_json, stamp
 from towline.cli.render import facts, preview
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _sentence(step: Step) -> str:
         consumer=step.consumer or "its consumer",
         attempt=step.attempt,
         copy=", the copy that was sent again" if step.copy else "",
-        reason=f": {step.reason}" if step.reason else "",
+        reason=f": {first_line(step.reason)}" if step.reason else "",
         due=stamp(step.due_us),
         dead=step.dead,
     )
