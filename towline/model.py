@@ -357,5 +357,10 @@ def parse_message_id(text: str) -> tuple[str, str, int]:
     lane, _, seq = rest.partition("/")
     known = lane in LANES or (lane.isascii() and lane.isdigit() and len(lane) <= 4)
     if not known or not seq.isascii() or not seq.isdigit() or len(seq) > 19:
+        if lane == "delay":
+            raise BadRequest(
+                f"{text[:100]} is the id of a delayed message, while it waits; in its lane it gets another one: "
+                "find it by its key"
+            )
         raise BadRequest(f"message id {text[:100]!r} is not of the form topic/lane/number")
     return check_topic(topic), lane, int(seq)
