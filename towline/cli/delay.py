@@ -96,7 +96,11 @@ def move(
     key: Key = None,
     delay: Annotated[Duration | None, Parameter(help="Deliver it so long from now, for example `30s`.")] = None,
     at: Annotated[
-        str | None, Parameter(help="Deliver it at this time: `2026-05-01T12:00`, `2026-05-01T12:00Z`, or Unix time.")
+        str | None,
+        Parameter(
+            help="Deliver it at this time: `2026-05-01T12:00` in this machine's time zone, `2026-05-01T12:00Z` in UTC, "
+            "or Unix time."
+        ),
     ] = None,
     delay_level: Annotated[int | None, Parameter(help="A delay of the broker's table, by number.")] = None,
     dry_run: DryRun = False,

@@ -79,7 +79,11 @@ def send(
         Duration | None, Parameter(help="Deliver it so long after the broker has it, for example `30s`.")
     ] = None,
     at: Annotated[
-        str | None, Parameter(help="Deliver it at this time: `2026-05-01T12:00`, `2026-05-01T12:00Z`, or Unix time.")
+        str | None,
+        Parameter(
+            help="Deliver it at this time: `2026-05-01T12:00` in this machine's time zone, `2026-05-01T12:00Z` in UTC, "
+            "or Unix time."
+        ),
     ] = None,
     delay_level: Annotated[
         int | None, Parameter(help="Deliver it after a delay of the broker's table, by number: 1 is 1s, 18 is 2h.")

@@ -35,8 +35,8 @@ def trace(
     """Show the life of a message: who sent it from where and, for each group, its status, who pulled it, acked it or
     failed it, when and why.
 
-    A status is NEW, RUNNING, SUCCESS, FAIL (it will be tried again), DEAD, GONE (dropped by retention or damaged) or
-    BEFORE (the group began behind it).
+    A status is NEW, RUNNING, SUCCESS, FAIL (it failed or was given back, and comes again), DEAD, GONE (dropped by
+    retention or damaged) or BEFORE (the group began behind it).
     """
     with connection.connect() as client:
         found = client.trace(message, group=group, whole=whole)
