@@ -9,7 +9,8 @@ import pytest
 
 from tests.client.either import do, each, entered
 from towline.client.lease import LostLease
-from towline.client.verdict import Reject, Retry
+from towline.client.verdict import Reject, Retry, describe
+from towline.delivery.group import REASON_MAX
 from towline.errors import BadRequest, Closed, Conflict, LeaseLost
 from towline.model import GroupConfig, RetryPolicy
 
@@ -134,6 +135,21 @@ async def test_a_consumer_is_told_what_it_may_choose(connect: Any, option: dict[
         with pytest.raises(BadRequest, match=choices):
             async with entered(mq.consumer("orders", group="g", **option)):
                 pass
+
+
+def test_a_reason_is_no_longer_than_brokers_keep_and_ends_with_the_innermost_frame() -> None:
+    def deep(level: int) -> None:
+        if not level:
+            raise ValueError("x" * 10_000)
+        deep(
+            level - 1
+        )  # a line that is long enough for six of them to fill the room that a reason has, and more than it
+
+    with pytest.raises(ValueError, match="xxx") as caught:
+        deep(10)
+    reason = describe(caught.value)
+    assert len(reason) <= REASON_MAX
+    assert reason.endswith('deep: raise ValueError("x" * 10_000)')
 
 
 @pytest.mark.parametrize("delay", [-1, float("nan"), 1e9, "5"])

@@ -15,7 +15,8 @@ __all__ = ["Reject", "Retry", "check_delay", "describe", "settle"]
 
 _DELAY_MAX_S: Final = 366 * 86400
 _TEXT_MAX: Final = 500
-_REASON_MAX: Final = 2000
+_REASON_MAX: Final = 1000
+"""What brokers keep of a reason: the innermost frames, which are its end, must be within it."""
 _FRAMES: Final = 6
 
 

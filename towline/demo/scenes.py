@@ -129,8 +129,9 @@ def bring_back_the_dead(story: Story) -> None:
     story.until("the bad order died", lambda: mq.group(TOPIC, "billing").dead > 0)
     letters = list(mq.dead_letters(TOPIC, "billing"))
     for letter in letters:
+        reason = letter.reason.partition("\n")[0]
         story.tell(
-            f"order {letter.body.decode()} is [red]dead[/red] after {letter.attempt} attempts: {letter.reason!r}",
+            f"order {letter.body.decode()} is [red]dead[/red] after {letter.attempt} attempts: {reason!r}",
             "an order dies",
         )
     story.promise("exactly one order died", [int(letter.body) for letter in letters] == [POISON])
