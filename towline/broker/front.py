@@ -73,6 +73,9 @@ class Front(Broker):
             await broker.topics.adopt_template(template)
             await broker.outlook.alarms.adopt(self.outlook.alarms.rules)
         self.shared_template = template
+        # Once more, for one that came meanwhile and was told what counted before.
+        for broker in self._owned():
+            await self.instruct(broker)
 
     async def instruct(self, broker: Broker) -> None:
         """Let a realm go by what is known here."""

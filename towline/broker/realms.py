@@ -271,6 +271,8 @@ class Realms:
         self.owned[realm] = broker
         log.info("realm %s is served here, in epoch %d", realm, lease.epoch)
         store.lost.add_done_callback(lambda _: self._lost(realm, broker))
+        # What counts may have changed while nobody knew that this realm is here.
+        await self.front.instruct(broker)
 
     def _lost(self, realm: str, broker: Broker) -> None:
         """Another one has it, or the database failed: nothing that we know of it counts any more."""

@@ -112,7 +112,7 @@ def clients(
                 note(f"{other.address}: {error}")
     if output == "json":
         for broker, one in found:
-            print_json({"broker": broker.name, "broker_address": broker.address} | msgspec.structs.asdict(one))
+            print_json(msgspec.structs.asdict(one) | {"broker": broker.name, "broker_address": broker.address})
         return
     rows = [_row(broker, one) for broker, one in found]
     columns = ("BROKER", "ADDRESS", "ROLE", "TOKEN", "TOPIC", "GROUP", "CONSUMER", "RANK", "#IN FLIGHT", "LAST SEEN")
