@@ -64,6 +64,29 @@ async def test_sync_and_async_handlers_get_every_message_once(url: str, topic: s
     assert all(name.startswith("towline-") for name in threads)
 
 
+async def test_an_at_most_once_handler_takes_no_more_than_it_can_begin(url: str, topic: str) -> None:
+    seen: list[bytes] = []
+    go_on = asyncio.Event()
+    app = towline.App(url)
+
+    @app.on(topic, group="g", concurrency=2, mode="at-most-once")
+    async def handle(message: Message) -> None:
+        seen.append(message.body)
+        await go_on.wait()
+        raise ValueError("tried once, and never again")
+
+    async with towline.aio.connect(url) as mq:
+        await mq.send_many(topic, [b"%d" % number for number in range(10)])
+        async with app:
+            await until(lambda: len(seen) == 2)
+            state = await mq.group(topic, "g")
+            assert (state.lag, state.in_flight) == (8, 0), "the others wait at the broker, where they are safe"
+            go_on.set()
+            await until(lambda: len(seen) == 10)
+        assert sorted(seen) == [b"%d" % number for number in range(10)]
+        assert (await settled(mq, topic)).dead == 0
+
+
 async def test_what_a_handler_raises_decides(url: str, topic: str) -> None:
     attempts: list[tuple[bytes, int]] = []
     app = towline.App(url)

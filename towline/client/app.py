@@ -101,6 +101,7 @@ class App:
         max_messages: int = 1000,
         max_stuck: int | None = None,
         start: Literal["earliest", "latest"] | None = None,
+        mode: Literal["at-least-once", "at-most-once"] = "at-least-once",
     ) -> Callable[[F], F]:
         """Handle the messages of a topic with this function: `async def` runs on the loop, any other in threads.
 
@@ -108,7 +109,7 @@ class App:
         cancelled, and a thread is interrupted and replaced. When `max_stuck` of them do not end (as many as run at a
         time, at least 2, unless given), the handler takes no more messages until one does. With `batch`, it gets lists
         of up to so many messages. `max_messages` is the most that one pull may bring; slow handlers get fewer. `retry`
-        becomes the policy of the group."""
+        becomes the policy of the group; `start` and `mode` count when the group is made by this handler."""
 
         def register(function: F) -> F:
             handler = Handler(
@@ -123,6 +124,7 @@ class App:
                 max_messages,
                 max(2, concurrency) if max_stuck is None else max_stuck,
                 start,
+                mode,
             ).checked()
             if any((other.topic, other.group) == (topic, group) for other in self._handlers):
                 raise BadRequest(f"topic {topic}, group {group}: there is a handler already: raise its concurrency")

@@ -27,6 +27,7 @@ class Handler(NamedTuple):
     max_messages: int
     max_stuck: int
     start: Literal["earliest", "latest"] | None
+    mode: Literal["at-least-once", "at-most-once"]
 
     @property
     def label(self) -> str:

@@ -25,7 +25,7 @@ from towline.client.telemetry import processing
 from towline.client.threads import Job, Threads
 from towline.client.verdict import Retry, describe, settle
 from towline.errors import BadRequest, Refused, TowlineError
-from towline.model import is_pattern
+from towline.model import AT_MOST_ONCE, is_pattern
 
 __all__ = ["Handling"]
 
@@ -117,6 +117,7 @@ class Handling:
             handler.group,
             retry=handler.retry,
             start=handler.start,
+            mode=handler.mode,
             on_lost=self._on_lost,
             **options,
         )
@@ -159,7 +160,11 @@ class Handling:
     async def _pull(self, consumer: Consumer) -> list[list[Message]]:
         batch_size = self.handler.batch
         self._adapt()
-        batch = await consumer.pull(batch_size or self._size, wait=_WAIT_S)
+        size = self._size
+        if consumer.config.mode == AT_MOST_ONCE:
+            # What would wait here for its turn would be lost with us.
+            size = min(size, self.handler.concurrency - len(self._running))
+        batch = await consumer.pull(batch_size or size, wait=_WAIT_S)
         self._pulled_at = time.monotonic() if batch else 0.0
         messages = batch.messages
         return ([messages] if messages else []) if batch_size else [[message] for message in messages]
