@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import towline
-from towline.client.interruption import Interruption
+from towline.client.interruption import _WATCH, Interruption
 from towline.client.time_limit import HandlerTimeout
 
 LIMIT_S = 0.05
@@ -187,3 +187,11 @@ async def test_coroutines_beside_the_work_are_not_interrupted() -> None:
         others.set()
         with pytest.raises(HandlerTimeout):
             await working
+
+
+def test_work_that_ended_long_before_its_time_is_forgotten() -> None:
+    for _ in range(20_000):
+        interruption = Interruption(Stop, sys._getframe())
+        interruption.start(time.monotonic() + 3600)
+        interruption.end()
+    assert len(_WATCH) < 5_000

@@ -30,6 +30,7 @@ _LOOK_S: Final = 0.005
 _AGAIN_S: Final = 0.05
 _AGAIN_MAX_S: Final = 1.0
 _DEPTH_MAX: Final = 1_000
+_ENDED_MAX: Final = 1_000
 
 _CLIENT: Final = "towline.client."
 _CALLERS: Final = frozenset({"towline.client.threads", "towline.client.telemetry"})
@@ -66,10 +67,15 @@ class Interruption:
                     self._frame = None
                 if self.fired:
                     _raise_in(self._thread, None)
+                _WATCH.ended += 1
                 return
             except self._error:
                 # It came in this very moment.
                 continue
+
+    @property
+    def over(self) -> bool:
+        return self._done
 
     def ended_unseen(self, frame: FrameType) -> bool:
         """Whether the work in this frame must have ended, though nobody said so: it begins anew at the same place."""
@@ -153,9 +159,19 @@ class _Watch:
         self._heap: list[tuple[float, int, Interruption]] = []
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
+        self.ended = 0
+        """About how many of those that wait need not be looked at any more."""
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def add(self, interruption: Interruption, at: float) -> None:
         with self._changed:
+            if self.ended > max(_ENDED_MAX, len(self._heap) // 2):
+                # Most work ends long before its time, which may be an hour.
+                self._heap = [entry for entry in self._heap if not entry[2].over]
+                heapq.heapify(self._heap)
+                self.ended = 0
             heapq.heappush(self._heap, (at, next(self._numbers), interruption))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="towline-interruptions", daemon=True)
