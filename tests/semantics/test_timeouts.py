@@ -21,7 +21,7 @@ QUICK = RetryPolicy(3, (0.01,))
 
 async def test_with_message_is_interrupted_when_its_time_is_over(connect: Any, url: str, topic: str) -> None:
     async with entered(connect(url)) as mq:
-        await do(mq.send(topic, b"slow", timeout=0.05))
+        await do(mq.send(topic, b"slow", timeout=0.5))
         await do(mq.send(topic, b"quick", timeout=5))
         await do(mq.send(topic, b"any"))
         done, late = [], []
@@ -34,8 +34,8 @@ async def test_with_message_is_interrupted_when_its_time_is_over(connect: Any, u
                         done.append((message.body, message.attempt, message.timeout))
                 except HandlerTimeout as error:
                     late.append(str(error))
-        assert late == ["the message was worked on for longer than 0.05 s"]
-        assert sorted(done) == [(b"any", 1, None), (b"quick", 1, 5.0), (b"slow", 2, 0.05)]
+        assert late == ["the message was worked on for longer than 0.5 s"]
+        assert sorted(done) == [(b"any", 1, None), (b"quick", 1, 5.0), (b"slow", 2, 0.5)]
 
 
 async def spin(connect: Any) -> None:
@@ -79,7 +79,7 @@ async def test_timeouts_travel_by_every_way_of_sending(connect: Any, url: str, t
 
 async def test_the_broker_takes_away_what_its_consumer_does_not_end(connect: Any, url: str, topic: str) -> None:
     async with entered(connect(url)) as mq:
-        await do(mq.send_many(topic, [b"stuck", b"other"], timeout=0.05))
+        await do(mq.send_many(topic, [b"stuck", b"other"], timeout=1))
         await do(mq.send(topic, b"patient"))
         async with (
             entered(mq.consumer(topic, group="g", retry=QUICK)) as one,
@@ -100,7 +100,7 @@ async def test_the_broker_takes_away_what_its_consumer_does_not_end(connect: Any
             assert one.lost
         trace = await do(mq.trace(again[0].id))
         steps = [step for group in trace.groups for step in group.steps]
-        assert any(step.reason.startswith("timeout: not settled within 0.05 s") for step in steps), steps
+        assert any(step.reason.startswith("timeout: not settled within 1 s") for step in steps), steps
 
 
 async def test_who_settles_a_batch_learns_what_of_it_was_lost(connect: Any, url: str, topic: str) -> None:
@@ -111,7 +111,7 @@ async def test_who_settles_a_batch_learns_what_of_it_was_lost(connect: Any, url:
         async with entered(mq.producer()) as producer:
             for number in range(5):
                 for way in ways:
-                    limit = 0.01 if number == 2 else None
+                    limit = 1.0 if number == 2 else None
                     await do(producer.send(f"{topic}-{way}", b"%d" % number, timeout=limit))
         async with AsyncExitStack() as stack:
             ones, batches = {}, {}
@@ -131,7 +131,7 @@ async def test_who_settles_a_batch_learns_what_of_it_was_lost(connect: Any, url:
                 else:
                     await do(mq.send(f"{topic}-{way}", b"5"))
                     last = await do(one.pull(wait=20)) if way == "up-to" else batch
-                    with pytest.raises(LeaseLost, match=r"^1 of [56] messages .* within 0.01 s.* rest is settled"):
+                    with pytest.raises(LeaseLost, match=r"^1 of [56] messages .* within 1 s.* rest is settled"):
                         await do(last.nack("no") if way == "nack" else last.ack(up_to=way == "up-to"))
                     assert not reports
                 assert [message.lost for message in batch] == [False, False, True, False, False]
@@ -141,7 +141,7 @@ async def test_who_settles_a_batch_learns_what_of_it_was_lost(connect: Any, url:
                 await do(two.flush())
                 state = await do(mq.group(f"{topic}-{way}", "g"))
                 assert state.lag == {"singly": 0, "ack": 1, "nack": 5, "up-to": 0}[way]
-        assert [(lost.count, lost.reason) for lost in reports] == [(1, "timeout: not settled within 0.01 s")]
+        assert [(lost.count, lost.reason) for lost in reports] == [(1, "timeout: not settled within 1 s")]
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -178,9 +178,11 @@ async def test_handlers_of_an_app_are_interrupted(url: str, topic: str, kind: st
         async with app, asyncio.timeout(20):
             while len(seen) < 2 or (await mq.group(topic, "g")).lag:
                 await asyncio.sleep(0.01)
-            assert interrupted.is_set()
+            # The broker takes it away at the same time, so the next attempt may begin before this one is interrupted.
+            assert await asyncio.to_thread(interrupted.wait, 20)
             trace = await mq.trace(sent.id)
-        assert seen == [1, 2]
+        # On a machine that stands still for a moment the second attempt is too late as well.
+        assert seen[:2] == [1, 2]
         reasons = [step.reason for group in trace.groups for step in group.steps if step.reason]
         assert reasons, trace
         assert reasons[0].startswith("timeout: "), reasons
