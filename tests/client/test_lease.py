@@ -81,7 +81,8 @@ def test_the_reason_of_a_failure_is_the_exception() -> None:
     with pytest.raises(ValueError, match="wrong"), message:
         raise ValueError("wrong" * 1000)
     assert nacks[0].reason.startswith("ValueError: wrong")
-    assert len(nacks[0].reason) == 2000
+    assert len(nacks[0].reason) <= 1000, "what brokers keep of it"
+    assert nacks[0].reason.endswith('raise ValueError("wrong" * 1000)'), "where it happened is not cut off"
 
 
 @pytest.mark.parametrize("delay", [-1, 400 * 86400, float("nan")])
