@@ -86,11 +86,9 @@ _ONE = select(_table.c.id, _table.c.owner, _table.c.epoch, _LEFT, _table.c.heir)
     _table.c.name == bindparam("realm")
 )
 _UNTIL = func.timestampadd(text("MICROSECOND"), bindparam("lease_us"), _NOW)
-_TAKE = (
+_TAKEOVER = (
     update(_table)
-    .where(
-        _table.c.id == bindparam("realm_id"), _table.c.epoch == bindparam("known_epoch"), _table.c.expires_at <= _NOW
-    )
+    .where(_table.c.id == bindparam("realm_id"), _table.c.epoch == bindparam("known_epoch"))
     .values(
         owner=bindparam("new_owner"),
         address=bindparam("new_address"),
@@ -99,36 +97,10 @@ _TAKE = (
         expires_at=_UNTIL,
     )
 )
-_DEPOSE = (
-    update(_table)
-    .where(
-        _table.c.id == bindparam("realm_id"),
-        _table.c.epoch == bindparam("known_epoch"),
-        _table.c.owner == bindparam("dead_owner"),
-    )
-    .values(
-        owner=bindparam("new_owner"),
-        address=bindparam("new_address"),
-        heir="",
-        epoch=bindparam("new_epoch"),
-        expires_at=_UNTIL,
-    )
-)
-_INHERIT = (
-    update(_table)
-    .where(
-        _table.c.id == bindparam("realm_id"),
-        _table.c.epoch == bindparam("known_epoch"),
-        _table.c.heir == bindparam("new_owner"),
-    )
-    .values(
-        owner=bindparam("new_owner"),
-        address=bindparam("new_address"),
-        heir="",
-        epoch=bindparam("new_epoch"),
-        expires_at=_UNTIL,
-    )
-)
+"""Each of the three ways to take a realm adds its own condition."""
+_TAKE = _TAKEOVER.where(_table.c.expires_at <= _NOW)
+_DEPOSE = _TAKEOVER.where(_table.c.owner == bindparam("dead_owner"))
+_INHERIT = _TAKEOVER.where(_table.c.heir == bindparam("new_owner"))
 _RELEASE = (
     update(_table)
     .where(_table.c.id == bindparam("realm_id"), _table.c.epoch == bindparam("known_epoch"))
