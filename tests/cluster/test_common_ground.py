@@ -153,12 +153,15 @@ def test_alarm_rules_and_the_template_are_those_of_all_realms(brokers: Brokers) 
     with at(brokers, 0) as one, at(brokers, 1) as other:
         one.put_alarm(AlarmRule("slow", "backlog", 10))
         one.put_topic(TopicConfig("template", retention_s=777.0), template=True)
-        eventually(lambda: [rule.name for rule in other.alarms().rules] == ["slow"])
-        eventually(lambda: other.template().retention_s == 777.0)
+        # Whoever makes a topic looks what the template is now: nobody has to wait until all brokers have heard of it.
         for topic in topics:
             other.send_many(topic, [b"x"] * 20)
             other.put_group(towline.GroupConfig(topic, "g", start="earliest"))
             assert other.topic(topic).config.retention_s == 777.0
+        with other.consumer("alarm-7", group="g"):
+            assert other.topic("alarm-7").config.retention_s == 777.0
+        eventually(lambda: [rule.name for rule in other.alarms().rules] == ["slow"])
+        eventually(lambda: other.template().retention_s == 777.0)
         eventually(lambda: {alarm.topic for mq in (one, other) for alarm in mq.alarms().active} == set(topics))
         other.drop_alarm("slow")
         for mq in (one, other):

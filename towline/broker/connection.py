@@ -18,7 +18,7 @@ import logging
 import socket
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
 from towline.broker.attention import Attention
@@ -72,6 +72,7 @@ HOLD_TURN = 8  # it is the others' turn
 HOLD_LOGIN = 16  # its password is looked at
 HOLD_QUOTA = 32  # its quota is used up
 HOLD_BROKER = 64  # all connections together have too many bytes that are not durable yet
+HOLD_LOOK = 128  # something must be looked at before a request is carried out
 
 
 class State(enum.Enum):
@@ -133,11 +134,17 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing_bytes = 0
         self._gathering = False
         self._flush_soon = False
+        self._put_off = -1
+        self._looking: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport
 
     @abstractmethod
     def handle(self, envelope: Envelope) -> None:
         """Take a request. In `HELLO` this is the client's first, and it opens or ends the connection."""
+
+    @abstractmethod
+    def fail(self, number: int, error: BaseException, kind: int) -> None:
+        """Answer a request with why it was not carried out."""
 
     @abstractmethod
     def is_busy(self) -> bool:
@@ -256,6 +263,28 @@ class Connection(asyncio.BufferedProtocol):
             self._take()
         if not self._held and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def put_off(self, envelope: Envelope, look: Callable[[], Awaitable[None]] | None) -> bool:
+        """If something must be looked at first, do so, and take this request again then, before those behind it."""
+        if look is None or self._put_off == envelope.number:
+            return False
+        self._put_off = envelope.number
+        self.hold(HOLD_LOOK)
+        self._looking = self._loop.create_task(self._look(envelope, look))
+        return True
+
+    async def _look(self, envelope: Envelope, look: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await look()
+            if self.state is not State.OPEN:
+                raise Unavailable("the broker is shutting down: try another one, or again")
+        except Exception as error:
+            self.fail(envelope.number, error, envelope.kind)
+        else:
+            self._backlog.appendleft(envelope)
+        self._looking = None
+        self.release(HOLD_LOOK)
+        self.finish()
 
     def answer(self, number: int, answer: Answer, buffers: Buffers = (), *, more: bool = False) -> None:
         """Send an answer. With `more`, others are expected in this very moment: they are gathered and written as one,

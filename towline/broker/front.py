@@ -44,6 +44,13 @@ _OWN: Final = ("name", "epoch", "uptime_s", "store", "durability", "connections"
 
 
 class Front(Broker):
+    outlook: _Outlook
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.shared_template = TEMPLATE
+        self._templating = asyncio.Lock()
+
     @property
     def _realms(self) -> Realms:
         return cast("Realms", self.realms)
@@ -61,26 +68,26 @@ class Front(Broker):
         await front.outlook.alarms.load()
         return front
 
-    shared_template: TopicConfig = TEMPLATE
-
     # What all brokers have in common
 
     async def follow(self) -> None:
         """See what other brokers have changed, and let the realms here go by it."""
-        template = await self._load_template()
-        await self.outlook.alarms.load()
-        for broker in self._owned():
-            await broker.topics.adopt_template(template)
-            await broker.outlook.alarms.adopt(self.outlook.alarms.rules)
-        self.shared_template = template
-        # Once more, for one that came meanwhile and was told what counted before.
+        await self.renew_template()
+        await self.outlook.alarms.follow()
         for broker in self._owned():
             await self.instruct(broker)
 
     async def instruct(self, broker: Broker) -> None:
         """Let a realm go by what is known here."""
-        await broker.topics.adopt_template(self.shared_template)
+        broker.topics.adopt_template(self.shared_template)
         await broker.outlook.alarms.adopt(self.outlook.alarms.rules)
+
+    async def renew_template(self) -> None:
+        """Read the template, and let the realms here go by it. One at a time: what was read first is older."""
+        async with self._templating:
+            self.shared_template = await self._load_template()
+            for broker in self._owned():
+                broker.topics.adopt_template(self.shared_template)
 
     async def _load_template(self) -> TopicConfig:
         kept = await self.store.load(TEMPLATE_FILE)
@@ -98,13 +105,17 @@ class Front(Broker):
         if request.config.shards:
             raise BadRequest("the template is for topics made by the first send: they are not ordered")
         config = msgspec.structs.replace(request.config, name=TEMPLATE.name, created_at_us=0)
-        for _ in range(TRIES):
-            try:
-                await self.store.save(TEMPLATE_FILE, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
-                break
-            except Overtaken:
-                await self.store.load(TEMPLATE_FILE)
-        await self.follow()
+        document = msgspec.json.format(msgspec.json.encode(config)) + b"\n"
+        async with self._templating:
+            for _ in range(TRIES):
+                try:
+                    await self.store.save(TEMPLATE_FILE, document)
+                    break
+                except Overtaken:
+                    await self.store.load(TEMPLATE_FILE)
+            else:
+                raise Overtaken("the template is changed by others all the time: try again")
+        await self.renew_template()
 
     # The sum of its realms
 
@@ -170,6 +181,8 @@ class _Scanning(Scanning):
 
 
 class _Outlook(Outlook):
+    alarms: _Desk
+
     def __init__(self, front: Front) -> None:
         super().__init__(front.topics, dict, store=front.store, clock=front.clock, settings=front.settings)
         self.census = _Census(front)
@@ -207,6 +220,10 @@ class _Desk(AlarmDesk):
     async def load(self) -> None:
         await super().load()
         self._watch = Watch()
+
+    async def follow(self) -> None:
+        async with self._changing:
+            await self.load()
 
     async def put(self, rule: AlarmRule) -> None:
         await self._change(lambda: AlarmDesk.put(self, rule))

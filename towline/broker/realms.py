@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from towline.errors import BadRequest, NotFound, NotOwner, TowlineError
 from towline.model import is_pattern
 from towline.protocol import messages as wire
 from towline.protocol.access import Measure
-from towline.protocol.cluster import ForgetBroker, ListBrokers, ListClients, Meet
+from towline.protocol.cluster import ForgetBroker, HandBack, ListBrokers, ListClients, Meet
 from towline.protocol.messages import (
     Beat,
     ListDelayed,
@@ -46,7 +46,7 @@ from towline.protocol.messages import (
     Stat,
     Template,
 )
-from towline.protocol.publishing import AskSink, MoveHold, Publish, Unstage
+from towline.protocol.publishing import AskSink, MoveHold, Publish, Stage, Unstage
 from towline.protocol.scanning import Survey
 from towline.protocol.survey import DropAlarm, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
 from towline.protocol.transactions import Prepare
@@ -82,6 +82,8 @@ _WHOLE: Final[Mapping[type[Request], str]] = {
     **dict.fromkeys((Publish, Unstage, AskSink), "a sink for any topic needs"),
 }
 """What concerns one realm, and does not say which; of a sink, unless it names the topic it is for."""
+_MAKING: Final = {one.kind for one in (wire.Send, wire.Attach, Prepare, Stage, HandBack)}
+"""What makes a topic, if there is none."""
 
 
 class _Store(SqlStore):
@@ -163,6 +165,14 @@ class Realms:
             what = next(text for kind, text in _WHOLE.items() if isinstance(request, kind))
             raise BadRequest(f"{what} brokers with realms=1")
         return self._broker(realm, next(iter(topics), ""))
+
+    def look_first(self, request: Request, broker: Broker) -> Callable[[], Awaitable[None]] | None:
+        """What is to be done before a request that makes a topic: whoever has changed the template, at whichever
+        broker, goes by it from then on."""
+        if request.kind not in _MAKING or not self._settings.auto_create_topics:
+            return None
+        known = broker.topics
+        return None if all(topic in known for topic in _topics_of(request)) else self.front.renew_template
 
     def _is_for_here(self, request: Request) -> bool:
         if request.kind in _HERE_OR_TOPIC:

@@ -106,14 +106,13 @@ class Session(Connection):
         self._awaiting: asyncio.Task[None] | None = None
 
     def is_busy(self) -> bool:
-        return bool(self._sending or self._tasks or self._pulls or self._awaiting)
+        return bool(self._sending or self._tasks or self._pulls or self._awaiting or self._looking)
 
     def describe(self) -> list[ClientState]:
         """Who this is, for the registry: one for each consumer, or one for the connection."""
         now_s = self._loop.time()
         role = "broker" if self._software == "broker" else "producer" if self._sends else "client"
-        open_s, silent_s = round(now_s - self._opened_s, 3), round(now_s - self._seen_s, 3)
-        token = self._token.decode()
+        open_s, silent_s, token = round(now_s - self._opened_s, 3), round(now_s - self._seen_s, 3), self._token.decode()
         about = ClientState(self.peer.address, role, token, self._software, open_s, silent_s, self._sends)
         return [member.describe(about) for member in self._members.values()] or [about]
 
@@ -258,8 +257,10 @@ class Session(Connection):
                 self._broker = self._realms.choose(request, self._members)
             if guard is not None:
                 guard.check(request)
-                if attachments and guard.meter.quota.bytes_per_s:
-                    self.pay(guard, len(attachments))
+            if self._realms is not None and self.put_off(envelope, self._realms.look_first(request, self._broker)):
+                return
+            if guard is not None and attachments and guard.meter.quota.bytes_per_s:
+                self.pay(guard, len(attachments))
             if isinstance(request, Send):
                 self._send(number, request, attachments)
                 return

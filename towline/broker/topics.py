@@ -141,11 +141,11 @@ class Topics(dict[str, Topic]):
             self._catalog.put_topic(topic.config)
         await self._catalog.save()
 
-    async def adopt_template(self, config: TopicConfig) -> None:
-        """Go by the template that brokers on one database share."""
+    def adopt_template(self, config: TopicConfig) -> None:
+        """Go by the template that brokers on one database share, from this moment on."""
         if config != self._catalog.template:
             self._catalog.put_template(config)
-            await self._catalog.save()
+            self._start(self._save_catalog())
 
     async def edit(self, request: ordering.EditTopic) -> None:
         topic = self.named(request.topic)
