@@ -18,6 +18,7 @@ from towline.broker.history import History
 from towline.broker.metering import look_for_oldest
 from towline.broker.topic import Topic
 from towline.clock import SECOND_US, Clock
+from towline.model import TopicConfig
 from towline.store import Store
 
 __all__ = ["FAILURES_S", "Census", "GroupFacts", "TopicFacts", "Totals"]
@@ -146,6 +147,14 @@ class TopicFacts:
         self.messages = self.size_bytes = self.lag = self.dead = self.delayed = self.members = 0
         self.out_per_s = 0.0
         self.groups: dict[str, GroupFacts] = {}
+
+    @property
+    def config(self) -> TopicConfig:
+        return self.topic.config
+
+    @property
+    def group_count(self) -> int:
+        return len(self.groups)
 
     @property
     def in_per_s(self) -> float:

@@ -8,36 +8,9 @@ from typing import Any
 from towline.broker.census import Census, GroupFacts, TopicFacts
 from towline.broker.rights import May
 from towline.errors import BadRequest
-from towline.protocol.survey import GroupRow, ListPage, PageListed, Pulse, Pulsed, TopicRow
+from towline.protocol.survey import GROUP_ORDERS, TOPIC_ORDERS, GroupRow, ListPage, PageListed, Pulse, Pulsed, TopicRow
 
 __all__ = ["Surveyor"]
-
-_TOPICS: dict[str, Callable[[TopicFacts], Any]] = {
-    "name": lambda one: one.topic.config.name,
-    "messages": lambda one: one.messages,
-    "size": lambda one: one.size_bytes,
-    "groups": lambda one: len(one.groups),
-    "lag": lambda one: one.lag,
-    "dead": lambda one: one.dead,
-    "delayed": lambda one: one.delayed,
-    "in": lambda one: one.in_per_s,
-    "out": lambda one: one.out_per_s,
-    "line": lambda one: one.topic.config.business_line,
-    "author": lambda one: one.topic.config.author,
-    "created": lambda one: one.topic.config.created_at_us,
-}
-_GROUPS: dict[str, Callable[[GroupFacts], Any]] = {
-    "name": lambda one: (one.group, one.topic),
-    "topic": lambda one: (one.topic, one.group),
-    "lag": lambda one: one.lag,
-    "oldest": lambda one: -one.oldest_us if one.oldest_us else -(1 << 62),
-    "members": lambda one: one.members,
-    "in_flight": lambda one: one.in_flight,
-    "retrying": lambda one: one.retrying,
-    "dead": lambda one: one.dead,
-    "out": lambda one: one.out_per_s,
-    "failed": lambda one: one.failed,
-}
 
 
 class Surveyor:
@@ -57,15 +30,15 @@ class Surveyor:
     def _topics(self, request: ListPage, search: str, may: May | None) -> PageListed:
         seen: list[TopicFacts] = self._in_order(request)
         if may is not None:
-            seen = [one for one in seen if may("describe", "topic", one.topic.config.name)]
+            seen = [one for one in seen if may("describe", "topic", one.config.name)]
         rows = [
             one
             for one in seen
-            if (not search or search in one.topic.config.name)
-            and (not request.line or request.line == one.topic.config.business_line)
+            if (not search or search in one.config.name)
+            and (not request.line or request.line == one.config.business_line)
         ]
         page = rows[request.first : request.first + request.limit]
-        lines = sorted({one.topic.config.business_line for one in seen} - {""})
+        lines = sorted({one.config.business_line for one in seen} - {""})
         return PageListed(len(rows), [_topic_row(one) for one in page], [], lines)
 
     def _groups(self, request: ListPage, search: str, may: May | None) -> PageListed:
@@ -90,7 +63,7 @@ class Surveyor:
         return found
 
     def _sort(self, request: ListPage) -> list[Any]:
-        keys: dict[str, Callable[[Any], Any]] = _TOPICS if request.of == "topics" else _GROUPS
+        keys = TOPIC_ORDERS if request.of == "topics" else GROUP_ORDERS
         if request.sort not in keys:
             raise BadRequest(f"{request.of} cannot be sorted by {request.sort!r}: give one of {', '.join(keys)}")
         facts = self._census.topics.values()
@@ -113,7 +86,7 @@ class Surveyor:
 
 def _topic_row(one: TopicFacts) -> TopicRow:
     return TopicRow(
-        one.topic.config, one.messages, one.size_bytes, len(one.groups), one.members, one.lag, one.dead, one.delayed,
+        one.config, one.messages, one.size_bytes, one.group_count, one.members, one.lag, one.dead, one.delayed,
         round(one.in_per_s, 3), round(one.out_per_s, 3),
     )  # fmt: skip
 

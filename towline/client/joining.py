@@ -13,7 +13,7 @@ from towline.client.steps import Flow
 from towline.client.survey import survey
 from towline.protocol.access import Measured
 from towline.protocol.cluster import ClientState
-from towline.protocol.survey import Alarms, GroupRow, ListPage, PageListed, Pulsed, TopicRow
+from towline.protocol.survey import GROUP_ORDERS, TOPIC_ORDERS, Alarms, GroupRow, ListPage, PageListed, Pulsed, TopicRow
 
 __all__ = ["join_alarms", "join_clients", "join_figures", "join_pages", "join_pulses", "whole_survey"]
 
@@ -22,33 +22,6 @@ T = TypeVar("T", bound=msgspec.Struct)
 PAGE: Final = 1_000
 TOLD_MAX: Final = 100
 _NOT_SUMMED: Final = ("oldest_us", "oldest_at_us", "alone_since_us", "paused", "created_at_us")
-
-_TOPICS: dict[str, Callable[[TopicRow], Any]] = {
-    "name": lambda one: one.config.name,
-    "messages": lambda one: one.messages,
-    "size": lambda one: one.size_bytes,
-    "groups": lambda one: one.groups,
-    "lag": lambda one: one.lag,
-    "dead": lambda one: one.dead,
-    "delayed": lambda one: one.delayed,
-    "in": lambda one: one.in_per_s,
-    "out": lambda one: one.out_per_s,
-    "line": lambda one: one.config.business_line,
-    "author": lambda one: one.config.author,
-    "created": lambda one: one.config.created_at_us,
-}
-_GROUPS: dict[str, Callable[[GroupRow], Any]] = {
-    "name": lambda one: (one.group, one.topic),
-    "topic": lambda one: (one.topic, one.group),
-    "lag": lambda one: one.lag,
-    "oldest": lambda one: -one.oldest_us if one.oldest_us else -(1 << 62),
-    "members": lambda one: one.members,
-    "in_flight": lambda one: one.in_flight,
-    "retrying": lambda one: one.retrying,
-    "dead": lambda one: one.dead,
-    "out": lambda one: one.out_per_s,
-    "failed": lambda one: one.failed,
-}
 
 
 def whole_survey(request: ListPage) -> Flow[PageListed]:
@@ -67,12 +40,12 @@ def join_pages(request: ListPage, outcomes: Sequence[Outcome[PageListed]]) -> Pa
     pages = merge_outcomes(outcomes, "asking", catch_up=True)
     topics = _summed((one for page in pages for one in page.topics), lambda one: one.config.name, same=("groups",))
     groups = _summed((one for page in pages for one in page.groups), lambda one: (one.topic, one.group))
-    topics.sort(key=_TOPICS["name"])
-    groups.sort(key=_GROUPS["name"])
+    topics.sort(key=TOPIC_ORDERS["name"])
+    groups.sort(key=GROUP_ORDERS["name"])
     if request.of == "topics":
-        topics.sort(key=_TOPICS[request.sort], reverse=request.descending)
+        topics.sort(key=TOPIC_ORDERS[request.sort], reverse=request.descending)
     else:
-        groups.sort(key=_GROUPS[request.sort], reverse=request.descending)
+        groups.sort(key=GROUP_ORDERS[request.sort], reverse=request.descending)
     cut = slice(request.first, request.first + request.limit)
     lines = sorted({line for page in pages for line in page.lines})
     return PageListed(len(topics) + len(groups), topics[cut], groups[cut], lines)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -12,6 +13,8 @@ from towline.model import TopicConfig
 from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
 
 __all__ = [
+    "GROUP_ORDERS",
+    "TOPIC_ORDERS",
     "Alarms",
     "DropAlarm",
     "GroupRow",
@@ -46,6 +49,10 @@ class TopicRow(msgspec.Struct, frozen=True, array_like=True):
     in_per_s: float
     out_per_s: float
 
+    @property
+    def group_count(self) -> int:
+        return self.groups
+
 
 class GroupRow(msgspec.Struct, frozen=True, array_like=True):
     topic: str
@@ -63,6 +70,35 @@ class GroupRow(msgspec.Struct, frozen=True, array_like=True):
     """Failed deliveries in the last five minutes."""
     alone_since_us: int
     """Since when it has no consumer; 0 if it has one."""
+
+
+TOPIC_ORDERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "name": lambda one: one.config.name,
+    "messages": lambda one: one.messages,
+    "size": lambda one: one.size_bytes,
+    "groups": lambda one: one.group_count,
+    "lag": lambda one: one.lag,
+    "dead": lambda one: one.dead,
+    "delayed": lambda one: one.delayed,
+    "in": lambda one: one.in_per_s,
+    "out": lambda one: one.out_per_s,
+    "line": lambda one: one.config.business_line,
+    "author": lambda one: one.config.author,
+    "created": lambda one: one.config.created_at_us,
+}
+"""By what a list of topics can be sorted; for a `TopicRow`, and for what a broker makes one of."""
+GROUP_ORDERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "name": lambda one: (one.group, one.topic),
+    "topic": lambda one: (one.topic, one.group),
+    "lag": lambda one: one.lag,
+    "oldest": lambda one: -one.oldest_us if one.oldest_us else -(1 << 62),
+    "members": lambda one: one.members,
+    "in_flight": lambda one: one.in_flight,
+    "retrying": lambda one: one.retrying,
+    "dead": lambda one: one.dead,
+    "out": lambda one: one.out_per_s,
+    "failed": lambda one: one.failed,
+}
 
 
 class ListPage(Request, frozen=True, array_like=True):
