@@ -52,6 +52,23 @@ def test_every_status_is_derived(world: World) -> None:
     world.run(scenario)
 
 
+def test_what_was_given_back_without_having_failed_is_new(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", b"0", b"1")
+        member = await bench.attach(delays_s=(0.0,))
+        got = await bench.pull(member, 2)
+        await bench.act(member, NACK, got, (1, 1, 1), reason="no such customer")
+        failed = await bench.pull(member, 1)
+        assert failed.parts[0].first == 1
+        await bench.act(member, GIVE_BACK, got, (1, 0, 1))
+        await bench.act(member, GIVE_BACK, failed)
+        fresh, again = await trace(bench, 0), await trace(bench, 1)
+        assert (fresh.status, fresh.attempt, what(fresh)) == ("NEW", 1, ["pulled", "returned"])
+        assert (again.status, again.attempt) == ("FAIL", 2)
+
+    world.run(scenario)
+
+
 def test_each_step_tells_who_when_and_why(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         sent = await bench.send("earlier", b"x")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.conftest import ACK, NACK, World
+from tests.broker.conftest import ACK, GIVE_BACK, NACK, World
 from tests.sql.server import mariadb
 from towline.frame import encode
 from towline.model import GroupConfig, TopicConfig
@@ -57,7 +57,7 @@ def test_a_message_is_a_row(world: World) -> None:
 def test_progress_status_and_dead_letters_can_be_read(world: World) -> None:
     async def main() -> None:
         async with world.open() as bench:
-            await bench.send("orders", *(b"%d" % index for index in range(6)), lane=1)
+            await bench.send("orders", *(b"%d" % index for index in range(7)), lane=1)
             member = await bench.attach(max_attempts=2, delays_s=(3600.0,))
             first = await bench.pull(member, 2)
             await bench.act(member, ACK, first)
@@ -66,16 +66,20 @@ def test_progress_status_and_dead_letters_can_be_read(world: World) -> None:
             third = await bench.pull(member, 1)
             await bench.act(member, 2, third, reason="never")  # straight to the dead letters
             await bench.pull(member, 1)
+            back = await bench.pull(member, 1)
+            await bench.act(member, GIVE_BACK, back)
             while not bench.store.bounds("dead/orders/billing").end:
                 await asyncio.sleep(0.01)
             await bench.broker.maintain()
 
             status = ask(world, "SELECT id, status FROM msg_v_orders WHERE group_id = 'billing' ORDER BY id")
-            assert [one[1] for one in status] == ["SUCCESS", "SUCCESS", "FAIL", "DEAD", "RUNNING", "NEW"]
+            assert [one[1] for one in status] == ["SUCCESS", "SUCCESS", "FAIL", "DEAD", "RUNNING", "NEW", "NEW"]
+            (given_back,) = ask(world, "SELECT status, attempt FROM msg_v_orders WHERE id = 5")
+            assert given_back == ["NEW", "1"]
             offsets = ask(
                 world, "SELECT priority, `offset` FROM msg_c_orders WHERE group_id = 'billing' AND `offset` > 0"
             )
-            assert offsets == [["middle", "5"]]
+            assert offsets == [["middle", "6"]]
             dead = ask(world, "SELECT body, group_id, origin, reason FROM mq_dead_letter")
             assert dead == [["3", "billing", "orders/middle/3", "never"]]
             events = ask(world, "SELECT events FROM mq_pull_log")

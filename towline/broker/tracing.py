@@ -216,7 +216,7 @@ class _Scan:
             self._steps.append(TraceStep(config.paused_at_us, "paused", reason=config.pause_reason))
         if now is None:
             return Traced(self._settled_status(), 0, 0, self._steps, self._whole, cursor)
-        return Traced(now.state.status, now.attempt, now.due_us, self._steps, self._whole, cursor)
+        return Traced(now.status, now.attempt, now.due_us, self._steps, self._whole, cursor)
 
     def _settled_status(self) -> str:
         """It is behind the group's position and in no list: the last event says how it left."""

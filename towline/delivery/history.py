@@ -19,6 +19,10 @@ class Standing(NamedTuple):
     attempt: int = 0
     due_us: int = 0
 
+    @property
+    def status(self) -> str:
+        return self.state.status_in(self.attempt)
+
 
 def standing(group: Group, lane: int, seq: int) -> Standing | None:
     """Where a message stands; None if it is behind the group's position and in no list: then it is settled, and only

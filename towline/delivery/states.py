@@ -44,6 +44,11 @@ class State(enum.Enum):
         """The status that users see."""
         return _STATUS[self]
 
+    def status_in(self, attempt: int) -> str:
+        """The same, in this delivery of the message: what waits for its first one has never failed. It was given
+        back."""
+        return State.WAITING.status if self is State.RETRYING and attempt <= 1 else self.status
+
 
 _STATUS = {
     State.WAITING: "NEW",
@@ -122,7 +127,10 @@ RULES: dict[type[Event], Transition] = {rule.event: rule for rule in TRANSITIONS
 def describe() -> str:
     """The table as Markdown, with a diagram."""
     lines = ["| state | status | meaning |", "|---|---|---|"]
-    lines += [f"| {state.name} | {state.status} | {state.value} |" for state in State]
+    for state in State:
+        first = state.status_in(1)
+        shown = state.status if first == state.status else f"{state.status}; {first} if it has never failed"
+        lines.append(f"| {state.name} | {shown} | {state.value} |")
     lines += ["", "| event | from | to | when |", "|---|---|---|---|"]
     for rule in TRANSITIONS:
         sources = ", ".join(source.name for source in rule.sources)

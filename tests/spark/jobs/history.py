@@ -171,7 +171,7 @@ class Group:
         elif fate < 0.9:
             self.tell(Returned(self.now, self.pull, (piece,)))
             for life in lives:
-                life.status = "FAIL"
+                life.status = "FAIL" if piece.attempt > 1 else "NEW"
             self.waiting.append(piece)
         elif fate < 0.96:
             self.tell(GaveUp(self.now, self.pull, (piece,), "hopeless"), Buried(self.now, (piece,), self.dead))

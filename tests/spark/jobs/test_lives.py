@@ -37,8 +37,8 @@ def columns(events: list[Event], words: dict[str, int]) -> tuple[Events, Moves]:
             consumer = words.setdefault(event.consumer, len(words)) if kind == "Pulled" else -1  # type: ignore[union-attr]
             why = getattr(event, "reason", "")
             reason = words.setdefault(why, len(words)) if why else -1
-            rows.append((KINDS.index(kind), part.first, part.end, event.at_us, order, consumer, reason))
-    table = np.array(rows, np.int64).reshape(-1, 7)
+            rows.append((KINDS.index(kind), part.first, part.end, event.at_us, order, consumer, reason, part.attempt))
+    table = np.array(rows, np.int64).reshape(-1, len(Events._fields))
     places = np.array(moved, np.int64).reshape(-1, 2)
     return Events(*table.T), Moves(started, position, places[:, 0], places[:, 1])
 
@@ -75,7 +75,7 @@ def test_lives_are_what_happened_to_each_message(seed: int) -> None:
 
 def test_a_lane_without_events_is_new_and_one_whose_events_were_dropped_is_unknown() -> None:
     none = np.empty(0, np.int64)
-    nothing = Events(*[none] * 7)
+    nothing = Events(*[none] * len(Events._fields))
     assert lives(nothing, Moves(-1, 0, none, none), 0, 10).status.tolist() == [0]
     found = lives(nothing, Moves(-1, 4, none, none), 0, 10)
     assert [STATUSES[status] for status in found.status] == ["UNKNOWN", "NEW"]

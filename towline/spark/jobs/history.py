@@ -17,7 +17,7 @@ from towline.spark.jobs.place import Place
 
 __all__ = ["Facts", "Group", "Told", "facts_of", "stretch_of"]
 
-COLUMNS: Final = ["number", "event", "at", "lane", "first", "count", "consumer", "reason"]
+COLUMNS: Final = ["number", "event", "at", "lane", "first", "count", "consumer", "reason", "attempt"]
 _PLACED: Final = pa.array(["started", "moved", "pulled", "overrun"])
 _KINDS: Final = pa.array([kind.lower() for kind in KINDS])
 
@@ -124,7 +124,7 @@ def stretch_of(place: Place, facts: Facts, lane: str, low: int, high: int) -> To
         chosen = pc.and_(pc.and_(pc.less(first, high), pc.greater(end, low)), pc.equal(table.column("lane"), lane))
         tables.append(table.filter(pc.and_(chosen, pc.is_in(table.column("event"), _KINDS))))
     if not tables:
-        return Told(Events(*[np.empty(0, np.int64)] * 7), pa.array([], pa.string()), pa.array([], pa.string()))
+        return Told(Events(*[np.empty(0, np.int64)] * len(Events._fields)), pa.array([], pa.string()), pa.array([], pa.string()))
     table = pa.concat_tables(tables).combine_chunks()
     kinds = pc.index_in(table.column("event"), _KINDS)
     consumers, consumer = _numbered(table.column("consumer"))
@@ -138,6 +138,7 @@ def stretch_of(place: Place, facts: Facts, lane: str, low: int, high: int) -> To
         _numbers(table.column("number")),
         consumer,
         reason,
+        _numbers(pc.fill_null(table.column("attempt"), 0)),
     )
     return Told(events, consumers, reasons)
 

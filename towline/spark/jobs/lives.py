@@ -26,7 +26,7 @@ STATUSES: Final = ("NEW", "RUNNING", "SUCCESS", "FAIL", "DEAD", "GONE", "BEFORE"
 but the events that say how were dropped."""
 NEW, RUNNING, SUCCESS, FAIL, DEAD, GONE, BEFORE, UNKNOWN = range(len(STATUSES))
 _AFTER: Final = np.array([RUNNING, SUCCESS, FAIL, FAIL, FAIL, FAIL, DEAD, GONE, GONE], np.int64)
-"""The status after each kind of event."""
+"""The status after each kind of event; what was given back in its first delivery is NEW again."""
 _NEVER: Final = np.iinfo(np.int64).max
 
 
@@ -43,6 +43,8 @@ class Events(NamedTuple):
     """Of Pulled: a number for who pulled; -1 elsewhere."""
     reason: Ints
     """Of failures: a number for why; -1 elsewhere."""
+    attempt: Ints
+    """Which delivery it speaks of: 1 is the first."""
 
 
 class Moves(NamedTuple):
@@ -84,7 +86,7 @@ class Lives(NamedTuple):
 def lives(events: Events, moves: Moves, low: int, high: int) -> Lives:
     """The lives of messages `low` up to `high` of a lane."""
     chosen = (events.end > low) & (events.first < high)
-    kind, first, end, at_us, order, consumer, reason = (column[chosen] for column in events)
+    kind, first, end, at_us, order, consumer, reason, attempt = (column[chosen] for column in events)
     first, end = np.maximum(first, low), np.minimum(end, high)
     marks = [at for at in (low, high, moves.started, moves.position, *moves.moved_to.tolist()) if low <= at <= high]
     bounds = np.unique(np.concatenate([first, end, np.array(marks, np.int64)]))
@@ -116,7 +118,7 @@ def lives(events: Events, moves: Moves, low: int, high: int) -> Lives:
     last_fault = reduced(np.maximum, np.where(reason[row] >= 0, place, -1))
     failed = (what == FAILED) | (what == GAVE_UP) | (what == RELEASED)
     first_pulled = reduced(np.minimum, np.where(what == PULLED, at_us[row], _NEVER))
-    status = _AFTER[kind[last]]
+    status = np.where((kind[last] == RETURNED) & (attempt[last] <= 1), NEW, _AFTER[kind[last]])
     settled = (status == SUCCESS) | (status == DEAD) | (status == GONE)
     found = Lives(
         begin,
