@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, Bench, World
+from towline.clock import ManualClock
 from towline.errors import NotFound, StoreDamaged
 from towline.frame import encode
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.messages import PutTopic
+from towline.protocol.messages import CancelDelayed, PutTopic
 
 
 def config(disk: World, name: str) -> Path:
@@ -135,14 +136,86 @@ def test_events_behind_the_predecessor_of_the_last_snapshot_are_kept(disk: World
     asyncio.run(main())
 
 
-def test_the_schedule_keeps_its_progress_in_a_file_with_a_version(disk: World) -> None:
+def test_offsets_are_shown_by_the_names_of_lanes_and_read_in_both_forms(disk: World) -> None:
     async def main() -> None:
-        versions = []
-        for _ in range(2):
-            async with disk.open() as bench:
-                await bench.send("orders", b"later", deliver_at_us=[-3_600_000_000])
-            versions.append(document(disk, "delayOffset.json")["version"])
-        assert versions[0] < versions[1]
+        async with disk.open() as bench:
+            await bench.send("orders", b"one", b"two")
+            member = await bench.attach()
+            await bench.act(member, ACK, await bench.pull(member, 1))
+            await bench.broker.create_topic(TopicConfig("ledger", shards=2))
+            await bench.send("ledger", b"one", lane=1, shard_keys=["key"])
+            await bench.attach("ledger")
+        written = document(disk, "consumerOffset.json")
+        offsets = {one["topic"]: one["offsets"] for one in written["groups"]}
+        own = {"own-high": 0, "own-middle": 0, "own-low": 0}
+        assert offsets == {
+            "orders": {"high": 0, "middle": 1, "low": 0} | own,
+            "ledger": {"0": 0, "1": 0} | own,
+        }
+        for one in written["groups"]:
+            one["offsets"] = list(one["offsets"].values())  # as earlier versions wrote them
+        config(disk, "consumerOffset.json").write_text(json.dumps(written))
+        async with disk.open() as bench:
+            assert bench.broker.group_state("orders", "billing").lag == 1
+            assert bench.broker.group_state("ledger", "billing").lag == 1
+
+    asyncio.run(main())
+
+
+def test_the_schedule_keeps_its_progress_in_a_file_with_a_version_and_a_predecessor(
+    disk: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was cancelled stays so, and what was delivered is not delivered again, if only the older file is left."""
+
+    async def main() -> None:
+        clock = ManualClock()
+        async with disk.open(clock) as bench:
+            for seconds in (10, 20, 3_000, 4_000):
+                await bench.send("orders", b"%d" % seconds, deliver_at_us=[-seconds * 1_000_000])
+            await bench.broker.maintain()
+            first = document(disk, "delayOffset.json")
+            clock.advance(15)
+            await bench.broker.scheduler.catch_up()
+            await bench.broker.cancel_delayed(CancelDelayed("orders", [3]))
+            await bench.broker.maintain()
+            clock.advance(1)
+            await bench.broker.maintain()
+        second = document(disk, "delayOffset.json")
+        assert second["dataVersion"]["counter"] > first["dataVersion"]["counter"]
+        assert second["delayed"] == {"orders": 2}
+        assert "\n " in config(disk, "delayOffset.json").read_text()
+        assert document(disk, "delayOffset.json.bak")["dataVersion"]["counter"] <= second["dataVersion"]["counter"]
+        damage(config(disk, "delayOffset.json"))
+        async with disk.open(clock) as bench:
+            clock.advance(5_000)
+            await bench.broker.scheduler.catch_up()
+            member = await bench.attach()
+            assert (await bench.pull(member)).bodies == [b"10", b"20", b"4000"]
+
+    with caplog.at_level(logging.ERROR, "towline.broker"):
+        asyncio.run(main())
+    assert "config file delayOffset.json is not used: it cannot be read: " in caplog.text
+
+
+def test_marks_behind_the_predecessor_of_the_last_schedule_are_kept(disk: World) -> None:
+    """Otherwise falling back to it would bring back what was cancelled since."""
+
+    async def main() -> None:
+        clock = ManualClock()
+        async with disk.open(clock) as bench:
+            for number in range(6):
+                await bench.send("orders", b"%d" % number, deliver_at_us=[-3_000_000_000])
+            for number in range(4):
+                await bench.broker.cancel_delayed(CancelDelayed("orders", [number + 1]))
+                await bench.broker.maintain()
+            older, newer = (document(disk, f"delayOffset.json{end}") for end in (".bak", ""))
+            assert older["position"] < newer["position"]
+        damage(config(disk, "delayOffset.json"))
+        config(disk, "delayOffset.json.bak").write_text(json.dumps(older))
+        async with disk.open(clock) as bench:
+            clock.advance(3_600)
+            await bench.broker.scheduler.catch_up()
+            assert (await bench.pull(await bench.attach())).bodies == [b"4", b"5"]
 
     asyncio.run(main())
 

@@ -13,12 +13,13 @@ from typing import Final
 
 import msgspec
 
+from towline.broker.config_file import ConfigFile, DataVersion
 from towline.clock import Clock
 from towline.delivery.parcel import Parcel, decode_parcel, encode_parcels
 from towline.delivery.schedule import NEAR_US, Schedule, ScheduleSnapshot, Slot
 from towline.delivery.schedule_events import ScheduleEvent, decode_schedule_event, encode_schedule_event
 from towline.delivery.wheel import Place
-from towline.errors import QueueFull
+from towline.errors import QueueFull, StoreDamaged
 from towline.frame import Frame, encode_events
 from towline.model import Durability
 from towline.store import Append, Appended, Read, Store
@@ -36,7 +37,7 @@ Placed = tuple[Place, Parcel]
 
 
 class _Offsets(ScheduleSnapshot, frozen=True, kw_only=True):
-    version: int = 0
+    version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
     until: str = ""
     """`until_us` for people."""
 
@@ -85,8 +86,11 @@ class Agenda:
         self._borrowed = 0
         self._ends: dict[str, int] = {}
         self._pending: dict[asyncio.Future[None], int] = {}
-        self._version = 0
+        self._file = ConfigFile(store, OFFSETS, _Offsets, indent=1)
+        self._version = DataVersion()
         self._saved: ScheduleSnapshot | None = None
+        self._before: ScheduleSnapshot | None = None
+        """The snapshot before, which the file's `.bak` holds: recovery may have to begin with it."""
 
     # Recording
 
@@ -200,7 +204,7 @@ class Agenda:
         if document is not None:
             schedule.restore(document)
             ends, self.position = document.ends, document.position
-            self._saved = document
+            self._saved = self._before = document
         # Parcels before marks: so all slots are there that the marks speak of.
         for stream in self.store.streams("delay/"):
             if stream != MARKS:
@@ -210,15 +214,13 @@ class Agenda:
             slot.next = slot.loading = max(slot.next, self.store.bounds(slot.place.stream).first)
 
     async def _load(self) -> _Offsets | None:
-        document = await self.store.load(OFFSETS)
-        if document is None:
-            return None
         try:
-            offsets = msgspec.json.decode(document, type=_Offsets)
-        except msgspec.MsgspecError as error:
-            log.error("%s cannot be read (%s): the schedule is replayed from its beginning", OFFSETS, error)
+            offsets = await self._file.load()
+        except StoreDamaged as error:
+            log.error("%s. The schedule is replayed from its streams instead", error)
             return None
-        self._version = offsets.version
+        if offsets is not None:
+            self._version = offsets.version
         return offsets
 
     async def _recover_slots(self, stream: str, first: int) -> None:
@@ -255,38 +257,47 @@ class Agenda:
         snapshot = self.schedule.snapshot(self.position, dict(sorted(self._ends.items())))
         saved = self._saved
         if saved is not None and (saved.position, saved.ends) == (snapshot.position, snapshot.ends):
+            await self.settle()
             return
         if saved is None and not snapshot.ends and not snapshot.position:
             return
         await self.store.append([], Durability.FSYNC).done
         until = datetime.fromtimestamp(snapshot.until_us / 1e6, UTC).isoformat(timespec="milliseconds")
         fields = {name: getattr(snapshot, name) for name in ScheduleSnapshot.__struct_fields__}
-        document = _Offsets(**fields, version=self._version + 1, until=until)
-        await self.store.save(OFFSETS, msgspec.json.format(msgspec.json.encode(document), indent=1))
-        self._version += 1
-        self._saved = snapshot
+        version = self._version.next(self.clock.now_us())
+        await self._file.save(_Offsets(**fields, version=version, until=until))
+        self._version = version
+        # The first has no predecessor: should it be lost, the streams are replayed, and all of them is there.
+        self._before, self._saved = saved or snapshot, snapshot
+
+    async def settle(self) -> None:
+        """Let go of the snapshot before: what only that one needs is not to be kept for ever."""
+        if self._before is not self._saved:
+            await self._file.settle()
+            self._before = self._saved
 
     async def trim(self) -> None:
-        """Let go of what was delivered or moved, as far as the last snapshot says so; then of the marks, but for one:
-        so even without the snapshot nothing is delivered twice."""
-        if self._saved is None:
+        """Let go of what was delivered or moved, as far as both snapshots say so; then of the marks, but for one: so
+        even without a snapshot nothing is delivered twice."""
+        kept = self._before
+        if kept is None:
             return
-        before = dict(self._saved.ends)
-        for slot in self._saved.slots:
+        before = dict(kept.ends)
+        for slot in kept.slots:
             before[Place(slot.level, slot.number).stream] = slot.next
         going = [stream for stream, at in before.items() if self.store.bounds(stream).first < at]
         await asyncio.gather(*(self.store.trim(stream, before[stream]) for stream in going))
-        if self.store.bounds(MARKS).first < self._saved.position - 1:
-            await self.store.trim(MARKS, self._saved.position - 1)
+        if self.store.bounds(MARKS).first < kept.position - 1:
+            await self.store.trim(MARKS, kept.position - 1)
 
     def pins(self) -> dict[str, int]:
         """What waits, and what recovery needs: delayed messages outlive retention."""
         pins = {slot.place.stream: slot.next for slot in self.schedule.slots.values()}
-        for one in self._saved.slots if self._saved is not None else ():
+        for one in self._before.slots if self._before is not None else ():
             stream = Place(one.level, one.number).stream
             pins[stream] = min(one.next, pins.get(stream, one.next))
         if self.position:
-            pins[MARKS] = max((self._saved.position if self._saved is not None else 0) - 1, 0)
+            pins[MARKS] = max((self._before.position if self._before is not None else 0) - 1, 0)
         return pins
 
     def ends(self) -> dict[str, int]:

@@ -229,6 +229,7 @@ class Broker:
         if not self.settings.store.startswith("memory:"):
             return
         await self._agenda.save()
+        await self._agenda.settle()
         await self._agenda.trim()
         self._agenda.repay(await reclaim(self.store, list(self.topics.values())))
 

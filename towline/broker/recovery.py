@@ -110,8 +110,8 @@ async def recover_group(store: Store, config: GroupConfig, document: GroupSnapsh
     first, end, _ = store.bounds(stream)
     at, whole = first, True
     group = Group(config, shards)
-    if document is not None and len(document.offsets) != len(group.next):
-        log.error("the snapshot of %s is of another number of lanes: the pull log is replayed instead", stream)
+    if document is not None and document.places(shards) is None:
+        log.error("the snapshot of %s is of other lanes than the topic has: the pull log is replayed instead", stream)
         document = None
     if document is not None:
         group, at = restore(config, document, shards), max(document.position, first)

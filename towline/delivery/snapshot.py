@@ -12,7 +12,7 @@ from towline.delivery.group import Group
 from towline.delivery.lease import Act, Lease
 from towline.delivery.parts import PartSet
 from towline.delivery.states import State
-from towline.model import GroupConfig
+from towline.model import LANES, GroupConfig, lane_name
 
 __all__ = ["GroupSnapshot", "LeaseSnapshot", "restore", "snapshot"]
 
@@ -36,8 +36,9 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     group: str
     position: int
     """The events of the pull log before this one are in here."""
-    offsets: list[int]
-    """The next sequence number of each lane: the topic's high, middle and low, or its shards, then the group's own."""
+    offsets: dict[str, int] | list[int]
+    """The next sequence number of each lane, by its name: the topic's high, middle and low, or its shards, then the
+    group's own. (A list, in the same order, in documents of earlier versions.)"""
     leases: list[LeaseSnapshot]
     retries: list[tuple[Part, int]]
     dying: list[tuple[Part, str]]
@@ -48,14 +49,22 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     turns: int = 0
     """How many pulls were granted."""
 
+    def places(self, shards: int) -> list[int] | None:
+        """The offsets by number of the lane; None if they are of other lanes than a topic with so many shards has."""
+        names = [lane_name(lane, shards) for lane in range((shards or len(LANES)) + len(LANES))]
+        if isinstance(self.offsets, list):
+            return list(self.offsets) if len(self.offsets) == len(names) else None
+        return [self.offsets[name] for name in names] if self.offsets.keys() == set(names) else None
+
 
 def snapshot(group: Group, position: int) -> GroupSnapshot:
+    shards = group.shards.count if group.shards is not None else 0
     last = islice(reversed(group.settled.values()), SETTLED_MAX)
     return GroupSnapshot(
         topic=group.config.topic,
         group=group.config.name,
         position=position,
-        offsets=list(group.next),
+        offsets={lane_name(lane, shards): at for lane, at in enumerate(group.next)},
         leases=[_lease_out(lease) for lease in group.leases.values()],
         retries=list(group.retries),
         dying=list(group.dying.items()),
@@ -68,8 +77,9 @@ def snapshot(group: Group, position: int) -> GroupSnapshot:
 
 def restore(config: GroupConfig, document: GroupSnapshot, shards: int = 0) -> Group:
     group = Group(config, shards)
-    assert len(document.offsets) == len(group.next), (document.topic, document.group, len(document.offsets), shards)
-    group.next = list(document.offsets)
+    places = document.places(shards)
+    assert places is not None, (document.topic, document.group, document.offsets, shards)
+    group.next = places
     for lease in document.leases:
         group.grant(Pulled(0, lease.pull, lease.consumer, lease.deadline_us, tuple(lease.open)))
         _settled_in(group.leases[lease.pull], lease)

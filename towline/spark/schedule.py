@@ -120,12 +120,18 @@ class FolderSchedule:
                 yield Delayed(lane, message_id(parcel.topic, DELAY, number), key, due_us, made_us, size)
 
     def _snapshot(self) -> ScheduleSnapshot | None:
-        try:
-            return msgspec.json.decode((self._path / "config" / OFFSETS).read_bytes(), type=ScheduleSnapshot)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError) as error:
-            raise StoreDamaged(f"{self._path / 'config' / OFFSETS} cannot be read: {error}") from None
+        """The snapshot; if it is damaged or missing, the one before it, as a broker does."""
+        damaged: Exception | None = None
+        for path in (self._path / "config" / OFFSETS, self._path / "config" / f"{OFFSETS}.bak"):
+            try:
+                return msgspec.json.decode(path.read_bytes(), type=ScheduleSnapshot)
+            except FileNotFoundError:
+                continue
+            except (OSError, msgspec.MsgspecError) as error:
+                damaged = error
+        if damaged is not None:
+            raise StoreDamaged(f"{self._path / 'config' / OFFSETS} cannot be read, nor its .bak: {damaged}")
+        return None
 
     def _recover(self, snapshot: ScheduleSnapshot | None) -> None:
         """Parcels before marks, as a broker does it."""

@@ -124,7 +124,9 @@ def stretch_of(place: Place, facts: Facts, lane: str, low: int, high: int) -> To
         chosen = pc.and_(pc.and_(pc.less(first, high), pc.greater(end, low)), pc.equal(table.column("lane"), lane))
         tables.append(table.filter(pc.and_(chosen, pc.is_in(table.column("event"), _KINDS))))
     if not tables:
-        return Told(Events(*[np.empty(0, np.int64)] * len(Events._fields)), pa.array([], pa.string()), pa.array([], pa.string()))
+        return Told(
+            Events(*[np.empty(0, np.int64)] * len(Events._fields)), pa.array([], pa.string()), pa.array([], pa.string())
+        )
     table = pa.concat_tables(tables).combine_chunks()
     kinds = pc.index_in(table.column("event"), _KINDS)
     consumers, consumer = _numbered(table.column("consumer"))

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Table
 
-from towline.model import LANES, check_group, check_topic, lane_name, lane_names
+from towline.model import check_group, check_topic, lane_name, lane_names
 from towline.store.sql import tables
 from towline.store.sql.encoding import TEXT, literal
 from towline.store.sql.rows import Row
@@ -130,10 +130,9 @@ class Projection:
             self._offsets[topic, group] = encoded
             table = tables.progress_table(topic)
             needed.add(table)
-            shards = self._shards.get(topic, max(0, len(one["offsets"]) - 2 * len(LANES)))
-            rows: list[Row] = [
-                (group, "", lane_name(lane, shards), offset, self._epoch) for lane, offset in enumerate(one["offsets"])
-            ]
+            offsets: Mapping[str, int] = one["offsets"]
+            shards = self._shards.get(topic, sum(name.isdigit() for name in offsets))
+            rows: list[Row] = [(group, "", name, offset, self._epoch) for name, offset in offsets.items()]
             columns = ("group_id", "token", "priority", "offset", "epoch")
             statements += _upsert(table.name, columns, rows)
             where = b"`topic` = %b AND `group_id` = %b" % (literal(topic), literal(group))
