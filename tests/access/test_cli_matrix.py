@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, list[Need]]] = {
     "send": ("orders x", [("send", ORDERS)]),
     "consume": ("orders -g billing --no-follow", READ),
     "find": ("orders --key k", [("consume", ORDERS)]),
-    "trace": ("orders/middle/0 --group billing", [("consume", ORDERS), ("describe", BILLING)]),
+    "trace": ("orders/middle/0 --group billing", [("describe", ORDERS), ("describe", BILLING)]),
     "topic create": ("orders", [("create", ORDERS)]),
     "topic edit": ("orders --retention 1d", [("alter", ORDERS)]),
     "topic ls": ("", OWN),

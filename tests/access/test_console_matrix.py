@@ -91,7 +91,7 @@ ACTIONS: dict[str, tuple[Callable[[Client], Awaitable[object]], list[Need]]] = {
     "survey": (lambda mq: mq.survey("groups", topic="orders"), LOOK),
     "test_alarm": (lambda mq: mq.test_alarm("none"), ALTER),
     "topic": (lambda mq: mq.topic("orders"), LOOK),
-    "trace": (lambda mq: mq.trace("orders/middle/0", group="billing"), [("consume", ORDERS), ("describe", BILLING)]),
+    "trace": (lambda mq: mq.trace("orders/middle/0", group="billing"), [("describe", ORDERS), ("describe", BILLING)]),
     "transactions": (lambda mq: mq.transactions(), SEE),
 }
 PAGES: dict[str, list[Need]] = {
@@ -101,7 +101,7 @@ PAGES: dict[str, list[Need]] = {
     "/groups": [],
     "/groups/orders/billing": of_group("describe", "billing"),
     "/messages": [],
-    "/message/orders/middle/0": [("consume", ORDERS)],
+    "/message/orders/middle/0": LOOK,
     "/dead": [],
     "/dead?topic=orders&group=billing": READ,
     "/dead/orders/billing/0": READ,

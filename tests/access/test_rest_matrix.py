@@ -59,7 +59,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("POST", "/nack"): Route("/nack", OWN, {"receipts": ["none"]}),
     ("GET", "/topics/{topic}/find"): Route("/topics/orders/find?key=k", [("consume", ORDERS)]),
     ("GET", "/message"): Route("/message?id=orders/middle/0", [("consume", ORDERS)]),
-    ("GET", "/trace"): Route("/trace?id=orders/middle/0&group=billing", [("consume", ORDERS), ("describe", BILLING)]),
+    ("GET", "/trace"): Route("/trace?id=orders/middle/0&group=billing", [("describe", ORDERS), ("describe", BILLING)]),
     ("GET", "/topics"): Route("/topics", OWN),
     ("POST", "/topics"): Route("/topics", [("create", ORDERS)], {"name": "orders"}),
     ("GET", "/topics/{topic}"): Route("/topics/orders", [("describe", ORDERS)]),

@@ -18,7 +18,7 @@ from tests.server.process import BrokerProcess, failing_start
 from towline.broker.audit import verify
 from towline.client.access import Quota
 from towline.client.blocking import Client
-from towline.errors import BadRequest, Conflict, NotLetIn, ProtocolError, QueueFull, Refused, TowlineError
+from towline.errors import BadRequest, Conflict, NotFound, NotLetIn, ProtocolError, QueueFull, Refused, TowlineError
 
 
 def is_out(client: Client) -> bool:
@@ -406,3 +406,38 @@ def test_a_torn_line_of_the_audit_log_is_cut_and_the_log_goes_on(tmp_path: Path)
     assert numbers == [3, 2, 1, 0]
     assert verify(path) == (4, None)
     assert msgspec.json.decode(path.read_bytes().splitlines()[3])["what"] == "login"
+
+
+# What is seen of a message
+
+
+@pytest.mark.parametrize("shards", [0, 2])
+def test_whoever_describes_a_topic_sees_a_trace_without_the_message(broker: Secured, shards: int) -> None:
+    name = f"traced-{shards}"
+    broker.admin.create_topic(name, shards=shards)
+    sent = broker.admin.send(name, b"a secret", key="k", shard_key="k" if shards else None)
+    for group in ("billing", "shipping"):
+        with broker.admin.consumer(name, group=group) as consumer:
+            consumer.pull(wait=10).ack()
+            consumer.flush()
+    refusals = len(broker.admin.access.audit(limit=1000, outcome="refused").entries)
+    with broker.token(f"looker-{shards}", roles=["viewer"]) as viewer:
+        trace = viewer.trace(sent.id)
+        assert (trace.message, trace.hidden) == (None, True)
+        assert [(one.group, one.status) for one in trace.groups] == [("billing", "SUCCESS"), ("shipping", "SUCCESS")]
+        assert [step.what for step in trace.groups[0].steps] == ["pulled", "acked"]
+        with pytest.raises(NotFound, match="there is no message"):
+            viewer.trace(f"{sent.id}9")
+        with pytest.raises(Refused):
+            viewer.message(sent.id)
+    refused = broker.admin.access.audit(limit=1000, outcome="refused").entries
+    assert len(refused) == refusals + 1, "a trace is not an attempt to read the body"
+    with broker.token(f"reader-{shards}") as reader:
+        with pytest.raises(Refused):
+            reader.trace(sent.id)
+        broker.admin.access.allow(f"reader-{shards}", "consume", "topic", name)
+        broker.admin.access.allow(f"reader-{shards}", "consume", "group", "billing")
+        trace = reader.trace(sent.id)
+        assert trace.message is not None
+        assert trace.message.body == b"a secret"
+        assert [one.group for one in trace.groups] == ["billing"], "of groups that it may describe"

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["trace"]
 
+HIDDEN = "(what it holds is shown to whoever may consume the topic)"
+
 
 def trace(
     message: Annotated[str, Parameter(help="The message's id, as in `orders/middle/42`.")],
@@ -33,7 +35,7 @@ def trace(
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Show the life of a message: who sent it from where and, for each group, its status, who pulled it, acked it or
-    failed it, when and why.
+    failed it, when and why. Whoever may describe the topic, but not consume it, sees all but the message itself.
 
     A status is NEW, RUNNING, SUCCESS, FAIL (it failed or was given back, and comes again), DEAD, GONE (dropped by
     retention or damaged) or BEFORE (the group began behind it).
@@ -50,7 +52,7 @@ def trace(
 def _lines(found: Trace) -> list[str]:
     sent = found.message
     if sent is None:
-        lines = [f"{found.id}  is not kept any more"]
+        lines = [f"{found.id}  {HIDDEN if found.hidden else 'is not kept any more'}"]
     else:
         origin = (f" by {sent.token}" if sent.token else "") + (f" from {sent.source}" if sent.source else "")
         lines = [
@@ -100,6 +102,7 @@ def _facts(found: Trace) -> dict[str, Any]:
     return {
         "id": found.id,
         "message": None if found.message is None else facts(found.message),
+        "hidden": found.hidden,
         "groups": [
             {
                 "group": group.group,

@@ -12,12 +12,15 @@ from towline.client.outgoing import as_lane
 from towline.client.steps import Flow
 from towline.errors import NotFound, ProtocolError
 from towline.model import LANES, Priority, parse_message_id
+from towline.protocol.access import Grant, Me, WhoAmI
 from towline.protocol.messages import Trace as Request
 from towline.protocol.messages import TraceCursor, Traced, TraceStep
 
 __all__ = ["GroupTrace", "Step", "Trace", "trace"]
 
 TRACE_STEPS_MAX = 100_000
+ASKED_MAX = 999
+"""Groups of a topic: as many as fit into one question."""
 
 
 class Step(NamedTuple):
@@ -60,8 +63,11 @@ class GroupTrace(NamedTuple):
 class Trace(NamedTuple):
     id: str
     message: Message | None
-    """None if it is not kept any more."""
+    """None if it is not kept any more, or hidden."""
     groups: list[GroupTrace]
+    """Those that may be seen by whoever asks."""
+    hidden: bool = False
+    """Whoever asks may describe the topic, but not consume it: what the message holds is not shown."""
 
 
 def trace(message_id: str, group: str | None, *, whole: bool) -> Flow[Trace]:
@@ -69,16 +75,33 @@ def trace(message_id: str, group: str | None, *, whole: bool) -> Flow[Trace]:
     topic, lane, seq = parse_message_id(message_id)
     priority: Priority | None = next((name for name in LANES if name == lane), None)
     place = int(lane) if priority is None else priority
-    number = as_lane(place)
-    page = yield from flows.browse(topic, place, seq, 1, 1)
-    if seq >= page.end:
-        raise NotFound(f"there is no message {message_id} yet: its lane ends at {page.end}")
-    message = page[0] if page and page[0].seq == seq else None
-    names = [group] if group is not None else (yield from flows.topic(topic)).groups
+    names, readable = yield from _sight(topic, group)
+    message = None
+    if readable:
+        page = yield from flows.browse(topic, place, seq, 1, 1)
+        end = page.end
+        message = page[0] if page and page[0].seq == seq else None
+    else:
+        end = next((one.end for one in (yield from flows.topic(topic)).lanes if one.lane == lane), 0)
+    if seq >= end:
+        raise NotFound(f"there is no message {message_id} yet: its lane ends at {end}")
     groups: list[GroupTrace] = []
     for name in names:
-        groups += [(yield from _group_trace(topic, name, number, seq, whole=whole))]
-    return Trace(message_id, message, groups)
+        groups += [(yield from _group_trace(topic, name, as_lane(place), seq, whole=whole))]
+    return Trace(message_id, message, groups, not readable)
+
+
+def _sight(topic: str, group: str | None) -> Flow[tuple[list[str], bool]]:
+    """The groups whose part of it may be seen, and whether the message may be read. It is asked for beforehand: what is
+    refused stands in the audit log, where nothing should be that nobody tried."""
+    names = [group] if group is not None else (yield from flows.topic(topic)).groups
+    asked = names[:ASKED_MAX] if group is None else []
+    may = [Grant("consume", "topic", topic), *(Grant("describe", "group", name) for name in asked)]
+    me = yield Call(WhoAmI(may))
+    if not isinstance(me, Me) or len(me.allowed) != len(may):
+        raise ProtocolError(f"WhoAmI was answered by {type(me).__name__}")
+    seen = [name for name, allowed in zip(asked, me.allowed[1:], strict=True) if allowed]
+    return (names if group is not None else seen), me.allowed[0]
 
 
 def _group_trace(topic: str, group: str, lane: int, seq: int, *, whole: bool) -> Flow[GroupTrace]:

@@ -56,19 +56,23 @@ async def message_page(view: View) -> None:
             button("Send again", icon="replay", on_click=lambda: _again(view, message)).classes("tl-plain")
     with ui.element("div").classes("tl-grid2"):
         with panel("Body"):
-            if message is None:
+            if trace.hidden:
+                empty("lock", "You may not read it", f"To see what a message holds takes the right to consume {topic}.")
+            elif message is None:
                 empty(
                     "inventory_2", "It is not kept any more", "Retention has dropped it; what happened to it is below."
                 )
             else:
                 show_body(message.body, "/download/message?" + urlencode({"id": name}))
         with panel("About it"):
-            if message is not None:
+            if message is None:
+                facts([("Topic", topic), ("Lane", view.part("lane")), ("Number in it", view.part("seq"))])
+            else:
                 facts(_about(view, message))
                 _headers(message)
     with panel("What became of it"):
         if not trace.groups:
-            empty("hub", "No group consumes this topic", "It waits for the first one.")
+            empty("hub", "No group consumes this topic", "Or none that you may see.")
         else:
             for one in trace.groups:
                 _group(view, topic, one)

@@ -112,10 +112,11 @@ class Life(BaseModel):
 
 
 class Traced(BaseModel):
-    """`message` is null if it is not kept any more."""
+    """`message` is null if it is not kept any more, or `hidden`: to read it takes the right to consume the topic."""
 
     id: str
     message: Shown | None
+    hidden: bool
     groups: list[Life]
 
 
@@ -246,11 +247,13 @@ async def trace(
     group: Annotated[str | None, Query(pattern=GROUP)] = None,
     whole: bool = False,
 ) -> Traced:
-    """Who sent it; and for each group its status, each pull, ack and nack, and why."""
+    """Who sent it; and for each group its status, each pull, ack and nack, and why. What it holds is
+    shown to whoever may consume the topic; all else to whoever may describe it."""
     found = await mq.trace(id, group=group, whole=whole)
     return Traced(
         id=found.id,
         message=None if found.message is None else shown(found.message),
+        hidden=found.hidden,
         groups=[_life(one) for one in found.groups],
     )
 
