@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.broker.conftest import ACK, DEAD, Bench, World
+from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.test_recovery import until
+from towline.broker.obituary import EVERY_S, Obituary
+from towline.clock import ManualClock
 from towline.errors import Conflict, NotFound
 from towline.frame import Frame
-from towline.protocol.messages import Browse, Pull, PurgeDead, ReviseDead
+from towline.model import LANES
+from towline.protocol.messages import Act, Browse, Pull, PurgeDead, ReviseDead
 
 
 async def die(bench: Bench, count: int = 3, **config: Any) -> None:
@@ -93,3 +96,71 @@ def test_letters_outlive_the_retention_of_messages_when_their_group_says_so(disk
             assert bench.broker.group_state("orders", "billing").dead == 3
 
     asyncio.run(main())
+
+
+def test_letters_that_died_of_different_reasons_keep_their_own(world: World) -> None:
+    count = 700  # more than are copied at a time
+
+    async def scenario(bench: Bench) -> None:
+        for lane in (1, 0):
+            await bench.send("orders", *(b"%d" % n for n in range(count)), lane=lane)
+        member = await bench.attach(delays_s=(0.0,))
+        got = await bench.pull(member, 2 * count)
+        await bench.act(member, NACK, got, (1, 3, 2), reason="once more")
+        again = await bench.pull(member, 2)
+        await bench.act(member, DEAD, again, reason="the second time")
+        acts = [
+            Act(DEAD, got.pull, [(lane, n, 1)], reason=f"{'even' if n % 2 == 0 else 'odd'} {lane}")
+            for n in range(count)
+            for lane in (1, 0)
+            if (lane, n) not in ((1, 3), (1, 4))
+        ]
+        await bench.broker.settle(member, acts)
+        await until(lambda: bench.broker.group_state("orders", "billing").dead == 2 * count)
+        found: dict[str, tuple[bytes, str, str]] = {}
+        at = 0
+        while len(found) < 2 * count:
+            browsed, buffers = await bench.broker.browse(Browse("orders", 0, "billing", at))
+            data, place = b"".join(buffers), 0
+            for part in browsed.parts:
+                frame = Frame(data[place : place + part.length])
+                place += part.length
+                heads = frame.headers(part.start, part.start + part.count) or []
+                for body, head in zip(frame.bodies(part.start, part.start + part.count), heads, strict=True):
+                    found[head["towline-origin"]] = (body, head["towline-attempt"], head["towline-reason"])
+            at = browsed.next
+        expected = {
+            f"orders/{LANES[lane]}/{n}": (b"%d" % n, "1", f"{'even' if n % 2 == 0 else 'odd'} {lane}")
+            for n in range(count)
+            for lane in (1, 0)
+        }
+        expected |= {f"orders/middle/{n}": (b"%d" % n, "2", "the second time") for n in (3, 4)}
+        assert found == expected
+
+    world.run(scenario)
+
+
+def test_the_log_tells_of_many_deaths_in_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+
+    def lines() -> list[str]:
+        said = [record.getMessage().partition(": ")[2] for record in caplog.records]
+        caplog.clear()
+        return said
+
+    async def scenario() -> None:
+        obituary = Obituary("group billing", clock)
+        obituary.note(3, "at first")
+        assert lines() == ["3 message(s) went to the dead letters, the last because of: at first"]
+        for number in range(1000):
+            obituary.note(500, f"reason {number}")
+        assert lines() == []
+        obituary.tell()
+        assert lines() == ["500000 message(s) went to the dead letters, the last because of: reason 999"]
+        obituary.tell()
+        assert lines() == []
+        clock.advance(EVERY_S)
+        obituary.note(1, "")
+        assert lines() == ["1 message(s) went to the dead letters, the last because of: (no reason given)"]
+
+    asyncio.run(scenario())

@@ -78,9 +78,9 @@ def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> Result:
     return Result(process.returncode, out, err.decode())
 
 
-def until(happened: Callable[[], object]) -> None:
+def until(happened: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     """Wait for something that is sure to happen soon."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + within_s
     while not happened():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)

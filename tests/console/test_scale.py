@@ -16,7 +16,7 @@ from tests.console.process import ConsoleProcess
 from towline.load.broker import BrokerProcess
 
 TOPICS = 10_000
-DEAD = 5_000
+DEAD, SLOW = 12_000, 1_500
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleProcess]:
                 with mq.transaction() as tx:
                     for n in range(begin, begin + 200):
                         tx.send(f"topic-{n:05}", b"x")
-            bury(mq, "topic-00000", DEAD)
+            bury(mq, "topic-00000", DEAD - SLOW)
+            bury(mq, "topic-00000", SLOW, reason="TimeoutError: too slow\n  with a stack behind it")
             until(lambda: mq.group("topic-00000", "billing").dead == DEAD)
+            # Lists are read off a walk over all topics, which is made the more seldom the longer it takes.
+            until(lambda: mq.survey("topics", limit=1).total == TOPICS, within_s=60)
         with ConsoleProcess(broker.url, folder) as console:
             yield console
 
@@ -61,4 +64,15 @@ def test_ten_thousand_topics_are_paged_sorted_and_searched(browser: Browser, lar
     expect(page.get_by_role("link", name="topic-09999")).to_be_visible()
     page.get_by_label("Search").fill("01234")
     expect(page.locator("tbody tr")).to_have_count(1)
+    context.close()
+
+
+def test_reasons_are_counted_over_all_dead_letters(browser: Browser, large: ConsoleProcess) -> None:
+    context = browser.new_context(base_url=large.url)
+    page = context.new_page()
+    page.goto("/dead?topic=topic-00000&group=billing")
+    reasons = page.locator(".tl-panel").filter(has=page.get_by_role("heading", name="Reasons"))
+    for count, reason in ((f"{DEAD - SLOW:,}", "no such customer"), (f"{SLOW:,}", "TimeoutError: too slow")):
+        expect(reasons.locator(".tl-row").filter(has_text=reason).locator(".tl-badge")).to_have_text(count)
+    expect(reasons.get_by_role("status")).to_be_hidden()
     context.close()

@@ -54,10 +54,10 @@ async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
         dying = dispatcher.group.dying
         parts = _some(dying)
         reasons = list(islice(dying.values(), len(parts)))
-        parcel = await collect(dispatcher.store, dispatcher.lanes, parts, BATCH_BYTES)
+        parcel = await collect(dispatcher.store, dispatcher.lanes, _runs(parts), BATCH_BYTES)
         if dispatcher.closed:
             return
-        if not all(any(cut(one, part) == part for one in dying) for part in parts):
+        if not all(part in dying or any(cut(one, part) == part for one in dying) for part in parts):
             # The group was moved meanwhile: some are dying no more.
             continue
         for span, why in parcel.lost:
@@ -75,9 +75,21 @@ def _some(dying: Iterable[Part]) -> list[Part]:
     for part in islice(dying, BATCH_MESSAGES):
         if not room:
             break
-        chosen.append(part._replace(count=min(part.count, room)))
+        chosen.append(part if part.count <= room else part._replace(count=room))
         room -= chosen[-1].count
     return chosen
+
+
+def _runs(parts: Iterable[Part]) -> list[Part]:
+    """The same messages in fewer parts, to be read: neighbours in one, whatever their attempts and reasons are."""
+    runs: list[Part] = []
+    for part in parts:
+        last = runs[-1] if runs else None
+        if last is not None and last.lane == part.lane and last.end == part.first:
+            runs[-1] = last._replace(count=last.count + part.count)
+        else:
+            runs.append(part)
+    return runs
 
 
 def _bury_read(
@@ -90,48 +102,52 @@ def _bury_read(
     if not parcel.parts:
         return None
     now_us = dispatcher.clock.now_us()
+    died_at = f"{now_us / SECOND_US:.6f}"
     data, at, letters, buried = b"".join(parcel.buffers), 0, [], []
+    owner = 0
     for one in parcel.parts:
         frame = Frame(data[at : at + one.length])
         at += one.length
-        owner = next(n for n, part in enumerate(parts) if part.lane == one.lane and part.first <= one.first < part.end)
-        buried.append(Part(one.lane, one.first, one.count, parts[owner].attempt))
-        about = {
-            ATTEMPT: str(parts[owner].attempt),
-            REASON: reasons[owner],
-            DIED_AT: f"{now_us / SECOND_US:.6f}",
-        }
+        first, end = one.first, one.first + one.count
+        about: list[dict[str, str]] = []
+        while first < end:
+            # They were read in the order of the parts, some of which may have been lost.
+            while not (parts[owner].lane == one.lane and parts[owner].first <= first < parts[owner].end):
+                owner += 1
+            part = parts[owner]
+            piece = Part(part.lane, first, min(part.end, end) - first, part.attempt)
+            buried.append(piece)
+            about += [{ATTEMPT: str(part.attempt), REASON: reasons[owner], DIED_AT: died_at}] * piece.count
+            first = piece.end
         letters += _letters(dispatcher, frame, one, about)
     frame_bytes = _encode(letters, now_us)
     stream, _, end = dead_letters(dispatcher)
     also = Append(stream, frame_bytes, len(letters), control=True)
     _, appended = dispatcher.run(Bury(tuple(buried), end), durability, [also])
-    log.warning("%s: %d message(s) went to the dead letters: %s", dispatcher.label, len(letters), reasons[0][:200])
+    dispatcher.obituary.note(len(letters), reasons[0])
     return appended
 
 
-def _letters(dispatcher: Dispatcher, frame: Frame, one: wire.Part, about: dict[str, str]) -> list[Letter]:
+def _letters(dispatcher: Dispatcher, frame: Frame, one: wire.Part, about: Sequence[dict[str, str]]) -> list[Letter]:
+    """`about` says for each what is known of its death."""
     stop = one.start + one.count
     bodies = frame.bodies(one.start, stop)
     keys = frame.keys(one.start, stop) or [None] * one.count
     headers = frame.headers(one.start, stop) or [{} for _ in range(one.count)]
     shard_keys = frame.shard_keys(one.start, stop) or [None] * one.count
     timeouts = frame.timeouts_us(one.start, stop) or [0] * one.count
+    lane = rank(dispatcher, one.lane)
     return [
         Letter(
-            rank(dispatcher, one.lane),
+            lane,
             body,
             key,
-            {
-                **head,
-                ORIGIN: _origin(dispatcher, one, number) or head.get(ORIGIN, ""),
-                **about,
-            },
+            {**head, ORIGIN: _origin(dispatcher, one, number) or head.get(ORIGIN, ""), **death},
             shard_key,
             timeout_us,
         )
-        for number, (body, key, head, shard_key, timeout_us) in enumerate(
-            zip(bodies, keys, headers, shard_keys, timeouts, strict=True)
+        for number, (body, key, head, shard_key, timeout_us, death) in enumerate(
+            zip(bodies, keys, headers, shard_keys, timeouts, about, strict=True)
         )
     ]
 

@@ -217,7 +217,8 @@ class Census:
         self._store = store
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._took_s = 0.0
+        self._took: deque[float] = deque(maxlen=3)
+        """How long the last walks took, in seconds."""
         self._walked_s = 0.0
         self.walks = 0
         self.topics: dict[str, TopicFacts] = {}
@@ -229,12 +230,18 @@ class Census:
     async def loop(self) -> None:
         while True:
             await self._walk()
-            await asyncio.sleep(max(EVERY_S, SHARE * self._took_s))
+            await asyncio.sleep(max(EVERY_S, SHARE * self._cost_s))
+
+    @property
+    def _cost_s(self) -> float:
+        """What a walk costs: the quickest of the last few. One during which the machine stood still must not keep
+        alarms waiting for a hundred times as long."""
+        return min(self._took, default=0.0)
 
     async def refresh(self) -> None:
         """Walk now, so that whoever looks sees what was done a moment ago; unless that would take long."""
         old_s = self._clock.steady_s() - self._walked_s
-        if not self.walks or self._took_s < QUICK_S or old_s > SHARE * self._took_s:
+        if not self.walks or self._cost_s < QUICK_S or old_s > SHARE * self._cost_s:
             await self._walk()
 
     async def _walk(self) -> None:
@@ -256,7 +263,7 @@ class Census:
             for name in self.topics.keys() - self._live.keys():
                 del self.topics[name]
             self.totals = Totals(self.topics.values())
-            self._took_s = took_s + self._clock.steady_s() - begin_s
+            self._took.append(took_s + self._clock.steady_s() - begin_s)
             self.walks += 1
             self.history.note(now_us, self.totals, sum(delayed.values()), self.topics.values())
         for each in self.on_walk:

@@ -13,6 +13,7 @@ from towline.broker.delivering import Buffers, Parcel, at_hand, collect
 from towline.broker.lane import Lane
 from towline.broker.limits import Limits
 from towline.broker.member import Member
+from towline.broker.obituary import Obituary
 from towline.broker.pull_log import PullLog
 from towline.broker.waiter import HandOver, Waiter
 from towline.clock import SECOND_US, Clock
@@ -58,6 +59,7 @@ class Dispatcher:
         for number, lane in enumerate(self.lanes):
             lane.watch(self._changed, number)
         self.members: dict[str, Member] = {}
+        self.obituary = Obituary(self.label, clock)
         self.on_dying: Callable[[Dispatcher], None] = lambda _: None
         self.closed = False
         self.counts = {"pulled": 0, "bytes": 0, "acked": 0, "nacked": 0, "failed": 0}
@@ -425,6 +427,7 @@ class Dispatcher:
     def close(self) -> None:
         self.closed = True
         self.log.close()
+        self.obituary.tell()
         for lane in self.lanes:
             lane.unwatch(self._changed)
         if self._timer is not None:

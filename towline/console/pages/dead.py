@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 from urllib.parse import urlencode
 
@@ -13,6 +12,7 @@ from towline.console.body import preview
 from towline.console.dialogs import confirm, form
 from towline.console.frame import View, act, badge, button, console_page, empty, facts, go, head, panel, say
 from towline.console.pages.message import show_body
+from towline.console.reasons import Reasons
 from towline.console.resending import Resending
 from towline.console.sifting import Sifting
 from towline.console.table import Column, Query, Table
@@ -21,7 +21,9 @@ from towline.errors import TowlineError
 
 __all__ = ["dead_page", "letter_page"]
 
-SAMPLE = 2_000
+REASONS_SHOWN = 8
+COUNT_FIRST_S, COUNT_S, COUNT_EVERY_S = 0.1, 0.2, 0.5
+"""Reasons are counted so long before the page is shown, then so long each time, and so often."""
 
 GROUPS = [
     Column("group", "Group", "link"),
@@ -180,29 +182,48 @@ class _Letters:
         }
 
     async def _reasons(self) -> None:
-        counts: Counter[str] = Counter()
-        page = await self.view.mq.dead_letters(self.topic, self.group, first=0, max_messages=1, max_bytes=1)
-        at, total = max(page.end - SAMPLE, page.start), page.end - page.start
-        looked = 0
-        while at < page.end:
-            page = await self.view.mq.dead_letters(self.topic, self.group, first=at, max_messages=1000)
-            counts.update(one.reason for one in page if not one.resent)
-            looked += len(page)
-            if page.next <= at:
-                break
-            at = page.next
-        if not counts:
+        """What they died of. All are counted, however many: some before the page is shown, the rest after."""
+        reasons = Reasons(self.topic, self.group)
+        await reasons.go_on(self.view.mq, COUNT_FIRST_S)
+        if not reasons.counts:
             return
-        about = f"a sample: the newest {looked:,} of {total:,}" if looked < total else ""
-        with panel("Reasons", about):
-            top = counts.most_common(8)
-            for reason, count in top:
-                href = "/dead?" + urlencode({"topic": self.topic, "group": self.group, "reason": reason[:200]})
-                with ui.element("div").classes("tl-row").style("flex-wrap:nowrap"):
-                    badge(f"{count:,}", "bad")
-                    ui.link(plain(reason)[:160] or "(no reason given)", href).style("overflow-wrap:anywhere")
-            if len(counts) > len(top):
-                ui.label(f"and {many(len(counts) - len(top), 'other reason')}").classes("tl-sub")
+        with panel("Reasons"):
+            rows = ui.element("div").classes("tl-reasons")
+            told = ui.label(reasons.told).classes("tl-sub").props('role="status"').mark("counted")
+
+        def show() -> None:
+            rows.clear()
+            with rows:
+                self._show_reasons(reasons)
+            told.text = reasons.told
+            told.set_visibility(not reasons.over)
+
+        async def go_on() -> None:
+            try:
+                await reasons.go_on(self.view.mq, COUNT_S)
+            except TowlineError as error:
+                timer.cancel()
+                told.text = f"{reasons.told}: {plain(str(error))[:200]}"
+                return
+            show()
+            if reasons.over:
+                timer.cancel()
+
+        show()
+        timer = ui.timer(COUNT_EVERY_S, go_on, active=not reasons.over)
+
+    def _show_reasons(self, reasons: Reasons) -> None:
+        top = reasons.counts.most_common(REASONS_SHOWN)
+        for reason, count in top:
+            href = "/dead?" + urlencode({"topic": self.topic, "group": self.group, "reason": reason[:200]})
+            with ui.element("div").classes("tl-row").style("flex-wrap:nowrap"):
+                badge(f"{count:,}", "bad")
+                ui.link(plain(reason)[:160] or "(no reason given)", href).style("overflow-wrap:anywhere")
+        rest = len(reasons.counts) - len(top)
+        if rest:
+            more = " and more" if reasons.others else ""
+            count = reasons.others + reasons.counts.total() - sum(count for _, count in top)
+            ui.label(f"and {many(rest, 'other reason')}{more}: {many(count, 'dead letter')}").classes("tl-sub")
 
     # Sending again
 
