@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Tests may share their machine with others: none fails for being slow.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
-
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in every run, so that none fails by chance; `--hypothesis-seed=N` tries others.
+settings.register_profile("steady", settings.get_profile("patient"), derandomize=True)
 
 # Brokers that tests start bring no web console along, unless they ask for one.
 os.environ.setdefault("TOWLINE_CONSOLE", "off")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("steady" if config.getoption("--hypothesis-seed") is None else "patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,6 +12,7 @@ from tests.server.process import BrokerProcess
 from towline.client.blocking import Client
 
 PASSWORD = "correct horse"
+PATIENCE_S = 30.0
 
 
 class Secured(NamedTuple):
@@ -20,7 +21,7 @@ class Secured(NamedTuple):
     admin: Client
 
     def connect(self, token: str, secret: str, **options: Any) -> Client:
-        return towline.connect(self.url, token=token, secret=secret, **{"timeout": 5.0} | options)
+        return towline.connect(self.url, token=token, secret=secret, **{"timeout": PATIENCE_S} | options)
 
     def token(self, name: str, **options: Any) -> Client:
         """A client with a new token."""
@@ -32,7 +33,7 @@ def secured(folder: Path, **settings: Any) -> Iterator[Secured]:
     setup = folder / "setup"
     with BrokerProcess(security=True, setup_file=str(setup), **settings) as process:
         url = f"towline://127.0.0.1:{process.port}"
-        with towline.connect(url, token="setup", secret=setup.read_text().strip(), timeout=5) as first:
+        with towline.connect(url, token="setup", secret=setup.read_text().strip(), timeout=PATIENCE_S) as first:
             first.access.create_user("root", PASSWORD, roles=["admin"])
-        with towline.connect(url, token="root", secret=PASSWORD, timeout=5) as admin:
+        with towline.connect(url, token="root", secret=PASSWORD, timeout=PATIENCE_S) as admin:
             yield Secured(process, url, admin)

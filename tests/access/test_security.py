@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import stat
 import subprocess
@@ -13,7 +14,8 @@ import msgspec
 import pytest
 
 import towline
-from tests.access.secured import PASSWORD, Secured, secured
+from tests.access.secured import PASSWORD, PATIENCE_S, Secured, secured
+from tests.eventually import eventually
 from tests.server.process import BrokerProcess, failing_start
 from towline.broker.audit import verify
 from towline.client.access import Quota
@@ -38,9 +40,9 @@ def test_the_first_start_writes_a_setup_secret_that_is_good_once(tmp_path: Path)
         url = f"towline://127.0.0.1:{broker.port}"
         secret = setup.read_text().strip()
         assert stat.S_IMODE(setup.stat().st_mode) == 0o600
-        assert str(setup) in broker.errors
+        broker.wait_for_log(re.escape(str(setup)))
         assert secret not in broker.errors
-        with towline.connect(url, token="setup", secret=secret, timeout=5) as first:
+        with towline.connect(url, token="setup", secret=secret, timeout=PATIENCE_S) as first:
             with pytest.raises(Refused):
                 first.send("orders", b"it is not for messages")
             first.access.create_user("viewer", PASSWORD, roles=["viewer"])
@@ -49,7 +51,7 @@ def test_the_first_start_writes_a_setup_secret_that_is_good_once(tmp_path: Path)
             assert not setup.exists()
             assert is_out(first)
         with pytest.raises(NotLetIn):
-            towline.connect(url, token="setup", secret=secret, timeout=5)
+            towline.connect(url, token="setup", secret=secret, timeout=PATIENCE_S)
         broker.stop()
         broker.wait()
         assert secret not in broker.errors
@@ -59,7 +61,9 @@ def test_the_first_start_writes_a_setup_secret_that_is_good_once(tmp_path: Path)
     assert stat.S_IMODE((tmp_path / "data" / "config" / "access.json").stat().st_mode) == 0o600
     with BrokerProcess(store=store, security=True) as broker:
         assert not setup.exists()
-        with towline.connect(f"towline://127.0.0.1:{broker.port}", token="root", secret=PASSWORD, timeout=5) as admin:
+        with towline.connect(
+            f"towline://127.0.0.1:{broker.port}", token="root", secret=PASSWORD, timeout=PATIENCE_S
+        ) as admin:
             assert [one.name for one in admin.access.users()] == ["root", "viewer"]
 
 
@@ -118,7 +122,7 @@ def test_wrong_passwords_are_counted(broker: Secured) -> None:
     said = set()
     for number in range(12):
         try:
-            broker.connect("guessed", f"guess number {number}", timeout=10)
+            broker.connect("guessed", f"guess number {number}", timeout=PATIENCE_S)
         except NotLetIn as error:
             said.add(str(error).partition(":")[0])
     assert "too many wrong passwords for guessed" in said
@@ -158,11 +162,11 @@ def test_a_token_is_rotated_without_a_gap(broker: Secured) -> None:
 
 
 def test_a_token_expires_also_for_those_who_are_in(broker: Secured) -> None:
-    made = broker.admin.access.create_token("brief", expires=1.5)
+    made = broker.admin.access.create_token("brief", expires=4)
     with broker.connect("brief", made.secret) as client:
         began = time.monotonic()
         while not is_out(client):
-            assert time.monotonic() - began < 6.5, "it must be out within 5 s"
+            assert time.monotonic() - began < PATIENCE_S
             time.sleep(0.05)
     with pytest.raises(NotLetIn):
         broker.connect("brief", made.secret)
@@ -245,8 +249,15 @@ def test_connections_are_bounded_by_the_quota(broker: Secured) -> None:
         secret = broker.admin.access.rotate_token("few").secret
         with pytest.raises(NotLetIn, match="quota"):
             broker.connect("few", secret)
-    with broker.connect("few", secret):
-        pass
+
+    def is_let_in() -> bool:
+        try:
+            broker.connect("few", secret).close()
+        except NotLetIn:
+            return False
+        return True
+
+    eventually(is_let_in)  # as soon as the broker has seen that the first is gone
 
 
 def test_bytes_beyond_the_quota_are_slowed_down(broker: Secured) -> None:
@@ -261,9 +272,9 @@ def test_bytes_beyond_the_quota_are_slowed_down(broker: Secured) -> None:
     assert took >= (5 * size - rate) / rate - 0.6, took
     with broker.token("fast", roles=["admin"]) as client:
         began = time.monotonic()
-        for _ in range(5):
+        for _ in range(60):
             client.send("slow-topic", bytes(size))
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 60 * size / rate - 5, "no quota, no waiting"
 
 
 def test_messages_in_flight_are_bounded_by_the_quota(broker: Secured) -> None:
@@ -280,6 +291,7 @@ def test_messages_in_flight_are_bounded_by_the_quota(broker: Secured) -> None:
         with pytest.raises(QueueFull, match="quota"):
             two.pull(7, wait=0.2)
         first.ack()
+        one.flush()
         assert len(two.pull(20)) == 7
 
 
@@ -316,11 +328,11 @@ def test_a_client_certificate_stands_for_exactly_one_user(certificates: Path, tm
     with BrokerProcess(security=True, **settings) as process:
         url, ca_file = f"towlines://localhost:{process.port}", str(certificates / "ca.pem")
 
-        def connect(certificate: str | None, token: str = "", secret: str = "") -> Client:
+        def connect(certificate: str | None, token: str = "", secret: str = "", timeout: float = PATIENCE_S) -> Client:
             given = certificate and str(certificates / f"{certificate}.pem")
             key = certificate and str(certificates / f"{certificate}.key")
             return towline.connect(
-                url, token=token, secret=secret, ca_file=ca_file, cert_file=given, key_file=key, timeout=2
+                url, token=token, secret=secret, ca_file=ca_file, cert_file=given, key_file=key, timeout=timeout
             )
 
         with connect("alice", "setup", setup.read_text().strip()) as first:
@@ -337,7 +349,7 @@ def test_a_client_certificate_stands_for_exactly_one_user(certificates: Path, tm
         with pytest.raises(NotLetIn):
             connect("alice2", token="alice")
         with pytest.raises(TowlineError):
-            connect(None, "setup", "x")
+            connect(None, "setup", "x", timeout=2)
 
 
 # The audit log
@@ -401,7 +413,7 @@ def test_a_torn_line_of_the_audit_log_is_cut_and_the_log_goes_on(tmp_path: Path)
     path.write_bytes(whole + b'{"number":3,"at')
     with BrokerProcess(store=f"file:{tmp_path}/data", security=True) as process:
         url = f"towline://127.0.0.1:{process.port}"
-        with towline.connect(url, token="root", secret=PASSWORD, timeout=5) as admin:
+        with towline.connect(url, token="root", secret=PASSWORD, timeout=PATIENCE_S) as admin:
             numbers = [one.number for one in admin.access.audit().entries]
     assert numbers == [3, 2, 1, 0]
     assert verify(path) == (4, None)

@@ -117,7 +117,7 @@ class World:
     def run(self, scenario: Scenario, **given: Any) -> None:
         async def main() -> None:
             async with self.open(**given) as bench:
-                await asyncio.wait_for(scenario(bench), 30)
+                await asyncio.wait_for(scenario(bench), 120)
 
         asyncio.run(main())
 

@@ -19,7 +19,7 @@ def test_topics_and_groups_come_by_pages_sorted_and_searched() -> None:
                 await mq.create_topic(f"t{n:02}", business_line="shop" if n % 2 else "bank")
                 await mq.send_many(f"t{n:02}", [b"x"] * n)
             async with mq.consumer("t29", "billing") as consumer:
-                batch = await consumer.pull(max_messages=9, wait=5)
+                batch = await consumer.pull(max_messages=9, wait=60)
                 await batch.ack()
             page = await mq.survey("topics", sort="messages", descending=True, first=1, limit=3)
             assert page.total == 30
@@ -44,7 +44,7 @@ def test_figures_over_time_and_the_store(tmp_path: Path) -> None:
         async with connect(f"file:{tmp_path}/data") as mq:
             await mq.send_many("orders", [b"x"] * 100)
             async with mq.consumer("orders", "billing", retry=RetryPolicy(1, (0,))) as consumer:
-                for message in await consumer.pull(max_messages=40, wait=5):
+                for message in await consumer.pull(max_messages=40, wait=60):
                     message.dead("no such customer")
                 await consumer.flush()
             while (await mq.group("orders", "billing")).dead != 40:
@@ -69,12 +69,12 @@ def test_a_consumer_that_is_kicked_out_loses_what_it_holds_and_may_begin_anew() 
         async with connect("memory:") as mq:
             await mq.send_many("orders", [b"x"] * 10)
             async with mq.consumer("orders", "billing", name="c1") as first:
-                held = await first.pull(max_messages=10, wait=5)
+                held = await first.pull(max_messages=10, wait=60)
                 with pytest.raises(towline.NotFound, match="has no consumer 'c2'"):
                     await mq.kick("orders", "billing", "c2")
                 await mq.kick("orders", "billing", "c1")
                 async with mq.consumer("orders", "billing", name="c2") as second:
-                    batch = await second.pull(max_messages=10, wait=5)
+                    batch = await second.pull(max_messages=10, wait=60)
                     assert [message.attempt for message in batch] == [1] * 10, "it was no fault of theirs"
                     await batch.ack()
                 with pytest.raises(towline.LeaseLost):

@@ -192,19 +192,19 @@ def test_a_dead_letter_sent_again_reaches_its_own_group_only_and_once(world: Wor
     world.run(scenario)
 
 
-def test_a_vanished_consumers_messages_go_to_another_within_a_second(world: World) -> None:
+def test_a_vanished_consumers_messages_go_to_another_before_its_heartbeats_are_missed(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.send("orders", b"a", b"b")
         one, two = await bench.attach(consumer="c1"), await bench.attach(consumer="c2")
         got = await bench.pull(one)
         bench.broker.consumers.disconnected(one)
-        again = await asyncio.wait_for(bench.pull(two, wait_ms=20_000), 1.0)
+        again = await bench.pull(two, wait_ms=20_000)
         assert (again.bodies, again.attempts) == ([b"a", b"b"], [2, 2])
         with pytest.raises(LeaseLost):
             await bench.act(one, ACK, got)
         assert bench.broker.group_state("orders", "billing").lag == 2
 
-    world.run(scenario, reconnect_grace_s=0.1)
+    world.run(scenario, reconnect_grace_s=0.1, heartbeat_s=60.0)
 
 
 def test_a_consumer_that_comes_back_in_time_keeps_what_it_works_on(world: World) -> None:
@@ -232,10 +232,10 @@ def test_a_silent_consumer_loses_its_lease(world: World) -> None:
         pull = asyncio.create_task(bench.pull(two, wait_ms=20_000))
         while not pull.done():
             bench.broker.consumers.beat(two)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.01)
         assert (await pull).attempts == [2]
 
-    world.run(scenario, heartbeat_s=0.1)
+    world.run(scenario, heartbeat_s=1.5)
 
 
 def test_a_pull_that_is_not_settled_in_time_is_taken_away(world: World) -> None:
@@ -456,6 +456,6 @@ def test_attaching_with_settings_of_another_group_is_refused(world: World) -> No
 
 async def _until(condition: Callable[[], bool]) -> None:
     """Let the broker work until something is true."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)

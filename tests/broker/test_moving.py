@@ -115,7 +115,7 @@ def test_moving_while_messages_die_leaves_no_dead_letter_behind(world: World) ->
         await mq.broker.seek(Seek("orders", "billing", "earliest"))
         state = mq.broker.group_state("orders", "billing")
         assert state.dead + state.lag in (3, 6), "dead before the move, or not at all"
-        assert len((await mq.pull(one, wait_ms=1000)).bodies) == 3
+        assert len((await mq.pull(one, wait_ms=20_000)).bodies) == 3
 
     world.run(scenario)
 

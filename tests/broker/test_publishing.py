@@ -128,7 +128,7 @@ def test_a_memory_store_gives_back_what_was_published() -> None:
             for epoch in range(20):
                 records = staged(publisher, [at("orders", bytes(100_000))])
                 publisher.publish("sink", epoch, records)
-                consumer.pull(wait=5).ack()
+                consumer.pull(wait=60).ack()
                 consumer.flush()
 
 

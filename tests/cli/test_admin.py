@@ -106,7 +106,7 @@ def test_a_new_group_can_begin_at_the_end(cli: Cli, mq: towline.Client, topic: s
 def test_lag_tells_what_waits_flies_retries_and_died(cli: Cli, mq: towline.Client, topic: str) -> None:
     mq.send_many(topic, [b"%d" % number for number in range(10)])
     with mq.consumer(topic, group="slow") as consumer:
-        first, second, *rest = consumer.pull(max_messages=5, wait=5)
+        first, second, *rest = consumer.pull(max_messages=5, wait=60)
         first.nack("not now", delay=3600)
         second.dead("never")
         consumer.flush()
@@ -139,7 +139,7 @@ def kill(mq: towline.Client, topic: str, bodies: list[bytes]) -> None:
     with mq.consumer(topic, group="g") as consumer:
         left = len(bodies)
         while left:
-            for message in consumer.pull(wait=5):
+            for message in consumer.pull(wait=60):
                 message.dead(f"cannot bill {message.body.decode('utf-8', 'replace')}")
                 left -= 1
     until(lambda: mq.group(topic, "g").dead == len(bodies))

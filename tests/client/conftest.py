@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import towline
+from tests.ports import free_port
 from tests.sql.server import new_database
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -30,7 +31,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 class Served:
-    """A broker as a process of its own."""
+    """A broker as a process of its own; one that comes after it can take its port."""
 
     def __init__(self, *flags: str, port: int = 0) -> None:
         command = [
@@ -43,7 +44,7 @@ class Served:
             "--log-level",
             "error",
             "--listen",
-            f"127.0.0.1:{port}",
+            f"127.0.0.1:{port or free_port()}",
         ]
         self.process = subprocess.Popen(
             [*command, *flags], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}

@@ -114,7 +114,7 @@ class Peer:
 
     def __init__(self, script: Callable[[Peer], None]) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(20)
+        self._listener.settimeout(60)
         self._visitors: list[Visitor] = []
         self._error: BaseException | None = None
         self._script = script
@@ -130,7 +130,7 @@ class Peer:
 
     def accept(self) -> Visitor:
         sock, _ = self._listener.accept()
-        sock.settimeout(20)
+        sock.settimeout(60)
         self._visitors.append(Visitor(sock))
         return self._visitors[-1]
 

@@ -36,7 +36,7 @@ def kept_in(folder: Path) -> list[KeptAct]:
 
 async def spooled(folder: Path, size: int) -> None:
     """Wait until the spool is larger than this."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while sum(path.stat().st_size for path in folder.glob("*.acts")) <= size:
             await asyncio.sleep(0.01)
 

@@ -34,7 +34,7 @@ async def test_what_a_block_fails_with_is_the_reason_and_what_was_acked_before_s
 ) -> None:
     async with entered(connect(url)) as mq:
         await do(mq.send_many(topic, [b"good", b"bad", b"worse"]))
-        async with entered(mq.consumer(topic, group="g", retry=AT_ONCE, idle_timeout=0.2)) as consumer:
+        async with entered(mq.consumer(topic, group="g", retry=AT_ONCE, idle_timeout=60)) as consumer:
             seen: Counter[bytes] = Counter()
 
             async def check(batch: Any) -> None:
@@ -55,6 +55,9 @@ async def test_what_a_block_fails_with_is_the_reason_and_what_was_acked_before_s
                     seen[message.body] += 1
                     assert message.attempt == 2
                     message.dead("never")
+                if seen.total() == 4:
+                    break
+            await do(consumer.flush())
         assert seen == {b"good": 1, b"bad": 2, b"worse": 1}
         letters = await do(mq.dead_letters(topic, "g"))
         assert sorted([letter.body async for letter in each(letters)]) == [b"bad", b"worse"]
@@ -64,7 +67,7 @@ async def test_a_block_may_ask_for_another_try_or_give_its_batch_up(connect: Any
     slow = RetryPolicy(max_attempts=3, delays_s=(600,))
     async with entered(connect(url)) as mq:
         await do(mq.send_many(topic, [b"one", b"two"]))
-        async with entered(mq.consumer(topic, group="g", retry=slow, idle_timeout=2)) as consumer:
+        async with entered(mq.consumer(topic, group="g", retry=slow, idle_timeout=60)) as consumer:
             seen: list[tuple[bytes, int]] = []
 
             async def fail(batch: Any) -> None:
@@ -75,6 +78,9 @@ async def test_a_block_may_ask_for_another_try_or_give_its_batch_up(connect: Any
             async for batch in each(consumer.batches()):
                 with pytest.raises((Retry, Reject)):
                     await fail(batch)
+                if len(seen) == 4:
+                    break
+            await do(consumer.flush())
         assert sorted(seen) == [(b"one", 1), (b"one", 2), (b"two", 1), (b"two", 2)]
         letters = await do(mq.dead_letters(topic, "g"))
         assert sorted([(letter.body, letter.reason) async for letter in each(letters)]) == [

@@ -26,7 +26,7 @@ from towline.protocol.messages import Send, Sent
 
 async def stored(mq: Any, topic: str, count: int, lane: str = "middle") -> list[bytes]:
     """The bodies of a lane, once there are so many."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 bodies = [message.body for message in await do(mq.browse(topic, lane, max_messages=100_000))]
@@ -38,7 +38,7 @@ async def stored(mq: Any, topic: str, count: int, lane: str = "middle") -> list[
 
 
 async def emptied(spool: Path) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while any(path.stat().st_size > 8 for path in spool.glob("*.frames")):
             await asyncio.sleep(0.01)
 
@@ -51,7 +51,7 @@ async def test_what_no_broker_takes_is_sent_in_order_when_one_is_back(
     spool = tmp_path / "spool"
     async with (
         entered(connect(f"towline://{broker.address}", timeout=60)) as mq,
-        entered(mq.producer(delivery_timeout=0.3, spool_dir=spool)) as producer,
+        entered(mq.producer(delivery_timeout=1.5, spool_dir=spool)) as producer,
     ):
         first = await do(producer.send("orders", b"0"))
         await do(producer.flush())
@@ -182,7 +182,7 @@ async def test_a_frame_that_may_be_stored_already_keeps_its_number(connect: Any,
     with Peer(script) as peer:
         async with (
             entered(connect(peer.url)) as mq,
-            entered(mq.producer(delivery_timeout=0.2, spool_dir=tmp_path)) as p,
+            entered(mq.producer(delivery_timeout=2, spool_dir=tmp_path)) as p,
         ):
             first = await do(p.send("orders", b"1"))
             await do(p.flush())
@@ -254,7 +254,7 @@ async def test_a_spool_keeps_the_order_of_each_key(connect: Any, serve: Callable
     spool = tmp_path / "spool"
     async with (
         entered(connect(f"towline://{broker.address}", timeout=60)) as mq,
-        entered(mq.producer(delivery_timeout=0.3, spool_dir=spool)) as producer,
+        entered(mq.producer(delivery_timeout=1.5, spool_dir=spool)) as producer,
     ):
         for topic in ("known", "keyed", "new"):
             await do(mq.create_topic(topic, shards=5))
@@ -294,7 +294,7 @@ async def test_what_has_no_place_in_the_topic_is_put_aside(
     spool = tmp_path / "spool"
     async with (
         entered(connect(f"towline://{broker.address}", timeout=60)) as mq,
-        entered(mq.producer(delivery_timeout=0.2, spool_dir=spool)) as producer,
+        entered(mq.producer(delivery_timeout=1.5, spool_dir=spool)) as producer,
     ):
         await do(mq.create_topic("ordered", shards=3))
         await do(mq.create_topic("unknown", shards=3))

@@ -15,7 +15,7 @@ async def test_an_at_most_once_consumer_needs_no_acks(connect: Any, url: str, to
         await do(mq.send_many(topic, [b"%d" % number for number in range(300)]))
         options = {"group": "g", "mode": "at-most-once", "idle_timeout": 0.2}
         async with entered(mq.consumer(topic, **options)) as consumer:
-            batch = await do(consumer.pull(100, wait=5))
+            batch = await do(consumer.pull(100, wait=60))
             await do(batch.ack())
             first = batch.messages[0]
             first.ack()
@@ -40,7 +40,7 @@ async def test_what_nobody_consumed_in_time_is_not_delivered(connect: Any, url: 
             seen: list[tuple[bytes, bool]] = []
             async with entered(mq.consumer(name, group="g")) as consumer:
                 while len(seen) < 5:
-                    batch = await do(consumer.pull(wait=5))
+                    batch = await do(consumer.pull(wait=60))
                     seen += [(message.body, message.expires_at is not None) for message in batch]
                     await do(batch.ack())
             assert seen == [(b"b", True), (b"c", True), (b"d", False), (b"e", True), (b"f", False)]

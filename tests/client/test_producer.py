@@ -29,7 +29,7 @@ async def test_each_message_has_its_own_receipt(connect: Any, url: str, topic: s
         high = await do(producer.send(topic, b"a", priority="high", headers={"h": "1"}))
         low = await do(producer.send(topic, b"b", priority="low"))
         other = await do(producer.send(f"{topic}-other", b"c"))
-        await do(producer.flush(timeout=10))
+        await do(producer.flush(timeout=60))
         assert [one.result().id for one in (high, low, other)] == [
             f"{topic}/high/0",
             f"{topic}/low/0",
@@ -107,11 +107,11 @@ async def test_a_full_queue_is_waited_for(connect: Any, topic: str) -> None:
             await do(producer.flush(timeout=0.3))
         seen: list[bytes] = []
         while len(seen) < 2000:
-            batch = await do(consumer.pull(wait=5))
+            batch = await do(consumer.pull(wait=60))
             seen += batch.bodies()
             await do(batch.ack())
         assert seen == [b"%d" % number for number in range(2000)]
-        await do(producer.flush(timeout=10))
+        await do(producer.flush(timeout=60))
         assert [one.result().seq for one in sent] == list(range(2000))
 
 

@@ -166,7 +166,7 @@ async def test_an_asyncio_client_may_be_awaited(topic: str) -> None:
     mq = await towline.aio.connect("memory:")
     consumer = await mq.consumer(topic, group="g")
     await mq.send(topic, b"x")
-    assert (await consumer.pull(wait=5)).bodies() == [b"x"]
+    assert (await consumer.pull(wait=60)).bodies() == [b"x"]
     await mq.close()
     with pytest.raises(Closed):
         await mq.send(topic, b"x")

@@ -211,7 +211,7 @@ def test_a_commit_whose_answer_got_lost_can_be_committed_again() -> None:
         seen.append(second.attached)
         second.answer(Sent([5, 7], 99, True))
 
-    with Peer(script) as peer, towline.connect(peer.url, timeout=0.3) as mq:
+    with Peer(script) as peer, towline.connect(peer.url, timeout=3) as mq:
         tx = mq.transaction().begin()
         tx.send("orders", b"a")
         tx.send("stock", b"b")
@@ -442,7 +442,7 @@ def test_a_refused_commit_stays_open() -> None:
         visitor.expect(Send)
         visitor.answer(Failed("refused", "you may not send orders"))
 
-    with Peer(script) as peer, towline.connect(peer.url, timeout=5.0) as mq:
+    with Peer(script) as peer, towline.connect(peer.url, timeout=60) as mq:
         tx = mq.transaction().begin()
         tx.send("orders", b"a")
         with pytest.raises(towline.Refused):

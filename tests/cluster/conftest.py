@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,22 +14,13 @@ import pytest
 
 import towline
 from tests.client.conftest import connect, pytest_pyfunc_call
+from tests.eventually import DEADLINE_S, eventually, eventually_done
+from tests.ports import free_ports
 from towline.protocol.cluster import BrokerState
 
-__all__ = ["connect", "pytest_pyfunc_call"]
+__all__ = ["connect", "eventually", "eventually_done", "pytest_pyfunc_call"]
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 30.0
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 class Brokers:
@@ -123,20 +111,6 @@ class Brokers:
                 if number in self.stopped:
                     self.thaw(number)
                 self.kill(number)
-
-
-def eventually(check: Callable[[], bool], within_s: float = DEADLINE_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not check():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.05)
-
-
-async def eventually_done(check: Callable[[], bool], within_s: float = DEADLINE_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not check():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        await asyncio.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

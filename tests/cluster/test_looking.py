@@ -90,7 +90,7 @@ async def test_dead_letters_are_those_of_all_and_know_where_they_are(
         async with entered(mq.consumer(topic, "g")) as consumer:
             done = 0
             while done < total:
-                batch = await do(consumer.pull(wait=5))
+                batch = await do(consumer.pull(wait=60))
                 for message in batch:
                     message.nack("broken")
                 done += len(batch)
@@ -147,7 +147,7 @@ async def test_figures_are_those_of_all(connect: Any, brokers: Brokers, topic: s
         assert [one.backlog for one in measured.groups if one.group == "g"] == [total]
         assert (await do(mq.pulse())).now["backlog"] >= total
         async with entered(mq.consumer(topic, "h", name="ann")) as consumer:
-            await do(consumer.pull(wait=5))
+            await do(consumer.pull(wait=60))
             shown = [one for one in await do(mq.clients(topic, "h")) if one.consumer == "ann"]
             assert [one.broker for one in shown] == ALL
 

@@ -15,8 +15,8 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 import towline
-from tests.cluster.conftest import free_ports
 from tests.console.test_beside import serve, wait_for
+from tests.ports import free_ports
 
 PASSWORD = "correct horse battery"
 KIND = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")

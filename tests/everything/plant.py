@@ -187,7 +187,7 @@ class Plant:
 
     async def settle(self) -> None:
         """Let all that goes on by itself come to its end."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await asyncio.sleep(0)
             while self.broker.groups.burying or any(one.group.dying for one in self.broker.topics.dispatchers()):
                 await asyncio.sleep(0)

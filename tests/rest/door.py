@@ -26,7 +26,7 @@ def rest_door(broker_url: str) -> Iterator[str]:
             yield line.split()[-1]
         finally:
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
 
 
 class Http(httpx.Client):
@@ -34,7 +34,7 @@ class Http(httpx.Client):
 
     def __init__(self, url: str, token: str = "", secret: str = "") -> None:
         headers = {"Authorization": f"Bearer {token}.{secret}"} if token else {}
-        super().__init__(base_url=url, headers=headers, timeout=30)
+        super().__init__(base_url=url, headers=headers, timeout=120)
 
     def __call__(self, method: str, path: str, json: Any = None, *, status: int = 200, **params: Any) -> Any:
         answer = self.request(method, path, json=json, params=params or None)

@@ -51,7 +51,7 @@ async def test_a_full_memory_store_holds_producers_back_until_there_is_room(conn
                 pending = [await do(producer.send(topic, b"%d" % number)) for number in range(30)]
                 got = 0
                 while got < 120:
-                    batch = await do(consumer.pull(10, wait=5))
+                    batch = await do(consumer.pull(10, wait=60))
                     got += len(batch)
                     await do(batch.ack())
                 await do(producer.flush(timeout=30))
@@ -65,7 +65,7 @@ async def test_a_consumer_holds_no_more_than_its_group_allows(connect: Any, url:
             batches = [await do(consumer.pull(15, wait=0.2)) for _ in range(3)]
             assert [len(batch) for batch in batches] == [15, 5, 0]
             await do(batches[0].ack())
-            assert len(await do(consumer.pull(100, wait=5))) == 15
+            assert len(await do(consumer.pull(100, wait=60))) == 15
 
 
 @pytest.mark.parametrize("by", ["consumer", "topic", "nobody"])
@@ -78,12 +78,12 @@ async def test_a_new_group_begins_where_it_is_told_to(connect: Any, url: str, to
         options = {"start": "latest"} if by == "consumer" else {}
         async with entered(mq.consumer(topic, group="g", **options)) as consumer:
             await do(mq.send(topic, b"new"))
-            batch = await do(consumer.pull(wait=5))
+            batch = await do(consumer.pull(wait=60))
             assert batch.bodies()[-1] == b"new"
             assert len(batch) == (2 if by == "nobody" else 1)
             assert consumer.config.start == ("earliest" if by == "nobody" else "latest")
         async with entered(mq.consumer(topic, group="other", start="earliest")) as consumer:
-            assert (await do(consumer.pull(wait=5))).bodies() == [b"old", b"new"]
+            assert (await do(consumer.pull(wait=60))).bodies() == [b"old", b"new"]
 
 
 async def test_a_broker_says_where_new_groups_begin(serve: Callable[..., Served], topic: str) -> None:
@@ -92,4 +92,4 @@ async def test_a_broker_says_where_new_groups_begin(serve: Callable[..., Served]
         await mq.send(topic, b"old")
         async with mq.consumer(topic, group="g") as consumer:
             await mq.send(topic, b"new")
-            assert (await consumer.pull(wait=5)).bodies() == [b"new"]
+            assert (await consumer.pull(wait=60)).bodies() == [b"new"]

@@ -257,7 +257,7 @@ async def test_messages_of_shards_are_found_traced_and_browsed(connect: Any, url
                         message.ack()
                         done += 1
                     await do(consumer.flush())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (await do(mq.group(topic, "g"))).dead < 1:
                     await asyncio.sleep(0.01)
             (life,) = (await do(mq.trace(bad.id))).groups

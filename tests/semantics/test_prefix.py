@@ -26,7 +26,7 @@ async def test_a_prefix_takes_in_what_is_there_and_what_comes(connect: Any, url:
             assert consumer.topic == f"{topic}.*"
             seen = []
             for _ in range(2):
-                batch = await do(consumer.pull(wait=5))
+                batch = await do(consumer.pull(wait=60))
                 seen += [(message.topic, message.body) for message in batch]
                 assert {message.topic for message in batch} == {batch[0].topic}
                 await do(batch.ack())
@@ -43,7 +43,7 @@ async def test_a_prefix_takes_in_what_is_there_and_what_comes(connect: Any, url:
             await sending
             assert (message.topic, message.body, message.id) == (f"{topic}.new", b"n0", f"{topic}.new/middle/0")
             message.nack("not yet", delay=0.0)
-            [again] = await do(consumer.pull(wait=5))
+            [again] = await do(consumer.pull(wait=60))
             assert (again.topic, again.attempt) == (f"{topic}.new", 2)
             again.ack()
             await do(consumer.flush())
@@ -80,14 +80,14 @@ async def test_acking_up_to_a_pull_reaches_over_topics(connect: Any, url: str, t
         for name in "abc":
             await do(mq.send(f"{topic}.{name}", name.encode()))
         async with entered(mq.consumer(f"{topic}.*", group="g")) as consumer:
-            batches = [await do(consumer.pull(1, wait=5)) for _ in range(3)]
+            batches = [await do(consumer.pull(1, wait=60)) for _ in range(3)]
             await do(batches[1].ack(up_to=True))
             lags = [group.lag for group in await do(mq.groups(f"{topic}.*"))]
             assert sum(lags) == 1
             await do(batches[2].ack())
             await do(mq.delete_topic(f"{topic}.a"))
             await do(mq.send(f"{topic}.a", b"anew"))
-            [message] = await do(consumer.pull(wait=5))
+            [message] = await do(consumer.pull(wait=60))
             assert message.body == b"anew"
             message.ack()
 
@@ -107,7 +107,7 @@ async def test_an_app_handles_topics_that_come_later(url: str, topic: str) -> No
 
     async with towline.aio.connect(url) as mq:
         await mq.send(f"{topic}.early", b"x")
-        async with app, asyncio.timeout(20):
+        async with app, asyncio.timeout(60):
             while not seen:
                 await asyncio.sleep(0.01)
             await mq.send(f"{topic}.late", b"x")

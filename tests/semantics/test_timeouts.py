@@ -60,7 +60,7 @@ async def test_timeouts_travel_by_every_way_of_sending(connect: Any, url: str, t
         async with entered(mq.consumer(topic, group="g")) as consumer:
             seen: list[tuple[bytes, float | None, bool]] = []
             while len(seen) < 8:
-                batch = await do(consumer.pull(wait=5))
+                batch = await do(consumer.pull(wait=60))
                 seen += [(message.body, message.timeout, message.expires_at is not None) for message in batch]
         assert seen == [
             (b"one", 1, False),
@@ -85,7 +85,7 @@ async def test_the_broker_takes_away_what_its_consumer_does_not_end(connect: Any
             entered(mq.consumer(topic, group="g", retry=QUICK)) as one,
             entered(mq.consumer(topic, group="g")) as two,
         ):
-            batch = await do(one.pull(3, wait=5))
+            batch = await do(one.pull(3, wait=60))
             stuck, other, patient = batch
             other.ack()
             await do(one.flush())
@@ -175,7 +175,7 @@ async def test_handlers_of_an_app_are_interrupted(url: str, topic: str, kind: st
             await mq.create_topic(topic)
             await mq.put_group(towline.GroupConfig(topic, "g", retry=QUICK, timeout_s=0.3))
         sent = await mq.send(topic, b"a", timeout=0.1 if limit == "message" else None)
-        async with app, asyncio.timeout(20):
+        async with app, asyncio.timeout(60):
             while len(seen) < 2 or (await mq.group(topic, "g")).lag:
                 await asyncio.sleep(0.01)
             # The broker takes it away at the same time, so the next attempt may begin before this one is interrupted.
@@ -195,7 +195,7 @@ async def test_a_dead_letter_that_is_sent_again_keeps_its_timeout(connect: Any, 
             (message,) = await do(consumer.pull(wait=10))
             message.nack("no")
             await do(consumer.flush())
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not (letters := await do(mq.dead_letters(topic, "g"))):
                     await asyncio.sleep(0.01)
             assert letters[0].timeout == 7

@@ -9,7 +9,7 @@ from types import TracebackType
 from tests.server.raw_client import RawClient
 from towline.protocol.messages import Act, Settle, Settled
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Bystander:

@@ -28,7 +28,7 @@ from towline.protocol.messages import (
     Welcome,
 )
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 A = TypeVar("A", bound=Answer)
 
 
@@ -107,10 +107,12 @@ class RawClient:
     def attach(self, topic: str, group: str = "g", consumer: str = "c") -> int:
         return self.call(Attach(topic, group, consumer), Attached).subscription
 
-    def pull(self, subscription: int, max_messages: int = 1000, wait_ms: int = 5000) -> list[bytes]:
+    def pull(self, subscription: int, max_messages: int = 1000, wait_ms: int = 20_000) -> list[bytes]:
         return self.pull_with_id(subscription, max_messages, wait_ms)[1]
 
-    def pull_with_id(self, subscription: int, max_messages: int = 1000, wait_ms: int = 5000) -> tuple[int, list[bytes]]:
+    def pull_with_id(
+        self, subscription: int, max_messages: int = 1000, wait_ms: int = 20_000
+    ) -> tuple[int, list[bytes]]:
         self.post(Pull(subscription, max_messages, 8 << 20, wait_ms))
         envelope = self.read_envelope()
         assert envelope is not None, "the broker closed the connection"

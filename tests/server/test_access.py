@@ -161,7 +161,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def tls_broker(certificate: tuple[str, str]) -> Iterator[BrokerProcess]:
     cert, key = certificate
-    with BrokerProcess(tls_cert=cert, tls_key=key, handshake_s=1.0, idle_s=1.0, max_frame_bytes=8 << 20) as broker:
+    with BrokerProcess(tls_cert=cert, tls_key=key, handshake_s=3.0, idle_s=3.0, max_frame_bytes=8 << 20) as broker:
         yield broker
         assert "Traceback" not in broker.errors, broker.errors
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.spark.session import environment
 
 __all__ = ["PATIENCE_S", "Cluster", "kill_group", "running_cluster"]
@@ -69,8 +69,7 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
     import pyspark
 
     home = Path(pyspark.__file__).parent
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     cluster = Cluster(f"spark://127.0.0.1:{port}")
     names = [("Master", ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"])]
     worker = [cluster.url, "--host", "127.0.0.1", "--cores", "1", "--memory", "600m", "--webui-port", "0"]

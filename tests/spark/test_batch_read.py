@@ -74,7 +74,7 @@ def test_filters_narrow_what_is_read(spark: SparkSession, broker: BrokerProcess,
 def test_dead_letters_and_events_can_be_read(spark: SparkSession, broker: BrokerProcess, mq: towline.Client) -> None:
     mq.send_many("orders", [b"1", b"2"])
     with mq.consumer("orders", group="billing", name="c1") as consumer:
-        batch = consumer.pull(max_messages=10, wait=5)
+        batch = consumer.pull(max_messages=10, wait=60)
         batch.ack()
         consumer.flush()
     events = source(spark, broker).option("topic", "orders").option("kind", "events").load()

@@ -171,7 +171,7 @@ def test_the_jobs_know_all_brokers(spark: SparkSession, brokers: Brokers, topic:
     with towline.connect(brokers.url) as mq, mq.consumer(topic, group="billing", name="ann") as consumer:
         left = set(sent)
         while left:
-            batch = consumer.pull(max_messages=100, wait=5)
+            batch = consumer.pull(max_messages=100, wait=60)
             left -= {int(message.body) for message in batch}
             batch.ack()
     source, to = Source.of(url=brokers.url, topics=[topic]), str(tmp_path / "archive")

@@ -155,7 +155,7 @@ def test_damage_is_an_error_unless_it_is_to_be_skipped(
 def test_events_and_dead_letters_are_decoded(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
     mq.send_many("orders", [b"good", b"bad"], keys=["k1", "k2"])
     with mq.consumer("orders", group="billing", name="c1") as consumer:
-        batch = consumer.pull(max_messages=10, wait=5)
+        batch = consumer.pull(max_messages=10, wait=60)
         batch[0].ack()
         batch[1].dead("no such customer")
         deadline = time.monotonic() + 10
@@ -236,7 +236,7 @@ def test_attempts_are_those_of_a_group(broker: BrokerProcess, mq: towline.Client
 def test_what_was_sent_again_to_a_group_is_read(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
     mq.send("orders", b"bad", key="k", priority="high")
     with mq.consumer("orders", group="billing", start="earliest") as consumer:
-        [message] = consumer.pull(max_messages=1, wait=5)
+        [message] = consumer.pull(max_messages=1, wait=60)
         message.dead("no")
     while not mq.group("orders", "billing").dead:
         time.sleep(0.01)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sql.server import MariaDb, free_port, needs_mariadb
+from tests.ports import free_port
+from tests.sql.server import MariaDb, needs_mariadb
 
 __all__ = ["Galera"]
 

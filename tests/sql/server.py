@@ -19,17 +19,12 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["MariaDb", "copied_database", "drop_database", "free_port", "mariadb", "needs_mariadb", "new_database"]
+from tests.ports import free_port
+
+__all__ = ["MariaDb", "copied_database", "drop_database", "mariadb", "needs_mariadb", "new_database"]
 
 DEADLINE_S = 60.0
 MEMORY = Path("/dev/shm")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def needs_mariadb() -> None:

@@ -70,7 +70,7 @@ def test_a_right_that_is_taken_away_refuses_the_request_and_not_the_broker(tmp_p
         with mq.consumer("orders", "billing") as consumer:
             seen: list[bytes] = []
             while len(seen) < 2:
-                batch = consumer.pull(wait=5)
+                batch = consumer.pull(wait=60)
                 seen += [message.body for message in batch]
                 batch.ack()
         assert seen == [b"before", b"meanwhile"]

@@ -145,7 +145,7 @@ def test_rows_that_retention_let_go_of_are_deleted(world: World) -> None:
             for index in range(10):
                 await bench.send("orders", *[b"%d" % index] * 10)
             await bench.store.trim("lane/orders/middle", 55)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while ask(world, "SELECT COUNT(*), MIN(id) FROM msg_p_orders_middle") != [["50", "50"]]:
                     await asyncio.sleep(0.05)
             read = await bench.store.read("lane/orders/middle", 0, 3, 1 << 20)

@@ -101,13 +101,13 @@ async def test_rows_that_were_begun_ahead_are_gone_with_their_deposed_owner(sett
     await other.begin()
     await other.send("UPDATE mq_realm SET epoch = epoch + 1, expires_at = '2000-01-01'")
     late = [put(zombie, "lane/orders/low", frame_of(450, mark=f"zombie-{index}")).done for index in range(6)]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(zombie._writer._turns) < 2:
             await asyncio.sleep(0.01)
     await other.send("COMMIT")
     results = await asyncio.wait_for(asyncio.gather(*late, return_exceptions=True), 60)
     assert all(isinstance(result, OwnershipLost) for result in results), results
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         successor = await open_sql(settings, owner="two")
         await put(successor, "lane/orders/low", frame_of(500, mark="two")).done
     bodies = await all_bodies(successor, "lane/orders/low")

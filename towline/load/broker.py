@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,11 @@ class BrokerProcess:
     def __init__(self, store: str, **settings: Any) -> None:
         self.store = store
         self._settings = settings
-        self._address = "127.0.0.1:0"
+        # Bound as long as this object lives, so that nobody else gets the port while the broker is away.
+        self._port = socket.socket()
+        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port.bind(("127.0.0.1", 0))
+        self._address = f"127.0.0.1:{self._port.getsockname()[1]}"
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as this object
 
@@ -41,6 +46,7 @@ class BrokerProcess:
         if self.running:
             self.stop()
         self._log.close()
+        self._port.close()
 
     @property
     def url(self) -> str:

@@ -240,7 +240,7 @@ def test_a_group_that_consumes_at_most_once_is_traced_as_far_as_that_goes(
     with mq.consumer("orders", group="once", mode="at-most-once", start="earliest") as consumer:
         got = 0
         while got < 20:
-            got += len(consumer.pull(max_messages=20 - got, wait=5))
+            got += len(consumer.pull(max_messages=20 - got, wait=60))
     archive(spark, Source.of(path=str(tmp_path / "data")), str(tmp_path / "archive"))
     shelf = Archive.open(str(tmp_path / "archive"))
     frame = trace(spark, shelf, str(tmp_path / "trace"))
@@ -270,7 +270,7 @@ def test_a_real_brokers_history_is_traced_like_the_broker_does(
         mq.resend("orders", "billing", [0, 1])
         again = 0
         while again < 2:
-            for message in consumer.pull(max_messages=2, wait=5):
+            for message in consumer.pull(max_messages=2, wait=60):
                 message.ack()
                 again += 1
     while mq.group("orders", "billing").in_flight:  # what it did not settle has gone back

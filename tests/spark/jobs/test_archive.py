@@ -67,7 +67,7 @@ def test_the_network_gives_the_same_archive_as_the_folder(
 ) -> None:
     mq.send_many("orders", [b"x"] * 500)
     with mq.consumer("orders", group="billing") as consumer:
-        consumer.pull(max_messages=300, wait=5).ack()
+        consumer.pull(max_messages=300, wait=60).ack()
     for name, where in (("a", {"path": str(tmp_path / "data")}), ("b", {"url": f"towline://127.0.0.1:{broker.port}"})):
         archive(spark, Source.of(**where), str(tmp_path / name), SMALL)
     one, two = (Archive.open(str(tmp_path / name)) for name in "ab")
@@ -132,7 +132,7 @@ def test_events_dead_letters_and_what_was_sent_again_are_archived(
 ) -> None:
     mq.send_many("orders", [b"bad", b"good"])
     with mq.consumer("orders", group="billing", name="ann") as consumer:
-        for message in consumer.pull(max_messages=2, wait=5):
+        for message in consumer.pull(max_messages=2, wait=60):
             if message.body == b"bad":
                 message.dead("no good")
             else:
@@ -140,7 +140,7 @@ def test_events_dead_letters_and_what_was_sent_again_are_archived(
         while not mq.group("orders", "billing").dead:
             consumer.pull(max_messages=1, wait=0.05)
         mq.resend("orders", "billing")
-        consumer.pull(max_messages=1, wait=5).ack()
+        consumer.pull(max_messages=1, wait=60).ack()
     to = tmp_path / "archive"
     archive(spark, Source.of(path=str(tmp_path / "data")), str(to), SMALL)
     events = query(f"select event, consumer from '{to}/events/**/*.parquet' order by number")

@@ -36,7 +36,7 @@ def test_the_whole_pipeline(
     url = f"towline://127.0.0.1:{broker.port}"
     mq.send_many("orders", [b"%d" % n for n in range(100)], keys=[f"key-{n % 10}" for n in range(100)])
     with mq.consumer("orders", group="billing", name="ann") as consumer:
-        for message in consumer.pull(max_messages=60, wait=5):
+        for message in consumer.pull(max_messages=60, wait=60):
             if message.seq == 7:
                 message.dead("no sevens")
             else:
