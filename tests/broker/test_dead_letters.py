@@ -25,6 +25,18 @@ async def die(bench: Bench, count: int = 3, **config: Any) -> None:
     await bench.flush()
 
 
+def test_who_gave_a_message_up_finds_it_among_the_dead_letters(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        member = await bench.attach()
+        for number in range(20):
+            await bench.send("orders", b"%d" % number)
+            await bench.act(member, DEAD, await bench.pull(member), reason="never")
+            found, _ = await bench.broker.browse(Browse("orders", 0, "billing", number))
+            assert (found.end, len(found.parts)) == (number + 1, 1)
+
+    world.run(scenario)
+
+
 def test_a_letter_is_sent_again_changed(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         await die(bench)

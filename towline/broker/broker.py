@@ -358,17 +358,17 @@ class Broker:
     # Dead letters and looking around
 
     async def resend(self, request: wire.Resend) -> wire.Resent:
-        return await resend(self.groups.named(request.topic, request.group), request, self._durability)
+        return await resend(await self.groups.buried(request.topic, request.group), request, self._durability)
 
     async def revise_dead(self, request: wire.ReviseDead) -> wire.Revised:
-        return await revise(self.groups.named(request.topic, request.group), request, self._durability)
+        return await revise(await self.groups.buried(request.topic, request.group), request, self._durability)
 
     async def purge_dead(self, request: wire.PurgeDead) -> wire.DeadPurged:
-        return await burial.purge(self.groups.named(request.topic, request.group), request.before)
+        return await burial.purge(await self.groups.buried(request.topic, request.group), request.before)
 
     async def browse(self, request: wire.Browse) -> tuple[wire.Browsed, list[bytes | memoryview]]:
         if request.group:
-            return await browse_dead(self.groups.named(request.topic, request.group), request)
+            return await browse_dead(await self.groups.buried(request.topic, request.group), request)
         return await browse_lane(self.store, self.topics.named(request.topic).lane(request.lane), request)
 
     async def locate(self, request: wire.Locate) -> wire.Located:

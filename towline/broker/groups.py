@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -29,6 +29,9 @@ from towline.store import Store
 __all__ = ["Groups"]
 
 log = logging.getLogger("towline.broker")
+
+BURIED_S: Final = 5.0
+"""How long those who look at dead letters wait for what is dying; where more and more dies, that has no end."""
 
 
 class Groups:
@@ -56,8 +59,8 @@ class Groups:
         self._start = start
         self._durability = Durability.parse(settings.durability)
         self._making = asyncio.Lock()
-        self.burying: set[Dispatcher] = set()
-        """Those whose dying messages are on their way to the dead letters."""
+        self.burying: dict[Dispatcher, asyncio.Future[None]] = {}
+        """Those whose dying messages are on their way to the dead letters; done when they are there."""
 
     async def recover(self, snapshots: Snapshots) -> None:
         for (topic, name), config in list(self._catalog.groups.items()):
@@ -208,7 +211,7 @@ class Groups:
 
     def _bury_soon(self, dispatcher: Dispatcher) -> None:
         if dispatcher not in self.burying and not self._closing():
-            self.burying.add(dispatcher)
+            self.burying[dispatcher] = asyncio.get_running_loop().create_future()
             self._start(self._bury(dispatcher))
 
     async def _bury(self, dispatcher: Dispatcher) -> None:
@@ -217,4 +220,11 @@ class Groups:
         except TowlineError as error:
             log.error("%s: dying messages could not be moved to the dead letters yet: %s", dispatcher.label, error)
         finally:
-            self.burying.discard(dispatcher)
+            self.burying.pop(dispatcher).set_result(None)
+
+    async def buried(self, topic: str, name: str) -> Dispatcher:
+        """A group whose dead letters have all that died so far: who gave a message up finds it there."""
+        dispatcher = self.named(topic, name)
+        if (burying := self.burying.get(dispatcher)) is not None:
+            await asyncio.wait([burying], timeout=BURIED_S)
+        return dispatcher
