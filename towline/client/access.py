@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from towline.client.connection import Call
+from towline.client.errand import Errand, Here, Later, Now, Place, offered
 from towline.client.steps import Flow
 from towline.errors import ProtocolError
 from towline.protocol import access as wire
@@ -18,10 +19,15 @@ A = TypeVar("A", bound=Answer)
 Granted = Sequence[wire.Grant | tuple[str, str, str]]
 
 
-def _ask(request: Request, expected: type[A]) -> Flow[A]:
+def _asking(request: Request, expected: type[A]) -> Flow[A]:
     answer = yield Call(request)
     if not isinstance(answer, expected):
         raise ProtocolError(f"{type(request).__name__} was answered by {type(answer).__name__}")
+    return answer
+
+
+def _ask(request: Request, expected: type[A]) -> Errand[A]:
+    answer: A = yield Here(_asking(request, expected))
     return answer
 
 
@@ -31,127 +37,22 @@ def _grants(given: Iterable[wire.Grant | tuple[str, str, str]]) -> list[wire.Gra
 
 def measure(topic: str = "") -> Flow[wire.Measured]:
     """Figures of the broker, its topics and its groups."""
-    return (yield from _ask(wire.Measure(topic), wire.Measured))
+    return (yield from _asking(wire.Measure(topic), wire.Measured))
 
 
-class _Requests:
-    """What can be asked for; how it is asked is up to the two clients."""
-
-    @staticmethod
-    def token(  # noqa: PLR0917 - the fields of the request
-        name: str, owner: str, scopes: Granted, expires: float, roles: Sequence[str], quota: wire.Quota
-    ) -> wire.CreateToken:
-        return wire.CreateToken(name, owner, _grants(scopes), expires, False, list(roles), quota)
-
-    @staticmethod
-    def rule(effect: Literal["allow", "deny"], subject: str, action: str, resource: str, name: str) -> wire.AddRule:
-        return wire.AddRule(wire.Rule(0, subject, effect, action, resource, name))
-
-
-class AioAccess:
+class Access:
     """Needs a broker with security; all but what concerns oneself is for administrators."""
 
-    def __init__(self, run: Callable[[Flow[Any]], Awaitable[Any]]) -> None:
-        self._run = run
-
-    async def who_am_i(self, may: Granted = ()) -> wire.Me:
+    @offered
+    def who_am_i(self, may: Granted = ()) -> Errand[wire.Me]:
         """Who this client is to the broker, and whether it may do these: (action, resource, name) each."""
-        return await self._ask(wire.WhoAmI(_grants(may)), wire.Me)
+        return _ask(wire.WhoAmI(_grants(may)), wire.Me)
 
-    async def users(self) -> list[wire.UserState]:
-        return (await self._ask(wire.ListUsers(), wire.Users)).users
+    @offered
+    def users(self) -> Errand[list[wire.UserState]]:
+        return (yield from _ask(wire.ListUsers(), wire.Users)).users
 
-    async def create_user(
-        self,
-        name: str,
-        password: str | None = None,
-        *,
-        roles: Sequence[str] = (),
-        identities: Sequence[str] = (),
-        quota: wire.Quota | None = None,
-    ) -> None:
-        await self._ask(
-            wire.PutUser(name, True, password or None, roles=list(roles), identities=list(identities), quota=quota),
-            Done,
-        )
-
-    async def change_user(
-        self,
-        name: str,
-        *,
-        password: str | None = None,
-        old_password: str = "",
-        roles: Sequence[str] | None = None,
-        disabled: bool | None = None,
-        identities: Sequence[str] | None = None,
-        quota: wire.Quota | None = None,
-    ) -> None:
-        """Change what is given. Everyone may change the own password, saying the old one."""
-        await self._ask(_change(name, password, old_password, roles, disabled, identities, quota), Done)
-
-    async def delete_user(self, name: str) -> None:
-        """With its tokens and rules; its connections are closed."""
-        await self._ask(wire.DeleteUser(name), Done)
-
-    async def tokens(self, owner: str = "") -> list[wire.TokenState]:
-        return (await self._ask(wire.ListTokens(owner), wire.Tokens)).tokens
-
-    async def create_token(
-        self,
-        name: str = "",
-        *,
-        owner: str = "",
-        scopes: Granted = (),
-        expires: float = 0,
-        roles: Sequence[str] = (),
-        quota: wire.Quota = wire.Quota(),  # noqa: B008 - it is frozen
-    ) -> wire.TokenMade:
-        """Make a token. Its secret is in the answer, and nowhere else: keep it. `expires` is in seconds, 0 is never."""
-        request = _Requests.token(name, owner, scopes, expires, roles, quota)
-        return await self._ask(request, wire.TokenMade)
-
-    async def rotate_token(self, name: str, *, expires: float = 0) -> wire.TokenMade:
-        """A second secret for a token; the first one is good until it is revoked."""
-        return await self._ask(wire.CreateToken(name, expires_s=expires, rotate=True), wire.TokenMade)
-
-    async def revoke_token(self, name: str, secret_id: str = "") -> None:
-        """A token, or one of its secrets by its id. Connections that came in by it are closed."""
-        await self._ask(wire.RevokeToken(name, secret_id), Done)
-
-    async def rules(self, subject: str = "") -> wire.Rules:
-        return await self._ask(wire.ListRules(subject), wire.Rules)
-
-    async def allow(self, subject: str, action: str, resource: str, name: str = "*") -> int:
-        return (await self._ask(_Requests.rule("allow", subject, action, resource, name), wire.RuleAdded)).id
-
-    async def deny(self, subject: str, action: str, resource: str, name: str = "*") -> int:
-        """A deny beats every allow."""
-        return (await self._ask(_Requests.rule("deny", subject, action, resource, name), wire.RuleAdded)).id
-
-    async def drop_rule(self, number: int) -> None:
-        await self._ask(wire.DropRule(number), Done)
-
-    async def audit(self, **filters: Any) -> wire.Audit:
-        """The newest entries first. Filters: `before` (a number), `limit`, `actor`, `what`, `outcome`, `since_us`."""
-        return await self._ask(wire.ListAudit(**filters), wire.Audit)
-
-    async def _ask(self, request: Request, expected: type[A]) -> A:
-        answer: A = await self._run(_ask(request, expected))
-        return answer
-
-
-class BlockingAccess:
-    """The same for the blocking client."""
-
-    def __init__(self, run: Callable[[Flow[Any]], Any]) -> None:
-        self._run = run
-
-    def who_am_i(self, may: Granted = ()) -> wire.Me:
-        return self._ask(wire.WhoAmI(_grants(may)), wire.Me)
-
-    def users(self) -> list[wire.UserState]:
-        return self._ask(wire.ListUsers(), wire.Users).users
-
+    @offered
     def create_user(
         self,
         name: str,
@@ -160,12 +61,13 @@ class BlockingAccess:
         roles: Sequence[str] = (),
         identities: Sequence[str] = (),
         quota: wire.Quota | None = None,
-    ) -> None:
-        self._ask(
+    ) -> Errand[None]:
+        yield from _ask(
             wire.PutUser(name, True, password or None, roles=list(roles), identities=list(identities), quota=quota),
             Done,
         )
 
+    @offered
     def change_user(
         self,
         name: str,
@@ -176,15 +78,20 @@ class BlockingAccess:
         disabled: bool | None = None,
         identities: Sequence[str] | None = None,
         quota: wire.Quota | None = None,
-    ) -> None:
-        self._ask(_change(name, password, old_password, roles, disabled, identities, quota), Done)
+    ) -> Errand[None]:
+        """Change what is given. Everyone may change the own password, saying the old one."""
+        yield from _ask(_change(name, password, old_password, roles, disabled, identities, quota), Done)
 
-    def delete_user(self, name: str) -> None:
-        self._ask(wire.DeleteUser(name), Done)
+    @offered
+    def delete_user(self, name: str) -> Errand[None]:
+        """With its tokens and rules; its connections are closed."""
+        yield from _ask(wire.DeleteUser(name), Done)
 
-    def tokens(self, owner: str = "") -> list[wire.TokenState]:
-        return self._ask(wire.ListTokens(owner), wire.Tokens).tokens
+    @offered
+    def tokens(self, owner: str = "") -> Errand[list[wire.TokenState]]:
+        return (yield from _ask(wire.ListTokens(owner), wire.Tokens)).tokens
 
+    @offered
     def create_token(
         self,
         name: str = "",
@@ -194,33 +101,63 @@ class BlockingAccess:
         expires: float = 0,
         roles: Sequence[str] = (),
         quota: wire.Quota = wire.Quota(),  # noqa: B008 - it is frozen
-    ) -> wire.TokenMade:
-        return self._ask(_Requests.token(name, owner, scopes, expires, roles, quota), wire.TokenMade)
+    ) -> Errand[wire.TokenMade]:
+        """Make a token. Its secret is in the answer, and nowhere else: keep it. `expires` is in seconds, 0 is never."""
+        request = wire.CreateToken(name, owner, _grants(scopes), expires, False, list(roles), quota)
+        return _ask(request, wire.TokenMade)
 
-    def rotate_token(self, name: str, *, expires: float = 0) -> wire.TokenMade:
-        return self._ask(wire.CreateToken(name, expires_s=expires, rotate=True), wire.TokenMade)
+    @offered
+    def rotate_token(self, name: str, *, expires: float = 0) -> Errand[wire.TokenMade]:
+        """A second secret for a token; the first one is good until it is revoked."""
+        return _ask(wire.CreateToken(name, expires_s=expires, rotate=True), wire.TokenMade)
 
-    def revoke_token(self, name: str, secret_id: str = "") -> None:
-        self._ask(wire.RevokeToken(name, secret_id), Done)
+    @offered
+    def revoke_token(self, name: str, secret_id: str = "") -> Errand[None]:
+        """A token, or one of its secrets by its id. Connections that came in by it are closed."""
+        yield from _ask(wire.RevokeToken(name, secret_id), Done)
 
-    def rules(self, subject: str = "") -> wire.Rules:
-        return self._ask(wire.ListRules(subject), wire.Rules)
+    @offered
+    def rules(self, subject: str = "") -> Errand[wire.Rules]:
+        return _ask(wire.ListRules(subject), wire.Rules)
 
-    def allow(self, subject: str, action: str, resource: str, name: str = "*") -> int:
-        return self._ask(_Requests.rule("allow", subject, action, resource, name), wire.RuleAdded).id
+    @offered
+    def allow(self, subject: str, action: str, resource: str, name: str = "*") -> Errand[int]:
+        return (
+            yield from _ask(wire.AddRule(wire.Rule(0, subject, "allow", action, resource, name)), wire.RuleAdded)
+        ).id
 
-    def deny(self, subject: str, action: str, resource: str, name: str = "*") -> int:
-        return self._ask(_Requests.rule("deny", subject, action, resource, name), wire.RuleAdded).id
+    @offered
+    def deny(self, subject: str, action: str, resource: str, name: str = "*") -> Errand[int]:
+        """A deny beats every allow."""
+        rule = wire.Rule(0, subject, "deny", action, resource, name)
+        return (yield from _ask(wire.AddRule(rule), wire.RuleAdded)).id
 
-    def drop_rule(self, number: int) -> None:
-        self._ask(wire.DropRule(number), Done)
+    @offered
+    def drop_rule(self, number: int) -> Errand[None]:
+        yield from _ask(wire.DropRule(number), Done)
 
-    def audit(self, **filters: Any) -> wire.Audit:
-        return self._ask(wire.ListAudit(**filters), wire.Audit)
+    @offered
+    def audit(self, /, **filters: Any) -> Errand[wire.Audit]:
+        """The newest entries first. Filters: `before` (a number), `limit`, `actor`, `what`, `outcome`, `since_us`."""
+        return _ask(wire.ListAudit(**filters), wire.Audit)
 
-    def _ask(self, request: Request, expected: type[A]) -> A:
-        answer: A = self._run(_ask(request, expected))
-        return answer
+
+class BlockingAccess(Now, Access):
+    def __init__(self, run: Callable[[Flow[Any]], Any]) -> None:
+        self._run = run
+
+    def _carry_out(self, place: Place) -> Any:
+        assert isinstance(place, Here)
+        return self._run(place.flow)
+
+
+class AioAccess(Later, Access):
+    def __init__(self, run: Callable[[Flow[Any]], Awaitable[Any]]) -> None:
+        self._run = run
+
+    async def _carry_out(self, place: Place) -> Any:
+        assert isinstance(place, Here)
+        return await self._run(place.flow)
 
 
 def _change(  # noqa: PLR0917 - the fields of the request

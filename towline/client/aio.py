@@ -18,24 +18,22 @@ from towline.client.aio_cluster import AioCluster
 from towline.client.aio_cluster_consumer import ClusterConsumer
 from towline.client.aio_cluster_producer import ClusterProducer
 from towline.client.aio_consumer import Batch, Consumer
-from towline.client.aio_dead import Reviving
 from towline.client.aio_link import AioLink
-from towline.client.aio_messages import Looking
 from towline.client.aio_opening import Opening
 from towline.client.aio_producer import Pending, Producer
-from towline.client.aio_survey import Surveying
 from towline.client.aio_transaction import Checker, PreparedTransaction, Transacting, Transaction
 from towline.client.delays import Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route
+from towline.client.errand import Everywhere, Later, Place, There
 from towline.client.fleet import Fleet
 from towline.client.lease import LostLease
 from towline.client.limits import Limits
+from towline.client.messages import Looking
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
 from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability
 from towline.client.receipts import Receipts
-from towline.client.spreading import (
-    merge_figures,
-)
+from towline.client.reviving import Reviving
+from towline.client.surveying import Surveying
 from towline.client.telemetry import instrument
 from towline.client.undertaking import Senders
 from towline.errors import Closed, WrongShard
@@ -95,7 +93,7 @@ def connect(
     )
 
 
-class Client(Transacting, Surveying, Looking, Reviving):
+class Client(Later, Transacting, Surveying, Looking, Reviving):
     """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have connections
     of their own: what one waits for never holds up another."""
 
@@ -381,16 +379,24 @@ class Client(Transacting, Surveying, Looking, Reviving):
 
     # The broker
 
-    async def stat(self) -> dict[str, Any]:
-        """Figures of the broker, by name."""
-        return merge_figures(await self._gather("", flows.stat))
-
     @property
     def access(self) -> AioAccess:
         """Users, tokens, rules and the audit log of a broker with security."""
         return AioAccess(self._link.run)
 
     # Connections
+
+    @property
+    def _fleet(self) -> Fleet | None:
+        return None if self._cluster is None else self._cluster.fleet
+
+    async def _carry_out(self, place: Place) -> Any:
+        if isinstance(place, There | Everywhere):
+            assert self._cluster is not None, "only where there are many brokers, one of them is chosen"
+            if isinstance(place, There):
+                return await self._cluster.run(place.topic, place.flow, place.broker, place.served)
+            return await self._cluster.outcomes_by(place.make_flow)
+        return await self._link.run(place.flow)
 
     @property
     def _link(self) -> AioLink:

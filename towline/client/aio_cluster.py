@@ -9,14 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from towline.client import sharding
 from towline.client.aio_link import AioLink
 from towline.client.connection import Buffer, Call
-from towline.client.fleet import DEDUP, Fleet, address_of
+from towline.client.fleet import Fleet, address_of
 from towline.client.link import no_answer
-from towline.client.receipts import Receipts
-from towline.client.spreading import Outcome, merge_outcomes, split_by_home
-from towline.client.steps import Flow, Start
+from towline.client.spreading import Outcome
+from towline.client.steps import Flow, Start, Step, drive_later
 from towline.errors import Closed, NotOwner, TowlineError, Unavailable
 from towline.protocol.cluster import BrokerState, ListBrokers
 
@@ -99,53 +97,21 @@ class AioCluster:
             found = self._links[key] = self._make_link((address_of(state),))
         return found
 
-    # Sending
-
-    async def send_many(self, common: sharding.Common, topic: str, content: sharding.Content) -> Receipts:
-        if self.fleet.shared:
-            return await self.run(topic, sharding.send_many(common, topic, content))
-        needed = content.shard_keys is not None
-        shards = common.shards.get(topic)
-        if shards is None or (needed and not shards):
-            shards = await self.run(topic, common.shards.find(topic, needed=needed))
-        if shards:
-            by_home = split_by_home(self.fleet, common, topic, shards, content)
-            if len(by_home) == 1:
-                [(home, _, part)] = by_home
-                return await self._send(common, topic, part, home)
-            parts = [(numbers, await self._send(common, topic, part, home)) for home, numbers, part in by_home]
-            return sharding.joined(topic, len(content.bodies), parts)
-        dedup = content.dedup_ids is not None and any(one is not None for one in content.dedup_ids)
-        home = self.fleet.home(topic, DEDUP) if dedup else ""
-        return await self._send(common, topic, content, home)
-
-    async def _send(self, common: sharding.Common, topic: str, content: sharding.Content, at: str) -> Receipts:
-        served: list[str] = []
-        receipts = await self.run(topic, sharding.send_many(common, topic, content), at, served)
-        receipts.broker = self.fleet.label(served[-1]) if served else ""
-        return receipts
+    # Running
 
     async def run(self, topic: str, flow: Flow[T], at: str = "", served: list[str] | None = None) -> T:
         """Run a flow at the broker that is right for a topic, or another one when that cannot be reached; or `at` one
         broker and no other. `served` is told who answered."""
-        result, error = None, None
-        try:
-            while True:
-                step = flow.send(result) if error is None else flow.throw(error)
-                result = error = None
-                try:
-                    if isinstance(step, Start):
-                        if self.fleet.shared:
-                            self._buffers[step.call] = step.call.buffers
-                        await self._start(topic, step.call, at)
-                    else:
-                        assert isinstance(step, Call), "only requests are routed"
-                        result = await self._follow(topic, step, at, served)
-                except BaseException as caught:
-                    error = caught
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
+
+        async def do(step: Step) -> Any:
+            if isinstance(step, Start):
+                if self.fleet.shared:
+                    self._buffers[step.call] = step.call.buffers
+                return await self._start(topic, step.call, at)
+            assert isinstance(step, Call), "only requests are routed"
+            return await self._follow(topic, step, at, served)
+
+        return await drive_later(flow, do)
 
     async def _start(self, topic: str, call: Call, at: str, but: frozenset[str] = frozenset()) -> str:
         broker = at or self.fleet.owner(topic) or self.fleet.pick(self._salt + topic, but)
@@ -210,15 +176,8 @@ class AioCluster:
 
     # All of them
 
-    async def everywhere(self, make_flow: Callable[[], Flow[T]], what: str, *, catch_up: bool = False) -> list[T]:
-        """Run a flow at every broker. `catch_up`: a broker that is away will hear of it when it returns."""
-        return merge_outcomes(await self.outcomes(make_flow), what, catch_up=catch_up)
-
-    async def outcomes(self, make_flow: Callable[[], Flow[T]]) -> list[Outcome[T]]:
-        return await self.outcomes_by(lambda _: make_flow())
-
     async def outcomes_by(self, make_flow: Callable[[str], Flow[T]]) -> list[Outcome[T]]:
-        """The same, with a flow for each broker, made by its id."""
+        """Run a flow at every broker, made by its id."""
         return list(await asyncio.gather(*(self._outcome(one, make_flow(one.id)) for one in self.fleet.members)))
 
     async def _outcome(self, member: BrokerState, flow: Flow[T]) -> Outcome[T]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from towline.client.backoff import Backoff
 from towline.client.connection import Buffer, Call, Connection
 from towline.client.dial import CONNECT_S, Route, never_better
 from towline.client.link import CLOSED, no_answer
-from towline.client.steps import Flow, Start, Wait
+from towline.client.steps import Flow, Start, Wait, drive_later
 from towline.errors import Closed, NotOwner, TowlineError, Unavailable
 
 __all__ = ["AioDial", "AioLink"]
@@ -45,19 +45,8 @@ class AioLink:
 
     # Running flows
 
-    async def run(self, flow: Flow[T]) -> T:
-        result, error = None, None
-        try:
-            while True:
-                step = flow.send(result) if error is None else flow.throw(error)
-                result = error = None
-                try:
-                    result = await self.do(step)
-                except BaseException as caught:
-                    error = caught
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
+    def run(self, flow: Flow[T]) -> Coroutine[Any, Any, T]:
+        return drive_later(flow, self.do)
 
     async def do(self, step: Call | Start | Wait) -> Any:
         if isinstance(step, Call):

@@ -13,26 +13,24 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from towline.client import flows, sharding
 from towline.client.access import BlockingAccess
-from towline.client.blocking_dead import Reviving
-from towline.client.blocking_messages import Looking
-from towline.client.blocking_survey import Surveying
 from towline.client.cluster import Cluster
 from towline.client.cluster_consumer import ClusterConsumer
 from towline.client.cluster_producer import ClusterProducer
 from towline.client.consumer import Consumer
 from towline.client.delays import Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route, connect_socket
+from towline.client.errand import Everywhere, Now, Place, There
 from towline.client.fleet import Fleet
 from towline.client.lease import LostLease
 from towline.client.limits import Limits
 from towline.client.link import Link
+from towline.client.messages import Looking
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
 from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
-from towline.client.spreading import (
-    merge_figures,
-)
+from towline.client.reviving import Reviving
+from towline.client.surveying import Surveying
 from towline.client.telemetry import instrument
 from towline.client.transaction import Checker, Transacting
 from towline.client.undertaking import Senders
@@ -84,7 +82,7 @@ def connect(
     )
 
 
-class Client(Transacting, Surveying, Looking, Reviving):
+class Client(Now, Transacting, Surveying, Looking, Reviving):
     """A connection to a broker; any number of threads may share it. Consumers and producers made from it have
     connections of their own: what one waits for never holds up another."""
 
@@ -368,16 +366,24 @@ class Client(Transacting, Surveying, Looking, Reviving):
 
     # The broker
 
-    def stat(self) -> dict[str, Any]:
-        """Figures of the broker, by name."""
-        return merge_figures(self._gather("", flows.stat))
-
     @property
     def access(self) -> BlockingAccess:
         """Users, tokens, rules and the audit log of a broker with security."""
         return BlockingAccess(self._link.run)
 
     # Connections
+
+    @property
+    def _fleet(self) -> Fleet | None:
+        return None if self._cluster is None else self._cluster.fleet
+
+    def _carry_out(self, place: Place) -> Any:
+        if isinstance(place, There | Everywhere):
+            assert self._cluster is not None, "only where there are many brokers, one of them is chosen"
+            if isinstance(place, There):
+                return self._cluster.run(place.topic, place.flow, place.broker, place.served)
+            return self._cluster.outcomes_by(place.make_flow)
+        return self._link.run(place.flow)
 
     @property
     def _max_request_bytes(self) -> int:

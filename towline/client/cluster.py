@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
-from towline.client import sharding
 from towline.client.connection import Buffer, Call
-from towline.client.fleet import DEDUP, Fleet, address_of
+from towline.client.fleet import Fleet, address_of
 from towline.client.link import Link, no_answer
-from towline.client.receipts import Receipts
-from towline.client.spreading import Outcome, merge_outcomes, split_by_home
-from towline.client.steps import Flow, Start
+from towline.client.spreading import Outcome
+from towline.client.steps import Flow, Start, Step, drive
 from towline.errors import Closed, NotOwner, TowlineError, Unavailable
 from towline.protocol.cluster import BrokerState, ListBrokers
 
@@ -104,53 +102,21 @@ class Cluster:
                 found = self._links[key] = self._make_link((address_of(state),))
             return found
 
-    # Sending
-
-    def send_many(self, common: sharding.Common, topic: str, content: sharding.Content) -> Receipts:
-        if self.fleet.shared:
-            return self.run(topic, sharding.send_many(common, topic, content))
-        needed = content.shard_keys is not None
-        shards = common.shards.get(topic)
-        if shards is None or (needed and not shards):
-            shards = self.run(topic, common.shards.find(topic, needed=needed))
-        if shards:
-            by_home = split_by_home(self.fleet, common, topic, shards, content)
-            if len(by_home) == 1:
-                [(home, _, part)] = by_home
-                return self._send(common, topic, part, home)
-            parts = [(numbers, self._send(common, topic, part, home)) for home, numbers, part in by_home]
-            return sharding.joined(topic, len(content.bodies), parts)
-        dedup = content.dedup_ids is not None and any(one is not None for one in content.dedup_ids)
-        home = self.fleet.home(topic, DEDUP) if dedup else ""
-        return self._send(common, topic, content, home)
-
-    def _send(self, common: sharding.Common, topic: str, content: sharding.Content, at: str) -> Receipts:
-        served: list[str] = []
-        receipts = self.run(topic, sharding.send_many(common, topic, content), at, served)
-        receipts.broker = self.fleet.label(served[-1]) if served else ""
-        return receipts
+    # Running
 
     def run(self, topic: str, flow: Flow[T], at: str = "", served: list[str] | None = None) -> T:
         """Run a flow at the broker that is right for a topic, or another one when that cannot be reached; or `at` one
         broker and no other. `served` is told who answered."""
-        result, error = None, None
-        try:
-            while True:
-                step = flow.send(result) if error is None else flow.throw(error)
-                result = error = None
-                try:
-                    if isinstance(step, Start):
-                        if self.fleet.shared:
-                            self._buffers[step.call] = step.call.buffers
-                        self._start(topic, step.call, at)
-                    else:
-                        assert isinstance(step, Call), "only requests are routed"
-                        result = self._follow(topic, step, at, served)
-                except BaseException as caught:
-                    error = caught
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
+
+        def do(step: Step) -> Any:
+            if isinstance(step, Start):
+                if self.fleet.shared:
+                    self._buffers[step.call] = step.call.buffers
+                return self._start(topic, step.call, at)
+            assert isinstance(step, Call), "only requests are routed"
+            return self._follow(topic, step, at, served)
+
+        return drive(flow, do)
 
     def _start(self, topic: str, call: Call, at: str, but: frozenset[str] = frozenset()) -> str:
         broker = at or self.fleet.owner(topic) or self.fleet.pick(self._salt + topic, but)
@@ -219,16 +185,8 @@ class Cluster:
 
     # All of them
 
-    def everywhere(self, make_flow: Callable[[], Flow[T]], what: str, *, catch_up: bool = False) -> list[T]:
-        """Run a flow at every broker. `catch_up`: a broker that is away will hear of it when it returns."""
-        outcomes = self.outcomes(make_flow)
-        return merge_outcomes(outcomes, what, catch_up=catch_up)
-
-    def outcomes(self, make_flow: Callable[[], Flow[T]]) -> list[Outcome[T]]:
-        return self.outcomes_by(lambda _: make_flow())
-
     def outcomes_by(self, make_flow: Callable[[str], Flow[T]]) -> list[Outcome[T]]:
-        """The same, with a flow for each broker, made by its id."""
+        """Run a flow at every broker, made by its id."""
         members = self.fleet.members
         with ThreadPoolExecutor(max_workers=min(len(members), 16), thread_name_prefix="towline-everywhere") as pool:
             return list(pool.map(lambda one: self._outcome(one, make_flow(one.id)), members))

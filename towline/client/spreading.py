@@ -9,8 +9,11 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from towline.client.fleet import Fleet
+from towline.client import sharding
+from towline.client.errand import Errand, There
+from towline.client.fleet import DEDUP, Fleet
 from towline.client.outgoing import as_bodies
+from towline.client.receipts import Receipts
 from towline.client.sharding import Common, Content, shards_of
 from towline.errors import Conflict, NotFound, Partly, TowlineError, Unavailable
 from towline.protocol.cluster import BrokerState
@@ -25,6 +28,7 @@ __all__ = [
     "merge_purged",
     "merge_sought",
     "merge_topics",
+    "send_many",
     "split_by_home",
 ]
 
@@ -52,6 +56,36 @@ class Outcome(NamedTuple, Generic[T]):
     broker: BrokerState
     result: T | None
     error: TowlineError | None
+
+
+def send_many(fleet: Fleet, common: Common, topic: str, content: Content) -> Errand[Receipts]:
+    """Each message to the broker that it belongs to, or all to any."""
+    if fleet.shared:
+        receipts: Receipts = yield There(topic, sharding.send_many(common, topic, content))
+        return receipts
+    needed = content.shard_keys is not None
+    shards = common.shards.get(topic)
+    if shards is None or (needed and not shards):
+        shards = yield There(topic, common.shards.find(topic, needed=needed))
+    if shards:
+        by_home = split_by_home(fleet, common, topic, shards, content)
+        if len(by_home) == 1:
+            [(home, _, part)] = by_home
+            return (yield from _send_part(fleet, common, topic, part, home))
+        parts = []
+        for home, numbers, part in by_home:
+            parts.append((numbers, (yield from _send_part(fleet, common, topic, part, home))))
+        return sharding.joined(topic, len(content.bodies), parts)
+    dedup = content.dedup_ids is not None and any(one is not None for one in content.dedup_ids)
+    home = fleet.home(topic, DEDUP) if dedup else ""
+    return (yield from _send_part(fleet, common, topic, content, home))
+
+
+def _send_part(fleet: Fleet, common: Common, topic: str, content: Content, at: str) -> Errand[Receipts]:
+    served: list[str] = []
+    receipts: Receipts = yield There(topic, sharding.send_many(common, topic, content), at, served)
+    receipts.broker = fleet.label(served[-1]) if served else ""
+    return receipts
 
 
 def split_by_home(

@@ -10,13 +10,14 @@ has its error thrown in. Both drivers run the same flows:
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
 from towline.client.connection import Call
 
-__all__ = ["Flow", "Start", "Step", "Wait"]
+__all__ = ["Flow", "Start", "Step", "Wait", "drive", "drive_later"]
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -31,3 +32,34 @@ class Wait(NamedTuple):
 
 Step = Call | Start | Wait
 Flow = Generator[Step, Any, T]
+
+
+def drive(steps: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
+    """Do all steps, one after the other."""
+    result, error = None, None
+    try:
+        while True:
+            step = steps.send(result) if error is None else steps.throw(error)
+            result = error = None
+            try:
+                result = do(step)
+            except BaseException as caught:
+                error = caught
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+
+
+async def drive_later(steps: Generator[S, Any, T], do: Callable[[S], Awaitable[Any]]) -> T:
+    result, error = None, None
+    try:
+        while True:
+            step = steps.send(result) if error is None else steps.throw(error)
+            result = error = None
+            try:
+                result = await do(step)
+            except BaseException as caught:
+                error = caught
+    except StopIteration as stop:
+        value: T = stop.value
+        return value

@@ -1,14 +1,15 @@
-"""Single messages, as a blocking client looks at them, finds and follows them, and changes when they are delivered: the
-counterpart of `aio_messages`."""
+"""Single messages, as a client looks at them, finds and follows them, and changes when they are delivered."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 
 from towline.client import delays as delays_of
 from towline.client import flows, looking, search
-from towline.client.blocking_admin import Administering
+from towline.client.admin import Administering
 from towline.client.delays import DelayedEntry, Time
+from towline.client.errand import Errand, offered
 from towline.client.message import Message
 from towline.client.outgoing import as_time_us
 from towline.client.page import Page
@@ -21,6 +22,7 @@ __all__ = ["Looking"]
 class Looking(Administering):
     # Delayed messages
 
+    @offered
     def delayed(
         self,
         topic: str | None = None,
@@ -28,20 +30,18 @@ class Looking(Administering):
         after: DelayedEntry | Time | None = None,
         max_messages: int = 100,
         broker: str | None = None,
-    ) -> list[DelayedEntry]:
+    ) -> Errand[list[DelayedEntry]]:
         """The messages of a topic, or of all, that wait for their time: soonest first, `after` a time or an entry."""
-        cluster = self._cluster
-        if cluster is not None and cluster.fleet.shared and not topic:
-            found = cluster.outcomes(lambda: delays_of.delayed(None, after, max_messages))
-            return looking.join_delayed(max_messages, mark=False)(found, cluster.fleet.label)
-        label = cluster.fleet.label if cluster is not None else str
-        return self._consult(
-            topic or "",
-            broker,
-            lambda at: delays_of.delayed(topic, after, max_messages, label(at)),
-            looking.join_delayed(max_messages),
-        )
+        fleet = self._fleet
+        if fleet is not None and fleet.shared and not topic:
+            found = yield from self._outcomes(lambda: delays_of.delayed(None, after, max_messages))
+            return looking.join_delayed(max_messages, mark=False)(found, fleet.label)
+        label = fleet.label if fleet is not None else str
+        make_flow = partial(delays_of.delayed, topic, after, max_messages)
+        join = looking.join_delayed(max_messages)
+        return (yield from self._consult(topic or "", broker, lambda at: make_flow(label(at)), join))
 
+    @offered
     def cancel(
         self,
         topic: str,
@@ -50,7 +50,7 @@ class Looking(Administering):
         key: str | None = None,
         dry_run: bool = False,
         broker: str | None = None,
-    ) -> int:
+    ) -> Errand[int]:
         """Cancel a delayed message by its id or receipt, or all with this key. How many it were: they will not be
         delivered. `Conflict` if the one with this id does not wait any more."""
         if id is not None:
@@ -58,6 +58,7 @@ class Looking(Administering):
             return self._at_its_own(topic, its, f"the delayed message {id}", delays_of.cancel(topic, id, key, dry_run))
         return self._consult(topic, broker, lambda _: delays_of.cancel(topic, id, key, dry_run), looking.join_counts)
 
+    @offered
     def reschedule(
         self,
         topic: str,
@@ -69,7 +70,7 @@ class Looking(Administering):
         delay_level: int | None = None,
         dry_run: bool = False,
         broker: str | None = None,
-    ) -> int:
+    ) -> Errand[int]:
         """Deliver a delayed message, or all with this key, at another time. How many it were; they keep their ids.
         `Conflict` if the one with this id does not wait any more."""
         at_us = delays_of.as_new_time(delay, deliver_at, delay_level)
@@ -84,6 +85,7 @@ class Looking(Administering):
 
     # Looking
 
+    @offered
     def browse(
         self,
         topic: str,
@@ -93,7 +95,7 @@ class Looking(Administering):
         max_messages: int = 100,
         max_bytes: int = 4 << 20,
         broker: str | None = None,
-    ) -> Page[Message]:
+    ) -> Errand[Page[Message]]:
         """Read messages of a lane (a priority, or the number of a shard) without consuming them, from number `first`
         on. Where each broker keeps its own messages: those of one `broker` (its name, address or id), or the oldest of
         all, and `page.next` knows where it goes on at each."""
@@ -104,18 +106,23 @@ class Looking(Administering):
             looking.join_messages(max_messages),
         )
 
-    def locate(self, topic: str, lane: Priority | int, time: datetime | float, *, broker: str | None = None) -> int:
+    @offered
+    def locate(
+        self, topic: str, lane: Priority | int, time: datetime | float, *, broker: str | None = None
+    ) -> Errand[int]:
         """The number of the first message of a lane that was appended at this time (or Unix time) or later."""
         at_us = as_time_us(time)
         return self._consult(topic, broker, lambda _: flows.locate(topic, lane, at_us), looking.join_places)
 
-    def message(self, message_id: str, *, broker: str | None = None) -> Message:
+    @offered
+    def message(self, message_id: str, *, broker: str | None = None) -> Errand[Message]:
         """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept. `Conflict` if
         several brokers of a cluster have one: `orders/middle/42@b2` is that of broker `b2`."""
         plain, named = looking.split_broker(message_id)
         join = looking.join_message(plain)
         return self._consult(plain.partition("/")[0], broker or named, lambda _: search.message(plain), join)
 
+    @offered
     def find(
         self,
         topic: str,
@@ -126,7 +133,7 @@ class Looking(Administering):
         priority: Priority | None = None,
         limit: int = 100,
         broker: str | None = None,
-    ) -> list[Message]:
+    ) -> Errand[list[Message]]:
         """Messages with exactly this key, sent since one time and before another: the oldest `limit` of them."""
         return self._consult(
             topic,
@@ -135,9 +142,10 @@ class Looking(Administering):
             looking.join_found(limit),
         )
 
+    @offered
     def trace(
         self, message_id: str, *, group: str | None = None, whole: bool = False, broker: str | None = None
-    ) -> Trace:
+    ) -> Errand[Trace]:
         """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
         It is told up to the ack; with `whole`, also what came behind it in a group that was set back."""
         plain, named = looking.split_broker(message_id)

@@ -1,12 +1,14 @@
-"""Dead letters, as a blocking client looks at them, sends them again or drops them. Its twin is `aio_dead`."""
+"""Dead letters, as a client looks at them, sends them again or drops them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 
 from towline.client import dead, flows, looking
-from towline.client.blocking_admin import Administering
+from towline.client.admin import Administering
+from towline.client.errand import Errand, offered
 from towline.client.message import DeadLetter
 from towline.client.outgoing import Body
 from towline.client.page import Page
@@ -15,6 +17,7 @@ __all__ = ["Reviving"]
 
 
 class Reviving(Administering):
+    @offered
     def dead_letters(
         self,
         topic: str,
@@ -24,7 +27,7 @@ class Reviving(Administering):
         max_messages: int = 100,
         max_bytes: int = 4 << 20,
         broker: str | None = None,
-    ) -> Page[DeadLetter]:
+    ) -> Errand[Page[DeadLetter]]:
         """The messages that a group gave up. Where each broker keeps its own: those of one `broker`, or of all; their
         numbers know where they are."""
         return self._consult(
@@ -34,13 +37,15 @@ class Reviving(Administering):
             looking.join_dead(max_messages),
         )
 
-    def dead_letter(self, topic: str, group: str, number: int, *, broker: str | None = None) -> DeadLetter:
+    @offered
+    def dead_letter(self, topic: str, group: str, number: int, *, broker: str | None = None) -> Errand[DeadLetter]:
         """One dead letter of a group, by its number."""
         its = looking.whose(number, broker)
         if not its:
             return self._at_its_own(topic, "", f"dead letter {number}", dead.letter(topic, group, number))
         return self._consult(topic, its, lambda _: dead.letter(topic, group, int(number)), looking.join_letter)
 
+    @offered
     def find_dead(
         self,
         topic: str,
@@ -54,7 +59,7 @@ class Reviving(Administering):
         first: int = 0,
         limit: int = 1000,
         broker: str | None = None,
-    ) -> list[DeadLetter]:
+    ) -> Errand[list[DeadLetter]]:
         """Dead letters whose reason contains `reason`, with this key, that died since one time and before another;
         those that were sent again only with `resent`. The oldest `limit` of them, from number `first` on."""
         return self._consult(
@@ -74,16 +79,21 @@ class Reviving(Administering):
             looking.join_dead_found(limit),
         )
 
-    def resend(self, topic: str, group: str, dead: Sequence[int] | None = None, *, broker: str | None = None) -> int:
+    @offered
+    def resend(
+        self, topic: str, group: str, dead: Sequence[int] | None = None, *, broker: str | None = None
+    ) -> Errand[int]:
         """Deliver dead letters to their group again: those with these numbers, or all. How many it were."""
         if dead is None:
-            return self._consult(topic, broker, lambda _: flows.resend(topic, group, None), looking.join_counts)
+            make_flow = partial(flows.resend, topic, group, None)
+            return (yield from self._consult(topic, broker, lambda _: make_flow(), looking.join_counts))
         count = 0
         for its, numbers in looking.by_broker(dead, broker).items():
             flow = flows.resend(topic, group, numbers)
-            count += self._at_its_own(topic, its, f"dead letters {numbers[:5]}", flow)
+            count += yield from self._at_its_own(topic, its, f"dead letters {numbers[:5]}", flow)
         return count
 
+    @offered
     def revise(
         self,
         topic: str,
@@ -94,12 +104,13 @@ class Reviving(Administering):
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         broker: str | None = None,
-    ) -> None:
+    ) -> Errand[None]:
         """Deliver one dead letter to its group again, with another body, key or headers; what is None stays."""
         flow = dead.revise(topic, group, int(number), body=body, key=key, headers=headers)
-        self._at_its_own(topic, looking.whose(number, broker), f"dead letter {number}", flow)
+        yield from self._at_its_own(topic, looking.whose(number, broker), f"dead letter {number}", flow)
 
-    def purge_dead(self, topic: str, group: str, before: int, *, broker: str | None = None) -> int:
+    @offered
+    def purge_dead(self, topic: str, group: str, before: int, *, broker: str | None = None) -> Errand[int]:
         """Drop the dead letters before this number for good. How many of them had not been sent again. Where each
         broker keeps its own: at the one that is named, or that the number knows; at all, given `end` of a page."""
         its = looking.whose(before, broker)

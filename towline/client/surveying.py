@@ -1,0 +1,112 @@
+"""What a client offers to those who look after a broker."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from towline.alarms.rule import AlarmRule
+from towline.client import flows, joining, survey
+from towline.client.access import measure
+from towline.client.admin import Administering
+from towline.client.errand import Errand, offered
+from towline.client.spreading import merge_figures
+from towline.protocol.access import Measured
+from towline.protocol.cluster import BrokerState, ClientState
+from towline.protocol.survey import Alarms, ListPage, PageListed, Pulsed, Stored
+
+__all__ = ["Surveying"]
+
+
+class Surveying(Administering):
+    @offered
+    def survey(
+        self,
+        of: Literal["topics", "groups"],
+        *,
+        search: str = "",
+        topic: str = "",
+        line: str = "",
+        sort: str = "name",
+        descending: bool = False,
+        first: int = 0,
+        limit: int = 50,
+    ) -> Errand[PageListed]:
+        """A page of the list of topics or groups, with their figures: those whose name contains `search`, or of a
+        business `line`, sorted. The figures may be some seconds old."""
+        request = ListPage(of, search[:100], topic, line[:100], sort, descending, first, limit)
+        if self._fleet is None or (topic and self._fleet.shared):
+            return (yield from self._run(topic, survey.survey(request)))
+        found = yield from self._outcomes(lambda: joining.whole_survey(request))
+        return joining.join_pages(request, found)
+
+    @offered
+    def pulse(self, topic: str = "", group: str = "") -> Errand[Pulsed]:
+        """Figures of the broker, or of a group of a topic, now and in the last while."""
+        if self._fleet is None or (topic and self._fleet.shared):
+            return (yield from self._run(topic, survey.pulse(topic, group)))
+        return joining.join_pulses((yield from self._outcomes(lambda: survey.pulse(topic, group))))
+
+    @offered
+    def stat(self) -> Errand[dict[str, Any]]:
+        """Figures of the broker, by name."""
+        return merge_figures((yield from self._gather("", flows.stat)))
+
+    @offered
+    def storage(self) -> Errand[Stored]:
+        """The files of the store, the room on its disk, and the broker's settings."""
+        return self._here(survey.storage())
+
+    @offered
+    def alarms(self) -> Errand[Alarms]:
+        """The rules, what is an alarm now, and the last notices."""
+        if self._fleet is None:
+            return (yield from self._here(survey.alarms()))
+        return joining.join_alarms((yield from self._outcomes(survey.alarms)))
+
+    @offered
+    def put_alarm(self, rule: AlarmRule) -> Errand[None]:
+        """Make an alarm rule, or change it."""
+        yield from self._tell("", lambda: survey.put_alarm(rule), f"making alarm {rule.name}")
+
+    @offered
+    def drop_alarm(self, name: str) -> Errand[None]:
+        yield from self._tell("", lambda: survey.drop_alarm(name), f"dropping alarm {name}")
+
+    @offered
+    def test_alarm(self, name: str) -> Errand[None]:
+        """Send a test notice to all that a rule names; raises what went wrong."""
+        yield from self._here(survey.test_alarm(name))
+
+    @offered
+    def kick(self, topic: str, group: str, consumer: str) -> Errand[None]:
+        """Take from a consumer what it holds, and let it begin anew: its messages go to the others of its group."""
+        yield from self._tell(topic, lambda: survey.kick(topic, group, consumer), f"kicking out {consumer}")
+
+    # The cluster
+
+    @offered
+    def brokers(self) -> Errand[list[BrokerState]]:
+        """The brokers of the cluster, as the one that we are connected to sees them; it is the first."""
+        return (yield from self._here(flows.brokers())).brokers
+
+    @offered
+    def clients(self, topic: str = "", group: str = "", *, everywhere: bool = True) -> Errand[list[ClientState]]:
+        """Who is connected to the broker, or to all of its cluster: a consumer each, with its rank among those of its
+        group, or a connection without consumers. Of one topic or group, if they are named. Not `everywhere`: of
+        the broker that we are connected to."""
+        if self._fleet is None or not everywhere:
+            return (yield from self._here(flows.clients(topic, group)))
+        found = yield from self._outcomes(lambda: flows.clients(topic, group))
+        return joining.join_clients(found, self._fleet.label)
+
+    @offered
+    def forget_broker(self, broker: str) -> Errand[None]:
+        """Do not expect a broker back that is gone for good; it is named by its id or address."""
+        yield from self._here(flows.forget_broker(broker))
+
+    @offered
+    def measure(self, topic: str = "") -> Errand[Measured]:
+        """Figures of the broker, its topics and its groups, as its metrics give them; or of one topic."""
+        if self._fleet is None or (topic and self._fleet.shared):
+            return (yield from self._run(topic, measure(topic)))
+        return joining.join_figures((yield from self._outcomes(lambda: measure(topic))))
