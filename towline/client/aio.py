@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from towline.client import flows, sharding
 from towline.client.access import AioAccess
@@ -26,8 +26,7 @@ from towline.client.delays import Time, as_deliver_at, as_deliver_at_each
 from towline.client.dial import Route
 from towline.client.errand import Everywhere, Later, Place, There
 from towline.client.fleet import Fleet
-from towline.client.lease import LostLease
-from towline.client.limits import Limits
+from towline.client.making import Making
 from towline.client.messages import Looking
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
 from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability
@@ -37,7 +36,7 @@ from towline.client.surveying import Surveying
 from towline.client.telemetry import instrument
 from towline.client.undertaking import Senders
 from towline.errors import Closed, WrongShard
-from towline.model import Durability, Priority, Receipt, RetryPolicy
+from towline.model import Durability, Priority, Receipt
 
 if TYPE_CHECKING:
     from towline.client.embedded import Embedded
@@ -93,7 +92,7 @@ def connect(
     )
 
 
-class Client(Later, Transacting, Surveying, Looking, Reviving):
+class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying, Looking, Reviving):
     """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have connections
     of their own: what one waits for never holds up another."""
 
@@ -252,45 +251,7 @@ class Client(Later, Transacting, Surveying, Looking, Reviving):
         limit = self._max_request_bytes
         return sharding.Common(self._sender, self._shards, priority, durability, compress, limit, lives)
 
-    def producer(
-        self,
-        *,
-        linger_ms: float = 1.0,
-        max_batch_messages: int = 10_000,
-        max_batch_bytes: int = 1 << 20,
-        max_buffer_messages: int = 200_000,
-        max_buffer_bytes: int = 64 << 20,
-        max_in_flight: int = 8,
-        delivery_timeout: float = 120.0,
-        max_block: float = 60.0,
-        durability: Durability | str | None = None,
-        compress: bool = False,
-        spool_dir: str | Path | None = None,
-        spool_bytes: int = 256 << 20,
-    ) -> Producer:
-        """A producer that sends in the background: single sends, batched for you.
-
-        A batch is sent when it is full, or `linger_ms` after its first message; while one is on its way, the next one
-        fills. What the broker cannot take now (`QueueFull`, `DiskFull`, `Unavailable`) is tried again for up to
-        `delivery_timeout` seconds, in order. A full buffer makes `send` wait for up to `max_block` seconds, and raise
-        `QueueFull` then; with 0, at once.
-
-        With a `spool_dir`, what no broker took by then waits there, up to `spool_bytes`, instead of failing: it is sent
-        in order when one is back, by this producer or the next one with this folder."""
-        options = ProducerOptions(
-            linger_ms,
-            max_batch_messages,
-            max_batch_bytes,
-            max_buffer_messages,
-            max_buffer_bytes,
-            max_in_flight,
-            delivery_timeout,
-            max_block,
-            durability,
-            compress,
-            spool_dir,
-            spool_bytes,
-        )
+    def _make_producer(self, options: ProducerOptions) -> Producer:
         if self._cluster is None:
             return self._adopt(self._producer(self._new_link(), options))
         cluster = self._cluster
@@ -298,7 +259,7 @@ class Client(Later, Transacting, Surveying, Looking, Reviving):
         def make(broker: str) -> Producer:
             return self._producer(cluster.new_link(broker), options.at(broker, shared=cluster.fleet.shared))
 
-        return self._adopt(ClusterProducer(cluster, make, self._shards, spool_dir is not None))
+        return self._adopt(ClusterProducer(cluster, make, self._shards, options.spool_dir is not None))
 
     def _producer(self, link: AioLink, options: ProducerOptions) -> Producer:
         limits = options.limits(self._max_request_bytes)
@@ -309,53 +270,7 @@ class Client(Later, Transacting, Surveying, Looking, Reviving):
 
     # Consuming
 
-    def consumer(
-        self,
-        topic: str,
-        group: str | None = None,
-        *,
-        name: str | None = None,
-        max_messages: int = 5000,
-        max_bytes: int = 4 << 20,
-        prefetch: int = 1,
-        idle_timeout: float | None = None,
-        start: Literal["earliest", "latest"] | None = None,
-        retry: RetryPolicy | None = None,
-        lease_timeout: float = 0.0,
-        max_in_flight: int | None = None,
-        ack_interval: float = 0.1,
-        on_lost: Callable[[LostLease], None] | None = None,
-        spool_dir: str | Path | None = None,
-        mode: Literal["at-least-once", "at-most-once"] = "at-least-once",
-    ) -> Opening[Consumer]:
-        """A consumer of a topic: one of a `group` that shares the work, or, without a group, one that sees every
-        message itself (its progress is kept under its `name`; without a name it is forgotten when it leaves).
-
-        `start`, `retry`, `lease_timeout`, `max_in_flight` and `mode` are settings of the group: they count when it is
-        made by this call. With the mode `"at-most-once"` what is delivered counts as consumed: there is nothing to ack,
-        and nothing comes twice.
-
-        Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has `prefetch` batches
-        coming while one is worked on. Acks and nacks of single messages are told to the broker together, after
-        `ack_interval` seconds at the latest. `on_lost` is called when messages were taken away from this consumer. With
-        a `spool_dir` (or one given to `connect`) and a `name`, acks and nacks that cannot be told are kept there until
-        they can, also by the next consumer of this name."""
-        options = ConsumerOptions(
-            topic,
-            group,
-            name,
-            Limits(max_messages, max_bytes),
-            prefetch,
-            idle_timeout,
-            start,
-            retry,
-            lease_timeout,
-            max_in_flight,
-            ack_interval,
-            on_lost,
-            spool_dir,
-            mode,
-        )
+    def _make_consumer(self, options: ConsumerOptions) -> Opening[Consumer]:
         if self._cluster is None or self._cluster.fleet.shared:
             link = self._new_link() if self._cluster is None else self._cluster.following_link()
             subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
@@ -375,7 +290,7 @@ class Client(Later, Transacting, Surveying, Looking, Reviving):
             return consumer
 
         about = named._replace(spool_dir=None).subscription(self._options.timeout_s)
-        return Opening(self._adopt(ClusterConsumer(cluster, make, about, self._sender, idle_timeout)))
+        return Opening(self._adopt(ClusterConsumer(cluster, make, about, self._sender, options.idle_timeout)))
 
     # The broker
 
