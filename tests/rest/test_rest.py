@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -308,3 +309,40 @@ def test_errors_have_one_shape(http: Http) -> None:
         assert sorted(answer.json()) == ["error", "message"], answer.text
     answer = httpx.post(root + "/ack", content=b"{no json", headers={"Content-Type": "application/json"})
     assert (answer.status_code, sorted(answer.json())) == (422, ["error", "message"])
+
+
+def test_alarm_rules_are_made_listed_changed_and_dropped(http: Http) -> None:
+    hook = "https://hooks.example.com/a-secret"
+    rule = {"what": "dead", "threshold": 1, "topic": "orders*", "emails": ["ops@example.com"], "webhooks": [hook]}
+    assert http("PUT", "/alarms/dead", rule) == {"count": 1}
+    (found,) = http("GET", "/alarms")["rules"]
+    assert (found["name"], found["what"], found["topic"], found["repeat_s"]) == ("dead", "dead", "orders*", 14400)
+    assert found["webhooks"] == ["https://hooks.example.com/…"], "its path often is its secret"
+    changed = {name: value for name, value in found.items() if name != "name"} | {"threshold": 5, "enabled": False}
+    http("PUT", "/alarms/dead", changed)
+    (found,) = http("GET", "/alarms")["rules"]
+    assert (found["threshold"], found["enabled"]) == (5, False)
+    assert http("GET", "/alarms")["mail"] is False
+    assert http("GET", "/alarms/active") == {"alarms": []}
+    assert http("GET", "/alarms/notices") == {"notices": []}
+    assert "no alarm" in http("POST", "/alarms/none/test", status=404)["message"]
+    assert "percentage" in http("PUT", "/alarms/disk", {"what": "disk", "threshold": 101}, status=400)["message"]
+    http("PUT", "/alarms/often", {"what": "dead", "threshold": 1, "repeat_s": 1}, status=422)
+    assert http("DELETE", "/alarms/dead") == {"count": 1}
+    http("DELETE", "/alarms/dead", status=404)
+    assert http("GET", "/alarms")["rules"] == []
+
+
+def test_what_is_an_alarm_now_is_told(http: Http) -> None:
+    http("POST", "/topics/late/messages", {"body": "x"}, status=201)
+    http("PUT", "/topics/late/groups/billing", {})
+    http("PUT", "/alarms/backlog", {"what": "backlog", "threshold": 1, "topic": "late"})
+
+    def active() -> list[dict[str, Any]]:
+        return list(http("GET", "/alarms/active")["alarms"])
+
+    until(active)  # the broker looks every few seconds
+    (alarm,) = active()
+    assert (alarm["rule"], alarm["topic"], alarm["group"], alarm["value"]) == ("backlog", "late", "billing", 1)
+    assert alarm["since"] <= alarm["told_at"]
+    http("DELETE", "/alarms/backlog")
