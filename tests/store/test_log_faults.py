@@ -38,7 +38,8 @@ async def test_after_an_error_nothing_is_acknowledged_any_more(tmp_path: Path, c
     store = await open_store(tmp_path, io=io)
     await put(store, one("a", b"good"))
     io.fail[call] = errno.EIO
-    appended = [store.append([one("a", b"bad")], Durability(durability)) for _ in range(3)]
+    unit = [one("a", b"bad"), one("a", b"worse")]  # it waits for the others of its turn, as a single one may not
+    appended = [store.append(unit, Durability(durability)) for _ in range(3)]
     for answer in appended:
         with pytest.raises(StoreFailed, match=rf"{segments(tmp_path)[0]}.*errno {errno.EIO}"):
             await answer.done
@@ -56,6 +57,20 @@ async def test_after_an_error_nothing_is_acknowledged_any_more(tmp_path: Path, c
         await store.trim("a", 1)
     assert io.calls == calls, "nothing is tried again"
     assert (await content_of(store)).bodies["a"][0] == b"good", "reading goes on"
+    await store.close()
+
+
+@on_loop
+async def test_a_single_frame_that_is_written_at_once_fails_as_well(tmp_path: Path) -> None:
+    io = FaultyIo()
+    store = await open_store(tmp_path, io=io)
+    io.fail["pwritev"] = errno.EIO
+    answer = store.append([one("a", b"bad")], Durability.OS)
+    with pytest.raises(StoreFailed, match=f"errno {errno.EIO}"):
+        await answer.done
+    with pytest.raises(StoreFailed, match="takes no more writes"):
+        store.append([one("a", b"later")], Durability.OS)
+    assert store.bounds("a").end == 0
     await store.close()
 
 
