@@ -194,7 +194,7 @@ class Lease:
         """Messages that nothing was said about yet."""
         if self._raw:
             return len(self)
-        return sum(section.flags.count(OPEN) for section in self.sections)
+        return sum([section.flags.count(OPEN) for section in self.sections])
 
     def take_acks(self) -> list[Act]:
         """The acks that the broker has not been told of; from now on they count as told."""

@@ -199,6 +199,9 @@ class Frame:
         column = self.text_column(flag)
         if column is None:
             return None
+        if self.count == 1 and start == 0 and stop != 0:
+            # Its two offsets were looked at on the way.
+            return [bytes(self.columns[column.data_at : column.data_at + column.data_length])]
         offsets = self.offsets(column, start, stop)
         first = offsets[0]
         at = column.data_at - column.base

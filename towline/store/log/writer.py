@@ -78,19 +78,19 @@ class Writer:
     def submit(self, unit: Unit, *, control: bool = False) -> None:
         """Take a unit. One of control records alone lets go first what is ready in this turn of the loop: the answer to
         a pull does not wait for the write of its event."""
+        if not control and self._may_be_prompt(unit):
+            self._write_at_once(unit)
+            return
         self.queued_bytes += unit.length
         self._waiting.append(unit)
         if self._scheduled:
             return
-        if control:
-            if not self._postponed:
-                self._postponed = True
-                self._loop.call_soon(self._loop.call_soon, self._take_postponed)
-        elif self._may_be_prompt(unit):
-            self._take_turn()
-        else:
+        if not control:
             self._scheduled = True
             self._loop.call_soon(self._take_turn)
+        elif not self._postponed:
+            self._postponed = True
+            self._loop.call_soon(self._loop.call_soon, self._take_postponed)
 
     def poison(self, error: BaseException, place: str) -> StoreFailed:
         """Take no more writes. The first reason stays."""
@@ -142,11 +142,27 @@ class Writer:
     def _may_be_prompt(self, unit: Unit) -> bool:
         return (
             unit.durability is Durability.OS
-            and len(unit.entries) == 1
+            and not self._waiting
             and not self._handed_over
+            and len(unit.entries) == 1
             and unit.length <= self._settings.inline_bytes
+            and unit.segment is self._segment
             and time.perf_counter() - self._wrote_at > _PAUSE_S
         )
+
+    def _write_at_once(self, unit: Unit) -> None:
+        """What a turn comes to for a group of one."""
+        try:
+            self._write_buffers(unit.buffers, unit.position)
+        except Exception as error:
+            fail(unit.done, self.poison(error, str(self._segment.path)))
+            return
+        self._stats.groups += 1
+        self._stats.inline_groups += 1
+        self._publish((unit,))
+        unit.published = True
+        unit.done.set_result(None)
+        self._wrote_at = time.perf_counter()
 
     def _fits_inline(self, group: list[Unit]) -> bool:
         length = 0
