@@ -120,7 +120,6 @@ class Sender:
     ) -> asyncio.Future[Sent]:
         """Append checked frames as one unit. Messages that came already, by their dedup ids, are left out."""
         wanted = self._durability if durability is None else durability
-        begun_s = self.clock.steady_s()
         topics: list[Topic] = []
         lanes: list[Lane] = []
         flags = 0
@@ -165,7 +164,8 @@ class Sender:
         if sent.repeats:
             # The message that came first may still be on its way to the disk.
             done = self._store.append([], wanted or Durability.OS).done
-        sending = _Sending(self, frames, placed, lanes, topics, sent=sent, begun_s=begun_s, loop=done.get_loop())
+        begun_s, loop = self.clock.steady_s(), done.get_loop()
+        sending = _Sending(self, frames, placed, lanes, topics, sent=sent, begun_s=begun_s, loop=loop)
         if wanted is Durability.RECEIVED:
             sending.answer.set_result(sent)
         elif frames[0].producer_id:
