@@ -164,8 +164,7 @@ class Sender:
         if sent.repeats:
             # The message that came first may still be on its way to the disk.
             done = self._store.append([], wanted or Durability.OS).done
-        begun_s, loop = self.clock.steady_s(), done.get_loop()
-        sending = _Sending(self, frames, placed, lanes, topics, sent=sent, begun_s=begun_s, loop=loop)
+        sending = _Sending(self, frames, placed, lanes, topics, sent=sent, loop=done.get_loop())
         if wanted is Durability.RECEIVED:
             sending.answer.set_result(sent)
         elif frames[0].producer_id:
@@ -312,7 +311,7 @@ class _Sending:
         topics: Sequence[Topic],
         *,
         sent: Sent,
-        begun_s: float,
+        begun_s: float | None = None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._sender = sender
@@ -321,7 +320,7 @@ class _Sending:
         self._lanes = lanes
         self._topics = topics
         self.sent = sent
-        self._begun_s = begun_s
+        self._begun_s = sender.clock.steady_s() if begun_s is None else begun_s
         self.answer: asyncio.Future[Sent] = loop.create_future()
 
     def finish(self, done: asyncio.Future[None]) -> None:
