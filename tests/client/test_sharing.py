@@ -56,7 +56,7 @@ def test_closing_ends_what_other_threads_wait_for(topic: str) -> None:
     while not mq.group(topic, "g").members[0].waiting:
         time.sleep(0.01)
     mq.close()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert not thread.is_alive()
     assert len(errors) == 1
 

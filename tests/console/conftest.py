@@ -15,7 +15,7 @@ from towline.model import RetryPolicy
 
 CHROMIUM = shutil.which("chromium") or ""
 ZONE = "Asia/Kolkata"
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -26,7 +26,7 @@ def browser() -> Iterator[Browser]:
     if not CHROMIUM:
         pytest.skip("chromium is not installed")
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=4 * PATIENCE_MS)
         yield found
         found.close()
 

@@ -34,8 +34,7 @@ def test_every_page_opens_with_its_title_and_fits_a_narrow_screen(visit: Visit, 
     expect(page.get_by_role("heading", level=1)).to_have_text(PAGES[path])
     expect(page.locator('nav a[aria-current="page"]')).to_have_count(1)
     page.set_viewport_size({"width": 400, "height": 800})
-    page.wait_for_timeout(50)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.wait_for_function("() => document.documentElement.scrollWidth <= 400")
 
 
 def test_a_topic_is_made_sent_to_and_its_message_looked_at(visit: Visit, mq: towline.Client) -> None:

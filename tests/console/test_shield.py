@@ -14,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import towline
+from tests.console.conftest import PATIENCE_MS
 from tests.console.process import ConsoleProcess
 from tests.server.process import BrokerProcess
 from towline.clock import ManualClock
@@ -52,13 +53,14 @@ def guarded(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def page(browser: Browser, guarded: ConsoleProcess) -> Iterator[Page]:
     context = browser.new_context(base_url=guarded.url)
+    context.set_default_timeout(PATIENCE_MS)
     yield context.new_page()
     context.close()
 
 
 def ask(url: str, path: str, method: str = "GET", body: str = "", **headers: str) -> http.client.HTTPResponse:
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     connection.request(method, path, body or None, {name.replace("_", "-"): value for name, value in headers.items()})
     answer = connection.getresponse()
     answer.read()
@@ -123,6 +125,7 @@ def test_an_old_password_is_asked_for_again_and_a_wrong_one_destroys_nothing(
         impatient = "import towline.console.sessions as sessions\nsessions.FRESH_S = 0.0"
         with ConsoleProcess(secured.url, tmp_path, script=impatient) as process:
             page = browser.new_context(base_url=process.url).new_page()
+            page.set_default_timeout(PATIENCE_MS)
             login(page, "root", path="/topics/dear")
             for password in ("wrong", PASSWORD):
                 page.get_by_role("button", name="More").click()
@@ -228,5 +231,5 @@ def test_a_broker_that_is_away_is_said(tmp_path: Path) -> None:
         begin = time.monotonic()
         answer = ask(process.url, "/")
         assert answer.status == 503
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 50
         assert ask(process.url, "/healthz").status == 200

@@ -14,7 +14,7 @@ from tests.sql.server import MariaDb, needs_mariadb
 __all__ = ["Galera"]
 
 PROVIDER = Path("/usr/lib/galera/libgalera_smm.so")
-SYNCED_S = 60.0
+SYNCED_S = 240.0
 
 
 class Galera:

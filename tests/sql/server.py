@@ -23,7 +23,7 @@ from tests.ports import free_port
 
 __all__ = ["MariaDb", "copied_database", "drop_database", "mariadb", "needs_mariadb", "new_database"]
 
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 MEMORY = Path("/dev/shm")
 
 
