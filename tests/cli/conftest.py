@@ -19,7 +19,7 @@ import towline
 from towline.load.broker import BrokerProcess
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Result(NamedTuple):

@@ -38,7 +38,7 @@ def test_text_is_for_people(cli: Cli) -> None:
 
 def test_a_time_can_be_set_instead_of_a_count(cli: Cli) -> None:
     facts = cli("bench", "produce", "--seconds", "0.2", "--rate", "10000", "--batch", "100", "-o", "json").line
-    assert 0.15 < facts["seconds"] < 5
+    assert 0.15 < facts["seconds"] < 60
     assert 100 <= facts["messages"] <= 3000
 
 

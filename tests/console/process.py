@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-READY_S = 60.0
+READY_S = 240.0
 
 
 class ConsoleProcess:
