@@ -22,7 +22,7 @@ from towline.broker.serve import run
 from towline.settings import load_settings
 sys.exit(run(load_settings(json.loads(sys.argv[1]), environment={})))
 """
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def failing_start(*, listen: str = "127.0.0.1:0", store: str = "memory:", **settings: Any) -> str:
