@@ -129,10 +129,11 @@ class _Branch:
             return None
         return lease
 
-    async def end(self) -> None:
+    async def end(self, *, deserted: bool = False) -> None:
         self.task.cancel()
         await asyncio.wait([self.task])
         if self.consumer is not None:
+            self.consumer.subscription.deserted = deserted
             await self.consumer.close()
 
 
@@ -315,7 +316,7 @@ class ClusterConsumer(Consumer):
         for broker in members - self._branches.keys():
             self._branches[broker] = _Branch(self, broker)
         for broker in self._branches.keys() - members:
-            await self._branches.pop(broker).end()
+            await self._branches.pop(broker).end(deserted=True)
 
     async def _hand_over_all(self, now: float, *, at_once: bool) -> None:
         for branch in list(self._branches.values()):

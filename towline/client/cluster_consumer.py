@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from towline.client.backoff import Backoff
@@ -165,11 +166,12 @@ class _Branch:
         with self._owner.changed:
             self._owner.changed.notify_all()
 
-    def end(self) -> None:
+    def end(self, *, deserted: bool = False) -> None:
         """Leave, and wait for the thread."""
         self.stop()
         consumer = self.consumer
         if consumer is not None:
+            consumer.subscription.deserted = deserted
             consumer.close()
         self.thread.join(timeout=5.0)
 
@@ -363,7 +365,7 @@ class ClusterConsumer(Consumer):
             for broker in members - self._branches.keys():
                 self._branches[broker] = _Branch(self, broker)
         for branch in gone:
-            threading.Thread(target=branch.end, daemon=True).start()
+            threading.Thread(target=partial(branch.end, deserted=True), daemon=True).start()
 
     def _hand_over_all(self, now: float, *, at_once: bool) -> None:
         for branch in list(self._branches.values()):

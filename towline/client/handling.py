@@ -24,7 +24,7 @@ from towline.client.message import Message
 from towline.client.telemetry import processing
 from towline.client.threads import Job, Threads
 from towline.client.verdict import Retry, describe, settle
-from towline.errors import BadRequest, Refused, TowlineError
+from towline.errors import BadRequest, Closed, Refused, TowlineError
 from towline.model import AT_MOST_ONCE, is_pattern
 
 __all__ = ["Handling"]
@@ -229,7 +229,10 @@ class Handling:
                 "handler %s failed with %s, attempt %d: %s",
                 handler.label, _named(messages), messages[0].attempt, describe(error).partition("\n")[0],
             )  # fmt: skip
-        settle(messages, error)
+        try:
+            settle(messages, error)
+        except Closed as late:
+            log.warning("handler %s ended with %s too late: %s", handler.label, _named(messages), late)
 
     def _timeout_s(self, messages: Sequence[Message]) -> float | None:
         """How long a call may take: as the handler says, as long as its messages may take together, and no longer than

@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from towline.client.message import ACKED, NACKED, OPEN, RETURNED, TOLD, Message, Section
-from towline.errors import BadFrame, LeaseLost, TooLarge, TowlineError
+from towline.errors import BadFrame, Closed, LeaseLost, TooLarge, TowlineError
 from towline.protocol import messages
 from towline.protocol.messages import Act
 
@@ -62,6 +62,7 @@ class Lease:
         "_dirty_leases",
         "_nacks",
         "_raw",
+        "closed",
         "dirty",
         "ends_at",
         "in_tasks",
@@ -90,6 +91,8 @@ class Lease:
         self.lost = False
         self.returned = False
         """Some messages are to be passed over: they come again behind one that is tried again."""
+        self.closed = False
+        """Its consumer was closed: what was not settled by then was given back."""
         self.dirty = False
         self.robbed = 0
         """Messages that were settled here when others had them already, …"""
@@ -134,6 +137,14 @@ class Lease:
 
     # What the user did
 
+    def check_open(self) -> None:
+        """Nobody tells the broker of what is settled when the consumer is closed."""
+        if self.closed:
+            raise Closed(
+                f"the consumer of topic {self.topic} was closed before the message was settled: it was given back, and "
+                "is delivered again. Settle messages before their consumer is closed"
+            )
+
     def touch(self) -> None:
         self.dirty = True
         self._dirty_leases.append(self)
@@ -154,12 +165,14 @@ class Lease:
 
     def ack_all(self) -> None:
         """All that nothing was said about; the broker is told with the next pull."""
+        self.check_open()
         for section in self.sections:
             section.flags[:] = section.flags.translate(_OPEN_TO_ACKED)
         if not self.dirty:
             self.touch()
 
     def nack_all(self, reason: str) -> None:
+        self.check_open()
         # What was acked before must reach the broker before that.
         self._nacks.extend([*self.take_acks(), Act(NACK, self.pull, [], False, None, reason)])
         self.settle_all(NACK)

@@ -90,8 +90,8 @@ class Making(Generic[P, C]):
         message itself (its progress is kept under its `name`; without a name it is forgotten when it leaves).
 
         `start`, `retry`, `lease_timeout`, `max_in_flight` and `mode` are settings of the group: they count when it is
-        made by this call. With the mode `"at-most-once"` what is delivered counts as consumed: there is nothing to ack,
-        and nothing comes twice.
+        made by this call (one that has others keeps them, and a warning says so). With the mode `"at-most-once"` what
+        is delivered counts as consumed: there is nothing to ack, and nothing comes twice.
 
         Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has `prefetch` batches
         coming while one is worked on. Acks and nacks of single messages are told to the broker together, after

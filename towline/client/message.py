@@ -176,6 +176,7 @@ class Section:
         check_delay(delay_s)
         if self.flags[index] != OPEN:
             raise Conflict("the message was acked or nacked already")
+        self.lease.check_open()
         self.flags[index] = NACKED
         span = (self.lane, self.first + index, 1)
         act = messages.Act(what, self.lease.pull, [span], False, delay_s, reason[:_REASON_MAX])
@@ -316,7 +317,7 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
         return self._section.flags[self._index] != OPEN
 
     def ack(self) -> None:
-        """Done with it."""
+        """Done with it. Raises `Closed` if its consumer was closed meanwhile, which has given it back."""
         section, index = self._section, self._index
         lease = section.lease
         if lease is None or section.flags[index] != OPEN:
@@ -325,6 +326,9 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
         # In this order: whoever collects the acks, in any thread, clears `dirty` first and looks at the flags then.
         section.flags[index] = ACKED
         if not lease.dirty:
+            if lease.closed:
+                section.flags[index] = OPEN
+                lease.check_open()
             lease.touch()
 
     def nack(self, reason: str = "", delay: float | None = None) -> None:

@@ -22,6 +22,7 @@ from towline.client.shipping import Shipping
 from towline.client.spooled import SpooledShipping
 from towline.client.subscription import Subscription
 from towline.client.url import Target, parse_url
+from towline.client.wishes import Wishes
 from towline.errors import BadRequest
 from towline.model import (
     PRIVATE,
@@ -147,7 +148,13 @@ class ConsumerOptions(NamedTuple):
             ack_interval_s=self.ack_interval,
             on_lost=self.on_lost,
             spool=None if folder is None else ActSpool(folder, self.topic, group, name),
+            wishes=self._wishes(),
         )
+
+    def _wishes(self) -> Wishes:
+        """What was given that is a setting of the group. Defaults are no wishes."""
+        mode = self.mode if self.mode != "at-least-once" else None
+        return Wishes(self.retry, self.lease_timeout or None, self.max_in_flight, mode)
 
 
 class ProducerOptions(NamedTuple):

@@ -20,6 +20,7 @@ from towline.client.connection import Call
 from towline.client.lease import ACK, GIVE_BACK, Lease, LostLease, all_refused, drained, in_portions, merged, robbery
 from towline.client.limits import Limits, is_full
 from towline.client.steps import Flow, Start, Wait
+from towline.client.wishes import Wishes
 from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, Unavailable, from_code
 from towline.model import AT_MOST_ONCE, GroupConfig, is_pattern
 from towline.protocol import split_attachments
@@ -55,6 +56,7 @@ class Subscription:
         ack_interval_s: float,
         on_lost: Callable[[LostLease], None] | None,
         spool: ActSpool | None = None,
+        wishes: Wishes = Wishes(),  # noqa: B008 - it is a constant
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = 0
@@ -73,6 +75,9 @@ class Subscription:
         self.ack_interval_s = ack_interval_s
         self.on_lost = on_lost
         self.spool = spool
+        self._wishes = Wishes() if self.by_prefix else wishes
+        self.deserted = False
+        """It ends because its broker has gone, not because the user closed it: nobody is to blame for late acks."""
         self._unique = unique
         self._timeout_s = timeout_s
         self._clock = clock
@@ -116,6 +121,7 @@ class Subscription:
             # What would wait here for its turn would be lost with us.
             self._prefetch = 0
         self.config = answer.config
+        self._wishes.compare(answer.config)
         held = set(answer.held)
         if self.spool is not None:
             self.spool.still_held(held)
@@ -153,6 +159,8 @@ class Subscription:
     def close(self) -> Flow[None]:
         """Tell what is to be told, give back what nobody has seen, and leave."""
         self._leaving = True
+        for lease in self._leases.values():  # before the last acks are collected: none that comes later is one of them
+            lease.closed = not self.deserted
         for call in self._pulling:
             self._give_back(call)
         if self._error is not None or self._fenced:

@@ -1,0 +1,82 @@
+"""What a consumer asks of its group. One that exists keeps its settings; where they differ, the user is told once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final, Literal, NamedTuple
+
+from towline.model import GroupConfig, RetryPolicy
+
+__all__ = ["Wishes"]
+
+log = logging.getLogger("towline.client")
+
+_TOLD_MAX: Final = 10_000
+_told: dict[str, None] = {}
+_telling = threading.Lock()
+
+
+class Wishes(NamedTuple):
+    """The settings of the group that were given to the consumer; None is as the group has it."""
+
+    retry: RetryPolicy | None = None
+    lease_timeout_s: float | None = None
+    max_in_flight: int | None = None
+    mode: Literal["at-least-once", "at-most-once"] | None = None
+
+    def differences(self, config: GroupConfig) -> list[tuple[str, str]]:
+        """What the group has instead of what was asked for, and the flags that would change it."""
+        found: list[tuple[str, str]] = []
+        if self.retry is not None and self.retry != config.retry:
+            found += _of_retry(self.retry, config.retry)
+        if self.lease_timeout_s is not None and self.lease_timeout_s != config.timeout_s:
+            has, wanted = f"{config.timeout_s:g} s", f"{self.lease_timeout_s:g}s"
+            found.append((f"lease_timeout is {has}, not {self.lease_timeout_s:g} s", f"--timeout {wanted}"))
+        if self.max_in_flight is not None and self.max_in_flight != config.max_in_flight:
+            what = f"max_in_flight is {config.max_in_flight}, not {self.max_in_flight}"
+            found.append((what, f"--max-in-flight {self.max_in_flight}"))
+        if self.mode is not None and self.mode != config.mode:
+            found.append((f"mode is {config.mode}, not {self.mode}", f"--mode {self.mode}"))
+        return found
+
+    def compare(self, config: GroupConfig) -> None:
+        """Warn of what the group has otherwise: the same only once, however many consumers ask for it."""
+        found = self.differences(config)
+        if not found:
+            return
+        told = ", ".join(what for what, _ in found)
+        flags = " ".join(flag for _, flag in found)
+        text = (
+            f"group {config.name} of topic {config.topic} exists already and keeps its settings: {told}. To change "
+            f"them: towline group create {config.topic} {config.name} {flags}"
+        )
+        with _telling:
+            if text in _told:
+                return
+            if len(_told) >= _TOLD_MAX:
+                del _told[next(iter(_told))]
+            _told[text] = None
+        log.warning(text)
+
+
+def _of_retry(wanted: RetryPolicy, has: RetryPolicy) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    if wanted.max_attempts != has.max_attempts:
+        what = f"retry has {has.max_attempts} attempts, not {wanted.max_attempts}"
+        found.append((what, f"--max-attempts {wanted.max_attempts}"))
+    if _waits(wanted) != _waits(has):
+        found.append((f"retry waits {_waits(has)}, not {_waits(wanted)}", _flag(wanted)))
+    return found
+
+
+def _waits(policy: RetryPolicy) -> str:
+    if policy.kind == "delays":
+        return ",".join(f"{delay:g}s" for delay in policy.delays_s)
+    return f"{policy.first_s:g}s growing by {policy.factor:g} up to {policy.cap_s:g}s, jitter {policy.jitter:g}"
+
+
+def _flag(policy: RetryPolicy) -> str:
+    if policy.kind == "delays":
+        return f"--retry-delays {_waits(policy)}"
+    return f"--backoff {policy.first_s:g}s,{policy.factor:g},{policy.cap_s:g}s,{policy.jitter:g}"
