@@ -72,7 +72,7 @@ async def _large(bench: Bench) -> None:
 
 
 async def _timed(bench: Bench) -> None:
-    await bench.send("orders", b"a", timeouts_us=[60_000_000])
+    await bench.send("orders", b"a", limits=[60_000_000])
 
 
 @pytest.mark.parametrize("send", [_large, _timed])

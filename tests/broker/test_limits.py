@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.conftest import Bench, World
+from tests.broker.conftest import NACK, Bench, World
 from tests.broker.test_recovery import crash, until
 from towline.broker.limits import GRACE_US
 from towline.clock import SECOND_US, ManualClock
+from towline.frame.layout import limit_of
 from towline.model import TopicConfig
 
 GRACE_S = GRACE_US / SECOND_US
@@ -18,7 +19,7 @@ GRACE_S = GRACE_US / SECOND_US
 
 async def held(bench: Bench) -> None:
     """One message with a timeout, and one without, with a consumer that does not come back."""
-    await bench.send("orders", b"timed", b"any", lane=1, timeouts_us=[5 * SECOND_US, 0])
+    await bench.send("orders", b"timed", b"any", lane=1, limits=[5 * SECOND_US, 0])
     member = await bench.attach(consumer="c1")
     assert (await bench.pull(member)).bodies == [b"timed", b"any"]
 
@@ -48,5 +49,27 @@ def test_what_is_out_keeps_its_timeout_through_a_restart(disk: World, tmp_path: 
             got = await bench.pull(two)
             # In a shard nothing overtakes what is tried again: what is behind it comes along.
             assert (got.bodies, got.attempts) == (([b"timed", b"any"], [2, 1]) if shards else ([b"timed"], [2]))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_what_is_out_is_tried_as_often_as_it_says_through_a_restart(disk: World, tmp_path: Path, how: str) -> None:
+    """Though its consumer nacks it before the broker has read its messages again."""
+
+    async def main() -> None:
+        async with disk.open() as bench:
+            limits = [limit_of(0, 1), 0, limit_of(0, 3)]
+            await bench.send("orders", b"once", b"any", b"three", lane=1, limits=limits)
+            member = await bench.attach(consumer="c1", max_attempts=1, delays_s=(0.0,))
+            got = await bench.pull(member)
+            await bench.flush()
+            left = crash(disk, tmp_path / "crash") if how == "killed" else disk
+        async with left.open() as bench:
+            member = await bench.attach(consumer="c1", holding=(got.pull,))
+            await bench.act(member, NACK, got, (1, 0, 3), reason="no")
+            again = await bench.pull(member)
+            assert (again.bodies, again.attempts) == ([b"three"], [2])
+            await until(lambda: bench.broker.group_state("orders", "billing").dead == 2)
 
     asyncio.run(main())

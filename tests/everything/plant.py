@@ -230,7 +230,7 @@ def frames_of(unit: Unit, seq: int = 0) -> list[tuple[str, int, bytes]]:
         if any(item.expires_us for item in items):
             columns["expires_at_us"] = [item.expires_us for item in items]
         if any(item.timeout_us for item in items):
-            columns["timeouts_us"] = [item.timeout_us for item in items]
+            columns["limits"] = [item.timeout_us for item in items]
         frames.append((topic, lane, encode([item.body for item in items], **columns)))
     return frames
 

@@ -26,7 +26,7 @@ FIELDS = (
     "latest_expiry_us",
     "reserved",
 )
-COLUMNS = ("keys", "headers", "dedup_ids", "shard_keys", "expires_at_us", "deliver_at_us", "timeouts_us")
+COLUMNS = ("keys", "headers", "dedup_ids", "shard_keys", "expires_at_us", "deliver_at_us", "limits")
 
 
 class Batch(NamedTuple):
@@ -65,7 +65,7 @@ def expected_columns(batch: Batch) -> dict[str, Any]:
     for name in COLUMNS:
         values = batch.options.get(name)
         if values is not None and any(values):
-            none: Any = {} if name == "headers" else 0 if name.endswith("_us") else None
+            none: Any = {} if name == "headers" else 0 if name.endswith("_us") or name == "limits" else None
             columns[name] = [value or none for value in values]
         else:
             columns[name] = None
@@ -91,7 +91,7 @@ def batches(draw: st.DrawFn, max_count: int = 12) -> Batch:
         "shard_keys": draw(column(st.none() | texts)),
         "expires_at_us": draw(column(st.just(0) | st.integers(0, 2**63 - 1))),
         "deliver_at_us": draw(column(st.just(0) | int64)),
-        "timeouts_us": draw(column(st.just(0) | int64)),
+        "limits": draw(column(st.just(0) | int64)),
         "producer_id": draw(uint64),
         "producer_seq": draw(uint64),
         "produced_at_us": draw(int64),
@@ -110,7 +110,7 @@ def rich_frame(count: int = 4, *, compress: bool = False) -> bytes:
         shard_keys=[f"shard-{index}" for index in range(count)],
         expires_at_us=[1_000_000 + index for index in range(count)],
         deliver_at_us=[2_000_000 + index for index in range(count)],
-        timeouts_us=[3_000_000 + index for index in range(count)],
+        limits=[3_000_000 + index for index in range(count)],
         producer_id=1,
         producer_seq=2,
         produced_at_us=3,

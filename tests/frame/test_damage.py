@@ -23,7 +23,7 @@ else:
 
 REFUSED = (BadFrame, TooLarge)
 SECRET = b"what lies beside the frame in memory"
-SMALL = encode([b"one", b"", b"three"], keys=["a", None, "c"], timeouts_us=[1, 2, 3], token=b"t")
+SMALL = encode([b"one", b"", b"three"], keys=["a", None, "c"], limits=[1, 2, 3], token=b"t")
 PACKED = encode([b"a" * 200, b"b" * 200], compress=True)
 
 

@@ -25,7 +25,7 @@ def test_gathered_messages_are_what_they_were(lists: list[list[Any]], data: st.D
         bodies, keys, headers, expiries, timeouts = map(list, zip(*some, strict=True))
         frame = Frame(
             encode(
-                bodies, keys=keys, headers=headers, expires_at_us=expiries, timeouts_us=timeouts,
+                bodies, keys=keys, headers=headers, expires_at_us=expiries, limits=timeouts,
                 produced_at_us=number, token=b"who", compress=data.draw(st.booleans()),
                 deliver_at_us=[5] * len(some), producer_id=3, producer_seq=4,
             )
@@ -45,7 +45,7 @@ def test_gathered_messages_are_what_they_were(lists: list[list[Any]], data: st.D
     assert (gathered.keys() or [None] * count) == [row[1] or None for row in expected]
     assert (gathered.headers() or [{}] * count) == [row[2] or {} for row in expected]
     assert (gathered.expires_at_us() or [0] * count) == [row[3] for row in expected]
-    assert (gathered.timeouts_us() or [0] * count) == [row[4] for row in expected]
+    assert (gathered.limits() or [0] * count) == [row[4] for row in expected]
     assert (gathered.produced_at_each_us() or [gathered.produced_at_us] * count) == [row[5] for row in expected]
     assert gathered.deliver_at_us() == times
     assert gathered.token == b"who"

@@ -27,7 +27,7 @@ PLAIN = {
         [b"x", b"y"],
         expires_at_us=[0, 2**63 - 1],
         deliver_at_us=[-(2**63), 2**63 - 1],
-        timeouts_us=[1, 2],
+        limits=[1, 2],
         producer_id=2**64 - 1,
         producer_seq=2**64 - 2,
         produced_at_us=-1,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.frame import Frame, encode, pick
-from towline.frame.layout import EXPIRES_AT, TIMEOUT
+from towline.frame.layout import EXPIRES_AT, LIMIT
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -27,7 +27,7 @@ def test_what_is_picked_is_what_was_sent(compress: bool, data: st.DataObject) ->
         "shard_keys": column(texts),
         "expires_at_us": column(numbers),
         "deliver_at_us": column(numbers),
-        "timeouts_us": column(numbers),
+        "limits": column(numbers),
     }
     bodies = data.draw(st.lists(st.binary(max_size=200), min_size=count, max_size=count))
     about = {"producer_id": 7, "producer_seq": 8, "produced_at_us": 9, "token": b"shop", "compress": compress}
@@ -43,7 +43,7 @@ def test_what_is_picked_is_what_was_sent(compress: bool, data: st.DataObject) ->
 
 
 def test_columns_that_become_empty_are_left_out() -> None:
-    frame = Frame(encode([b"a", b"b"], expires_at_us=[5, 0], timeouts_us=[0, 9]))
+    frame = Frame(encode([b"a", b"b"], expires_at_us=[5, 0], limits=[0, 9]))
     first, second = Frame(pick(frame, [0])).verify(), Frame(pick(frame, [1])).verify()
     assert (first.flags, first.earliest_expiry_us, first.latest_expiry_us) == (EXPIRES_AT, 5, 5)
-    assert (second.flags, second.earliest_expiry_us) == (TIMEOUT, 0)
+    assert (second.flags, second.earliest_expiry_us) == (LIMIT, 0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.frame.forge import Batch, batches, columns_of, expected_columns
 from towline.errors import BadFrame, TooLarge
 from towline.frame import COUNT_MAX, EVENTS, FRAME_MAX, TOKEN_MAX, Frame, decode_headers, encode, encode_events
+from towline.frame.layout import attempts_in, limit_of, timeout_us_in
 
 
 @given(batches(), st.booleans())
@@ -56,8 +57,8 @@ def test_events_come_back_and_are_told_from_messages(events: list[bytes]) -> Non
 
 
 def test_columns_come_back_without_verify_too() -> None:
-    frame = Frame(encode([b"a", b"b"], timeouts_us=[1, 2]))
-    assert frame.timeouts_us() == [1, 2]
+    frame = Frame(encode([b"a", b"b"], limits=[1, 2]))
+    assert frame.limits() == [1, 2]
     assert frame.bodies() == [b"a", b"b"]
 
 
@@ -68,7 +69,7 @@ def test_compression_is_used_only_where_it_makes_the_frame_smaller() -> None:
 
 def test_a_list_of_nothing_is_an_absent_column() -> None:
     plain = encode([b"a", b"b"])
-    assert encode([b"a", b"b"], keys=[None, ""], headers=[None, {}], timeouts_us=[0, 0]) == plain
+    assert encode([b"a", b"b"], keys=[None, ""], headers=[None, {}], limits=[0, 0]) == plain
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_the_header_sums_up_the_expiries(expiries: list[int] | None, earliest: i
 
 @pytest.mark.parametrize(
     "column",
-    [{"keys": [None]}, {"headers": [{"a": "b"}] * 3}, {"timeouts_us": [0]}, {"dedup_ids": []}, {"shard_keys": ["a"]}],
+    [{"keys": [None]}, {"headers": [{"a": "b"}] * 3}, {"limits": [0]}, {"dedup_ids": []}, {"shard_keys": ["a"]}],
 )
 def test_a_column_of_another_length_than_the_bodies_is_refused(column: dict[str, list[object]]) -> None:
     with pytest.raises(BadFrame, match="beside 2 bodies"):
@@ -165,3 +166,11 @@ def test_headers_that_are_no_map_of_strings_read_as_none(packed: bytes) -> None:
 @pytest.mark.parametrize("packed", [b"\x81\xa1a\x01", b"\x81\xa1\xff\xa1b", b"\xc1", b"\x81", b"\x91" * 5000])
 def test_malformed_headers_read_as_none(packed: bytes) -> None:
     assert decode_headers(packed) == {}
+
+
+def test_a_limit_holds_a_timeout_and_a_number_of_attempts() -> None:
+    for timeout_us, attempts in ((0, 0), (1, 0), (0, 1), (86_400_000_000, 10_000)):
+        limit = limit_of(timeout_us, attempts)
+        assert (timeout_us_in(limit), attempts_in(limit)) == (timeout_us, attempts)
+        assert Frame(encode([b"a", b"b"], limits=[limit, 1])).verify().limits() == [limit, 1]
+    assert (timeout_us_in(-1), attempts_in(-1)) == (0, 0), "nobody but a faulty client sends this"

@@ -34,7 +34,7 @@ def test_every_column_of_a_message_is_there() -> None:
         shard_keys=[None, "s", None],
         expires_at_us=[0, AT_US + 5, 0],
         deliver_at_us=[AT_US + 7, 0, 0],
-        timeouts_us=[0, 0, 2_500_000],
+        limits=[0, 0, 2_500_000],
         producer_id=(1 << 64) - 1,
         producer_seq=9,
         produced_at_us=AT_US - 1,

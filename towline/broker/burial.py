@@ -37,7 +37,7 @@ class Letter(NamedTuple):
     key: str | None
     headers: dict[str, str]
     shard_key: str | None = None
-    timeout_us: int = 0
+    limit: int = 0
 
 
 def dead_letters(dispatcher: Dispatcher) -> tuple[str, int, int]:
@@ -135,7 +135,7 @@ def _letters(dispatcher: Dispatcher, frame: Frame, one: wire.Part, about: Sequen
     keys = frame.keys(one.start, stop) or [None] * one.count
     headers = frame.headers(one.start, stop) or [{} for _ in range(one.count)]
     shard_keys = frame.shard_keys(one.start, stop) or [None] * one.count
-    timeouts = frame.timeouts_us(one.start, stop) or [0] * one.count
+    limits = frame.limits(one.start, stop) or [0] * one.count
     lane = rank(dispatcher, one.lane)
     return [
         Letter(
@@ -144,10 +144,10 @@ def _letters(dispatcher: Dispatcher, frame: Frame, one: wire.Part, about: Sequen
             key,
             {**head, ORIGIN: _origin(dispatcher, one, number) or head.get(ORIGIN, ""), **death},
             shard_key,
-            timeout_us,
+            limit,
         )
-        for number, (body, key, head, shard_key, timeout_us, death) in enumerate(
-            zip(bodies, keys, headers, shard_keys, timeouts, about, strict=True)
+        for number, (body, key, head, shard_key, limit, death) in enumerate(
+            zip(bodies, keys, headers, shard_keys, limits, about, strict=True)
         )
     ]
 
@@ -170,13 +170,13 @@ def _origin(dispatcher: Dispatcher, one: wire.Part, number: int) -> str:
 
 
 def _encode(letters: Sequence[Letter], now_us: int) -> bytes:
-    shard_keys, timeouts_us = [letter.shard_key for letter in letters], [letter.timeout_us for letter in letters]
+    shard_keys, limits = [letter.shard_key for letter in letters], [letter.limit for letter in letters]
     return encode(
         [letter.body for letter in letters],
         keys=[letter.key for letter in letters],
         headers=[letter.headers for letter in letters],
         shard_keys=shard_keys if any(shard_keys) else None,
-        timeouts_us=timeouts_us if any(timeouts_us) else None,
+        limits=limits if any(limits) else None,
         produced_at_us=now_us,
     )
 
@@ -274,5 +274,5 @@ async def _read_letter(dispatcher: Dispatcher, stream: str, number: int) -> Lett
     lane = next((n for n, name in enumerate(LANES) if f"/{name}/" in origin), 1)
     kept = {name: value for name, value in headers.items() if name not in (ATTEMPT, REASON, DIED_AT)}
     shard_keys = frame.shard_keys(chunk.start, chunk.start + 1) or [None]
-    timeouts = frame.timeouts_us(chunk.start, chunk.start + 1) or [0]
-    return Letter(lane, frame.bodies(chunk.start, chunk.start + 1)[0], keys[0], kept, shard_keys[0], timeouts[0])
+    limits = frame.limits(chunk.start, chunk.start + 1) or [0]
+    return Letter(lane, frame.bodies(chunk.start, chunk.start + 1)[0], keys[0], kept, shard_keys[0], limits[0])

@@ -12,7 +12,7 @@ from towline.broker.limits import Limit, limits_of
 from towline.delivery import Part
 from towline.errors import BadFrame
 from towline.frame import Frame, slice_frame
-from towline.frame.layout import EXPIRES_AT, TIMEOUT
+from towline.frame.layout import EXPIRES_AT, LIMIT
 from towline.model import Span
 from towline.protocol.messages import Part as WirePart
 from towline.store import Chunk, Lost, Store
@@ -21,13 +21,13 @@ __all__ = ["Buffers", "Parcel", "at_hand", "collect", "wire_part"]
 
 Buffers = list[bytes | memoryview]
 
-TIMED: Final = EXPIRES_AT | TIMEOUT
+TIMED: Final = EXPIRES_AT | LIMIT
 """Frames with one of these columns are looked into."""
 
 
 class Parcel(NamedTuple):
     """What was read of some parts: messages with their bytes, what is unreadable and why, what was too much, what is
-    expired, and how long messages may take."""
+    expired, and how long messages may take and how often they are tried."""
 
     parts: list[WirePart]
     buffers: Buffers
@@ -114,7 +114,7 @@ def _add_living(parcel: Parcel, part: Part, chunk: Chunk, count: int, now_us: in
             parcel.expired.append(Span(part.lane, piece.first, piece.count))
         else:
             length += _add(parcel, part, piece, piece.count)
-            if piece.frame[FLAGS_AT] & TIMEOUT:
+            if piece.frame[FLAGS_AT] & LIMIT:
                 parcel.limits.extend(limits_of(part.lane, piece))
     return length
 

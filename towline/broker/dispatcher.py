@@ -116,6 +116,8 @@ class Dispatcher:
         it waits may be handed over at once, on top of being the answer in the end: to wake up the one who waits here
         takes time that the consumer would have to wait as well."""
         self._check(member)
+        if self._limits.recalling and request.acts:
+            await self._limits.recalled()
         settled, done = self._act(member, request.acts) if request.acts else (_NOTHING, None)
         begun_s = self.clock.steady_s()
         got = None
@@ -178,11 +180,11 @@ class Dispatcher:
         return pulled.pull, parcel
 
     async def recall_limits(self) -> None:
-        """After a start: see to the timeouts of the messages that consumers still hold."""
+        """After a start: see to the limits of the messages that consumers still hold."""
         try:
             await self._limits.recall(self.store, self.streams, self.clock)
         except TowlineError as error:
-            log.error("%s: the timeouts of messages that are out cannot be read: %s", self.label, error)
+            log.error("%s: the limits of messages that are out cannot be read: %s", self.label, error)
         if self._limits:
             self.arm()
 
@@ -299,6 +301,8 @@ class Dispatcher:
 
     async def settle(self, member: Member, acts: Sequence[wire.Act]) -> wire.Settled:
         self._check(member)
+        if self._limits.recalling:
+            await self._limits.recalled()
         settled, done = self._act(member, acts)
         if done is not None:
             await done

@@ -7,6 +7,7 @@ from towline.delivery import Nack, Part, Producers
 from towline.delivery.handback import HANDED_BACK, take_back
 from towline.errors import BadRequest
 from towline.frame import Frame
+from towline.frame.layout import attempts_in
 from towline.model import Durability
 from towline.protocol.cluster import HandBack, HandedBack
 from towline.store import Append
@@ -41,7 +42,9 @@ async def hand_back(
     dispatcher.notice()
     nack = Nack(HANDED_BACK, dispatcher.next_pull(), (), request.reason, request.delay_s, request.dead)
     part = Part(number, first, frame.count, request.attempt)
-    events = take_back(group, part, nack, dispatcher.clock.now_us())
+    # All of a frame are of the same kind: consumers see to it.
+    attempts = attempts_in((frame.limits() or [0])[0])
+    events = take_back(group, part, nack, dispatcher.clock.now_us(), attempts)
     recorded = dispatcher.record(events, durability)
     dispatcher.arm()
     dispatcher.wake()

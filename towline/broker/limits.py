@@ -1,12 +1,13 @@
-"""How long the messages of a pull may take, as far as their senders said so.
+"""How long the messages of a pull may take, and how often they are tried, as far as their senders said so.
 
 A consumer interrupts its handler by itself; this is for one that does not. A message's time begins when it is pulled,
 and again whenever its consumer settles another message of the same pull: who works through a batch one by one has the
-whole time for each.
+whole time for each. How often a message is tried its lease is told, which looks at it when the message fails.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
@@ -15,7 +16,7 @@ from towline.broker.expiry import FLAGS_AT
 from towline.clock import Clock
 from towline.delivery import Group, Part
 from towline.frame import Frame
-from towline.frame.layout import TIMEOUT
+from towline.frame.layout import LIMIT, attempts_in, timeout_us_in
 from towline.model import Span
 from towline.store import Chunk, Store
 
@@ -24,41 +25,54 @@ __all__ = ["GRACE_US", "Limit", "Limits", "limits_of"]
 GRACE_US: Final = 1_000_000
 """The consumer's own clock is asked first."""
 RANGES_MAX: Final = 1_000
-"""Ranges of one pull; what is beyond counts as one, with the longest of their timeouts."""
+"""Ranges of one lane in a pull; what is beyond counts as one, with the longest of their timeouts."""
 
 READ_BYTES: Final = 1 << 20
 
 Limit = tuple[Span, int]
-"""Messages, and the microseconds that each of them may take."""
+"""Messages, and what the column of limits says of each of them; or only the microseconds of it."""
 
 Overdue = tuple[int, tuple[Span, ...], str]
 """Pull, messages, and the reason for which they are taken away."""
 
 
 def limits_of(lane: int, chunk: Chunk) -> list[Limit]:
-    """The timeouts of a frame that has some."""
+    """The limits of a frame that has some."""
     frame = Frame(chunk.frame)
     at, found = chunk.first, list[Limit]()
-    for timeout_us, run in groupby(frame.numbers(TIMEOUT, chunk.start, chunk.start + chunk.count) or ()):
+    for limit, run in groupby(frame.numbers(LIMIT, chunk.start, chunk.start + chunk.count) or ()):
         count = sum(1 for _ in run)
-        if timeout_us > 0:
-            found.append((Span(lane, at, count), timeout_us))
+        if limit > 0:
+            found.append((Span(lane, at, count), limit))
         at += count
+    return found
+
+
+def _timeouts(limits: list[Limit]) -> list[Limit]:
+    by_lane: dict[int, list[Limit]] = {}
+    for span, limit in limits:
+        if timeout_us := timeout_us_in(limit):
+            by_lane.setdefault(span.lane, []).append((span, timeout_us))
+    return [one for lane, found in by_lane.items() for one in _bounded(lane, found)]
+
+
+def _bounded(lane: int, found: list[Limit]) -> list[Limit]:
     if len(found) <= RANGES_MAX:
         return found
-    first, end = found[RANGES_MAX - 1][0].first, found[-1][0].end
-    longest_us = max(timeout_us for _, timeout_us in found[RANGES_MAX - 1 :])
+    rest = found[RANGES_MAX - 1 :]
+    first, end = min(span.first for span, _ in rest), max(span.end for span, _ in rest)
+    longest_us = max(timeout_us for _, timeout_us in rest)
     return [*found[: RANGES_MAX - 1], (Span(lane, first, end - first), longest_us)]
 
 
 async def _limits_within(store: Store, stream: str, part: Part) -> list[Limit]:
-    """The timeouts of stored messages. Frames that have none are not looked into."""
+    """The limits of stored messages. Frames that have none are not looked into."""
     found: list[Limit] = []
     at = part.first
     while at < part.end:
         read = await store.read(stream, at, part.end - at, READ_BYTES)
         for chunk in read.chunks:
-            if chunk.frame[FLAGS_AT] & TIMEOUT:
+            if chunk.frame[FLAGS_AT] & LIMIT:
                 found += limits_of(part.lane, chunk)
         at = max(read.next, at + 1)
     return found
@@ -81,22 +95,38 @@ class Limits:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._pulls: dict[int, _Timed] = {}
+        self._recalled = asyncio.Event()
+        self.recalling = bool(group.leases)
+        """Consumers hold pulls of which it is not known yet how often their messages are tried."""
 
     def __bool__(self) -> bool:
         return bool(self._pulls)
 
     def note(self, pull: int, limits: list[Limit], now_us: int) -> None:
-        self._pulls[pull] = _Timed(limits, now_us)
+        attempts = [(span, many) for span, limit in limits if (many := attempts_in(limit))]
+        if attempts:
+            self._group.leases[pull].limit(attempts)
+        timeouts = _timeouts(limits)
+        if timeouts:
+            self._pulls[pull] = _Timed(timeouts, now_us)
+
+    async def recalled(self) -> None:
+        """Wait until it is known."""
+        await self._recalled.wait()
 
     async def recall(self, store: Store, streams: Sequence[str], clock: Clock) -> None:
         """After a start, of the pulls that consumers hold: the time of their messages begins anew, because it is not
         known what was done in the broker's absence."""
-        for lease in list(self._group.leases.values()):
-            limits: list[Limit] = []
-            for part in list(lease.open):
-                limits += await _limits_within(store, streams[part.lane], part)
-            if limits and lease.pull in self._group.leases:
-                self.note(lease.pull, limits, clock.now_us())
+        try:
+            for lease in list(self._group.leases.values()):
+                limits: list[Limit] = []
+                for part in list(lease.open):
+                    limits += await _limits_within(store, streams[part.lane], part)
+                if limits and lease.pull in self._group.leases:
+                    self.note(lease.pull, limits, clock.now_us())
+        finally:
+            self.recalling = False
+            self._recalled.set()
 
     def progress(self, pulls: Iterable[int], now_us: int) -> None:
         """A consumer has settled something of these pulls."""

@@ -72,6 +72,13 @@ def send(
         Duration | None,
         Parameter(help="A handler that works on it for longer than this (`30s`) is interrupted, and it failed."),
     ] = None,
+    attempts: Annotated[
+        int | None,
+        Parameter(
+            help="How often it is tried before it goes to the dead letters; without it, as the retry policy of each "
+            "group says."
+        ),
+    ] = None,
     priority: Annotated[
         Priority, Parameter(name=("--priority", "-p"), help="Which lane of the topic it goes to.")
     ] = "middle",
@@ -126,7 +133,7 @@ def send(
     if dedup_id is not None and (len(file) > 1 or not (file or whole or body not in (None, "-"))):
         raise Usage("--dedup-id is for a single message: give it as an argument, with --whole or with one --file")
     options: dict[str, Any] = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
-    options |= {"ttl": ttl, "timeout": timeout, "shard_key": shard_key}
+    options |= {"ttl": ttl, "timeout": timeout, "attempts": attempts, "shard_key": shard_key}
     options |= when(delay, at, delay_level)
     batches = _batches(body, file, whole=whole)
     with connection.connect() as client:

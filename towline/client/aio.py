@@ -29,7 +29,7 @@ from towline.client.fleet import Fleet
 from towline.client.making import Making
 from towline.client.messages import Looking
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
-from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_durability
+from towline.client.outgoing import Body, Lives, as_body, as_durability
 from towline.client.receipts import Receipts
 from towline.client.reviving import Reviving
 from towline.client.surveying import Surveying
@@ -176,14 +176,15 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
         shard_key: str | None = None,
         ttl: float | None = None,
         timeout: float | None = None,
+        attempts: int | None = None,
     ) -> Receipt:
         """Send one message. It is stored, as durably as asked, when this returns.
 
-        It is stored once, though the connection may break in between: the broker knows a message that it has seen. With
-        a `dedup_id` it is also stored once though you send it again, maybe from another process: while the broker knows
-        the id (10 minutes, unless set otherwise), you are given the receipt of the first one on that topic. A message
-        that was not consumed after `ttl` seconds is not delivered any more. A handler that works on it for longer than
-        `timeout` seconds is interrupted, and the message counts as failed.
+        It is stored once, though the connection may break in between: the broker knows what it has seen. With a
+        `dedup_id` it is also stored once though you send it again, maybe from another process: while the broker knows
+        the id (10 minutes, unless set otherwise), you get the receipt of the first one on that topic. After `ttl`
+        seconds it is not delivered any more. A handler that works on it for longer than `timeout` seconds is
+        interrupted, and it has failed. It is tried `attempts` times at most, whatever the retry policy of a group.
 
         With a `delay` in seconds, a `deliver_at` (a time with its time zone, or Unix time) or a `delay_level` (a number
         of the broker's table: 1 is 1 s, 18 is 2 h) consumers get it then, not before; the receipt's lane is `delay`.
@@ -192,7 +193,7 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
         ones take their place in it when they are due.
         """
         level = -1 if durability is None else as_durability(durability)
-        lives = FOREVER if ttl is None and timeout is None else self._sender.lives(ttl, timeout)
+        lives = self._sender.lives(ttl, timeout, attempts)
         at_us = as_deliver_at(delay, deliver_at, delay_level)
         if shard_key is not None or self._shards.get(topic) or self._cluster is not None:
             content = sharding.Content.of_one(body, key, headers, shard_key, dedup_id=dedup_id, deliver_at_us=at_us)
@@ -236,20 +237,21 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
         shard_keys: Sequence[str | None] | None = None,
         ttl: float | None = None,
         timeout: float | None = None,
+        attempts: int | None = None,
     ) -> Receipts:
         """Send many messages at a time, by far the quickest way: up to 10,000 messages or 1 MiB are stored together,
         all or none; more are cut into several such batches, and the first that fails ends it.
 
         `delay`, `deliver_at` and `delay_level` are for all of them; `delays` has one for each: seconds, or a time."""
-        lives = self._sender.lives(ttl, timeout)
-        common = self._common(priority, as_durability(durability), compress, lives)
+        level, lives = as_durability(durability), self._sender.lives(ttl, timeout, attempts)
+        common = self._common(priority, level, compress, lives)
         times = as_deliver_at_each(len(bodies), delay, deliver_at, delay_level, delays)
         content = sharding.Content(bodies, keys, headers, shard_keys, dedup_ids, times)
         return await self._send(common, topic, content)
 
     def _common(self, priority: Priority, durability: int, compress: bool, lives: Lives) -> sharding.Common:
-        limit = self._max_request_bytes
-        return sharding.Common(self._sender, self._shards, priority, durability, compress, limit, lives)
+        most = self._max_request_bytes
+        return sharding.Common(self._sender, self._shards, priority, durability, compress, most, lives)
 
     def _make_producer(self, options: ProducerOptions) -> Producer:
         if self._cluster is None:

@@ -124,6 +124,7 @@ class Producer:
         shard_key: str | None = None,
         ttl: float | None = None,
         timeout: float | None = None,
+        attempts: int | None = None,
     ) -> Pending:
         """Put a message into the buffer. Waits while that is full, for up to `max_block` seconds, then raises
         `QueueFull`. A delay counts from when the broker takes the message."""
@@ -133,7 +134,8 @@ class Producer:
         packed = as_headers(headers)
         as_dedup_id(dedup_id)
         at_us = as_deliver_at(delay, deliver_at, delay_level)
-        lives = FOREVER if ttl is None and timeout is None else self._shipping.lives(ttl, timeout)
+        plain = ttl is None and timeout is None and attempts is None
+        lives = FOREVER if plain else self._shipping.lives(ttl, timeout, attempts)
         shards = self._shards.get(topic) or 0
         if shard_key is not None and not shards:
             as_key(shard_key)

@@ -86,6 +86,7 @@ class ClusterProducer(Producer):
         shard_key: str | None = None,
         ttl: float | None = None,
         timeout: float | None = None,
+        attempts: int | None = None,
     ) -> Pending:
         if self._closed:
             raise Closed("the producer was closed")
@@ -115,6 +116,7 @@ class ClusterProducer(Producer):
                     shard_key=shard_key,
                     ttl=ttl,
                     timeout=timeout,
+                    attempts=attempts,
                 )
             except NotOwner:
                 # It was just given away.

@@ -32,7 +32,7 @@ Place = tuple[str, int, bool]
 class _Lane:
     """The messages of one topic and priority. What none of them has so far is no column."""
 
-    __slots__ = ("bodies", "dedup_ids", "expiries_us", "headers", "keys", "shard_keys", "timeouts_us", "times")
+    __slots__ = ("bodies", "dedup_ids", "expiries_us", "headers", "keys", "limits", "shard_keys", "times")
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -41,12 +41,12 @@ class _Lane:
         self.dedup_ids: list[str | None] = []
         self.times: list[int | None] = []
         self.expiries_us: list[int | None] = []
-        self.timeouts_us: list[int | None] = []
+        self.limits: list[int | None] = []
         self.shard_keys: list[str | None] = []
 
     def lives(self, numbers: Sequence[int]) -> dict[str, Any]:
         """Columns of what few messages have, of these messages."""
-        given = {"expires_at_us": self.expiries_us, "timeouts_us": self.timeouts_us}
+        given = {"expires_at_us": self.expiries_us, "limits": self.limits}
         found: dict[str, Any] = {
             name: [value or 0 for value in _some(column, numbers)] for name, column in given.items() if column
         }
@@ -123,7 +123,7 @@ class Draft:
         _put(messages.dedup_ids, dedup_id, count)
         _put(messages.times, deliver_at_us or None, count)
         _put(messages.expiries_us, lives.expires_at_us or None, count)
-        _put(messages.timeouts_us, lives.timeout_us or None, count)
+        _put(messages.limits, lives.limit or None, count)
         _put(messages.shard_keys, shard_key, count)
         messages.bodies.append(packed)
         self._places.append((messages, count))

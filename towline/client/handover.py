@@ -65,12 +65,13 @@ class Handover:
         """Tell another broker."""
         subscription = self._subscription
         for act in self._acts:
-            for (lane, attempt), some in groupby(self._messages.get(id(act), ()), key=_kind):
+            for (lane, attempt, limit), some in groupby(self._messages.get(id(act), ()), key=_kind):
                 messages = list(some)
                 frame = sender.frame(
                     [message.body for message in messages],
                     [message.key for message in messages],
                     [{**message.headers, _ORIGIN: message.id} for message in messages],
+                    limits=[limit] * len(messages),
                 )
                 topic = messages[0].topic
                 request = HandBack(
@@ -112,8 +113,8 @@ def _is_nack(act: Act) -> bool:
     return act.what not in (ACK, GIVE_BACK)
 
 
-def _kind(message: Message) -> tuple[int, int]:
-    return LANES.index(message.priority), message.attempt
+def _kind(message: Message) -> tuple[int, int, int]:
+    return LANES.index(message.priority), message.attempt, message._section.limit(message._index)
 
 
 def _messages(subscription: Subscription, act: Act) -> list[Message]:

@@ -15,7 +15,7 @@ from towline.client.time_limit import HandlerTimeout, TimeLimit, begin_limit
 from towline.client.verdict import check_delay, settle
 from towline.errors import BadRequest, Conflict, LeaseLost
 from towline.frame import Frame, decode_headers
-from towline.frame.layout import HEADERS, KEY, PRODUCED_AT, SHARD_KEY, TIMEOUT
+from towline.frame.layout import HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY, attempts_in, timeout_us_in
 from towline.model import LANES, Priority, lane_name, message_id
 from towline.protocol import messages
 
@@ -82,7 +82,7 @@ class Section:
         self._keys: list[bytes] | None = None
         self._headers: list[bytes] | None = None
         self._shard_keys: list[bytes] | None = None
-        self.timed = bool(frame.flags & TIMEOUT) or (lease is not None and lease.ends_at > 0)
+        self.timed = bool(frame.flags & LIMIT) or (lease is not None and lease.ends_at > 0)
         """Working on some of them has an end."""
         self._time_limits: dict[int, TimeLimit] = {}
 
@@ -117,9 +117,12 @@ class Section:
         found = self._frame.expires_at_us(self.start + index, self.start + index + 1)
         return found[0] if found else 0
 
+    def limit(self, index: int) -> int:
+        found = self._frame.limits(self.start + index, self.start + index + 1)
+        return found[0] if found else 0
+
     def timeout_s(self, index: int) -> float | None:
-        found = self._frame.timeouts_us(self.start + index, self.start + index + 1)
-        return found[0] / 1e6 if found and found[0] > 0 else None
+        return timeout_us_in(self.limit(index)) / 1e6 or None
 
     def time_left_s(self, index: int) -> float | None:
         """How long somebody who begins with a message now may take; None is for as long as it takes."""
@@ -240,6 +243,11 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
         """For how many seconds it may be worked on, if its sender said so. `with message:` and handlers of an `App` are
         interrupted then."""
         return self._section.timeout_s(self._index)
+
+    @property
+    def max_attempts(self) -> int | None:
+        """How often it is tried in all, if its sender said so; None is as the group's retry policy says."""
+        return attempts_in(self._section.limit(self._index)) or None
 
     @property
     def lease_left(self) -> float | None:

@@ -13,6 +13,7 @@ import msgspec
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, TooLarge
 from towline.frame import TOKEN_MAX, encode, encode_frame
+from towline.frame.layout import limit_of
 from towline.model import LANES, MAX_SHARDS, Durability, Priority
 
 __all__ = [
@@ -39,6 +40,7 @@ FRAME_BYTES: Final = 1 << 20
 
 TTL_MAX_S: Final = 100 * 366 * 86400
 TIMEOUT_MAX_S: Final = 86400
+ATTEMPTS_MAX: Final = 10_000
 
 Body = bytes | bytearray | memoryview
 
@@ -141,34 +143,38 @@ def as_time_us(time: datetime | float) -> int:
 
 
 class Lives(NamedTuple):
-    """How long a message lives, and how long it may be worked on: in microseconds, 0 is without an end."""
+    """How long a message lives, and how long and how often it may be worked on; 0 is as others say, or without end."""
 
     expires_at_us: int = 0
-    timeout_us: int = 0
+    limit: int = 0
+    """The timeout and the number of attempts, as frames hold them."""
 
     def columns(self, count: int) -> dict[str, list[int]]:
         """The columns of so many messages that have this in common."""
         found = {}
         if self.expires_at_us:
             found["expires_at_us"] = [self.expires_at_us] * count
-        if self.timeout_us:
-            found["timeouts_us"] = [self.timeout_us] * count
+        if self.limit:
+            found["limits"] = [self.limit] * count
         return found
 
 
 FOREVER: Final = Lives()
 
 
-def as_lives(ttl_s: float | None, timeout_s: float | None, clock: Clock = SYSTEM) -> Lives:
-    """What a message that is sent now has of a lifetime and of a timeout."""
-    if ttl_s is None and timeout_s is None:
+def as_lives(ttl_s: float | None, timeout_s: float | None, attempts: int | None, clock: Clock = SYSTEM) -> Lives:
+    """What a message that is sent now has of a lifetime, of a timeout and of attempts."""
+    if ttl_s is None and timeout_s is None and attempts is None:
         return FOREVER
     if ttl_s is not None and not 0 < ttl_s <= TTL_MAX_S:
         raise BadRequest(f"ttl={ttl_s}: give the seconds that a message lives, more than 0 and up to 100 years")
     if timeout_s is not None and not 0 < timeout_s <= TIMEOUT_MAX_S:
         raise BadRequest(f"timeout={timeout_s}: give the seconds that a handler may take, more than 0 and up to a day")
+    if attempts is not None and not (type(attempts) is int and 1 <= attempts <= ATTEMPTS_MAX):
+        raise BadRequest(f"attempts={attempts}: give how often the message is tried in all, from 1 to {ATTEMPTS_MAX:,}")
     expires_at_us = 0 if ttl_s is None else clock.now_us() + round(ttl_s * 1_000_000)
-    return Lives(expires_at_us, 0 if timeout_s is None else max(round(timeout_s * 1_000_000), 1))
+    timeout_us = 0 if timeout_s is None else max(round(timeout_s * 1_000_000), 1)
+    return Lives(expires_at_us, limit_of(timeout_us, attempts or 0))
 
 
 class Sender:
@@ -185,9 +191,9 @@ class Sender:
         self._token = packed
         self._clock = clock
 
-    def lives(self, ttl_s: float | None, timeout_s: float | None) -> Lives:
-        """The expiry and the timeout of messages that are sent now."""
-        return as_lives(ttl_s, timeout_s, self._clock)
+    def lives(self, ttl_s: float | None, timeout_s: float | None, attempts: int | None = None) -> Lives:
+        """The expiry, the timeout and the attempts of messages that are sent now."""
+        return as_lives(ttl_s, timeout_s, attempts, self._clock)
 
     def frame(  # noqa: PLR0917 - called for every message: names would cost
         self,
@@ -200,7 +206,7 @@ class Sender:
         *,
         shard_keys: Any = None,
         expires_at_us: Any = None,
-        timeouts_us: Any = None,
+        limits: Any = None,
     ) -> bytes | memoryview:
         return encode_frame(
             bodies,
@@ -210,7 +216,7 @@ class Sender:
             deliver_at_us=deliver_at_us,
             shard_keys=shard_keys,
             expires_at_us=expires_at_us,
-            timeouts_us=timeouts_us,
+            limits=limits,
             producer_id=self.id,
             producer_seq=next(self._numbers),
             produced_at_us=self._clock.now_us(),

@@ -42,6 +42,7 @@ class Parcel:
         "keys",
         "lane",
         "left",
+        "limits",
         "looked_at",
         "moved",
         "opened_at",
@@ -52,7 +53,6 @@ class Parcel:
         "shard_keys",
         "shards",
         "size",
-        "timeouts_us",
         "times",
         "topic",
         "waiter",
@@ -75,7 +75,7 @@ class Parcel:
         self.delayed = False
         self.shard_keys: list[str | None] | None = None
         self.expiries_us: list[int] | None = None
-        self.timeouts_us: list[int] | None = None
+        self.limits: list[int] | None = None
         self.size = 0
         self.count = 0
         self.frame: bytes | memoryview = b""
@@ -112,7 +112,7 @@ class Parcel:
             or self.times is not None
             or self.shard_keys is not None
             or self.expiries_us is not None
-            or self.timeouts_us is not None
+            or self.limits is not None
         )
 
     @property
@@ -140,16 +140,14 @@ class Parcel:
         if lives.expires_at_us or self.expiries_us is not None:
             self.expiries_us = self.expiries_us if self.expiries_us is not None else [0] * count
             self.expiries_us.append(lives.expires_at_us)
-        if lives.timeout_us or self.timeouts_us is not None:
-            self.timeouts_us = self.timeouts_us if self.timeouts_us is not None else [0] * count
-            self.timeouts_us.append(lives.timeout_us)
+        if lives.limit or self.limits is not None:
+            self.limits = self.limits if self.limits is not None else [0] * count
+            self.limits.append(lives.limit)
 
     def frame_by(self, sender: Sender, compress: bool) -> bytes | memoryview:
         """Its messages as a frame of this sender's."""
         columns = self.bodies, self.keys, self.headers, compress, self.dedup_ids, self.times
-        return sender.frame(
-            *columns, shard_keys=self.shard_keys, expires_at_us=self.expiries_us, timeouts_us=self.timeouts_us
-        )
+        return sender.frame(*columns, shard_keys=self.shard_keys, expires_at_us=self.expiries_us, limits=self.limits)
 
     def packed(self, frame: bytes | memoryview) -> None:
         """It is a frame now; what it was made of is not needed any more."""
@@ -184,7 +182,7 @@ class Parcel:
             map(
                 Lives,
                 (self.expiries_us if frame is None else frame.expires_at_us()) or [0] * count,
-                (self.timeouts_us if frame is None else frame.timeouts_us()) or [0] * count,
+                (self.limits if frame is None else frame.limits()) or [0] * count,
             ),
             strict=True,
         )
@@ -200,7 +198,7 @@ class Parcel:
 
     def _clear(self) -> None:
         self.keys = self.headers = self.dedup_ids = self.shard_keys = None
-        self.times = self.expiries_us = self.timeouts_us = None
+        self.times = self.expiries_us = self.limits = None
 
     def error_of(self, index: int) -> TowlineError | None:
         if self.moved is not None:

@@ -41,8 +41,8 @@ class Shipping:
         self.redirects: deque[tuple[str, str]] = deque(maxlen=1_000)
         """Topics that another broker serves, and where that is."""
 
-    def lives(self, ttl: float | None, timeout: float | None) -> Lives:
-        return self._sender.lives(ttl, timeout)
+    def lives(self, ttl: float | None, timeout: float | None, attempts: int | None) -> Lives:
+        return self._sender.lives(ttl, timeout, attempts)
 
     @property
     def busy(self) -> bool:

@@ -67,6 +67,7 @@ class _Gathering(Generic[U]):
         delay_level: int | None = None,
         ttl: float | None = None,
         timeout: float | None = None,
+        attempts: int | None = None,
         shard_key: str | None = None,
     ) -> int:
         """Put a message into the transaction. The answer is its place in `receipts`. A delay counts from the commit,
@@ -79,7 +80,7 @@ class _Gathering(Generic[U]):
             headers=headers,
             dedup_id=dedup_id,
             deliver_at_us=as_deliver_at(delay, deliver_at, delay_level),
-            lives=as_lives(ttl, timeout),
+            lives=as_lives(ttl, timeout, attempts),
             shard_key=shard_key,
         )
 

@@ -235,7 +235,7 @@ class Group:
             raise BadRequest(f"a delay of {delay_s:g} s: give between 0 seconds and a year")
         lease = self._lease(command.consumer, command.pull)
         parts = lease.choose(command.spans, "nacked")
-        again, last = ([], parts) if command.dead else self._by_attempt(parts)
+        again, last = ([], parts) if command.dead else self._by_attempt(lease, parts)
         by_due: dict[int, list[Part]] = {}
         for part in again:
             wait_s = delay_s
@@ -310,17 +310,13 @@ class Group:
         return self._release_parts(lease, lease.open, now_us, reason)
 
     def _release_parts(self, lease: Lease, parts: Iterable[Part], now_us: int, reason: str) -> list[Event]:
-        again, last = self._by_attempt(parts)
+        again, last = self._by_attempt(lease, parts)
         events: list[Event] = [Released(now_us, lease.pull, tuple(again), reason)] if again else []
         return [*events, GaveUp(now_us, lease.pull, tuple(last), reason, taken=True)] if last else events
 
-    def _by_attempt(self, parts: Iterable[Part]) -> tuple[list[Part], list[Part]]:
+    def _by_attempt(self, lease: Lease, parts: Iterable[Part]) -> tuple[list[Part], list[Part]]:
         """Those that may be tried again, and those that may not."""
-        again: list[Part] = []
-        last: list[Part] = []
-        for part in parts:
-            (again if part.attempt < self.config.retry.max_attempts else last).append(part)
-        return again, last
+        return lease.by_attempt(parts, self.config.retry.max_attempts)
 
     # Applying
 

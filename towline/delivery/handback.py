@@ -16,10 +16,10 @@ HANDED_BACK: Final = "~handed-back"
 """The consumer that a group remembers for these messages; no consumer can have this name."""
 
 
-def take_back(group: Group, part: Part, nack: Nack, now_us: int) -> list[Event]:
+def take_back(group: Group, part: Part, nack: Nack, now_us: int, attempts: int = 0) -> list[Event]:
     """The events by which messages that were just appended to a lane of the group's own count as pulled and failed:
-    `nack.pull` is a number never used before. What waits before them on that lane counts as
-    pulled and given back. No events if they were delivered already."""
+    `nack.pull` is a number never used before. What waits before them on that lane counts as pulled and given back. No
+    events if they were delivered already. `attempts` is how often they are tried, if their sender said so."""
     if nack.delay_s is not None and not 0 <= nack.delay_s <= DELAY_MAX_S:
         raise BadRequest(f"a delay of {nack.delay_s:g} s: give between 0 seconds and a year")
     at = max(group.next[part.lane], group.firsts[part.lane])
@@ -30,7 +30,7 @@ def take_back(group: Group, part: Part, nack: Nack, now_us: int) -> list[Event]:
     if waiting:
         events.append(Returned(now_us, nack.pull, waiting))
     reason = nack.reason[:REASON_MAX]
-    if nack.dead or part.attempt >= group.config.retry.max_attempts:
+    if nack.dead or part.attempt >= (attempts or group.config.retry.max_attempts):
         events.append(GaveUp(now_us, nack.pull, (part,), reason))
     else:
         wait_s = group.config.retry.delay_s(part.attempt) if nack.delay_s is None else nack.delay_s

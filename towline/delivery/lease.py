@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, Literal
 
 from towline.delivery.events import Part
@@ -15,6 +17,9 @@ __all__ = ["Act", "Lease", "lost"]
 Act = Literal["acked", "nacked", "given back", "skipped"]
 """How a message of a pull was settled: by its consumer, or skipped by the broker because it cannot be read."""
 
+Attempts = Sequence[tuple[int, int, int, int]]
+"""Lane, first, end, and how often the messages between are tried; in order."""
+
 _SKIPPED: Act = "skipped"
 _NOTHING: Final = PartSet()
 
@@ -22,13 +27,14 @@ _NOTHING: Final = PartSet()
 class Lease:
     """The parts of a pull that are still open, and how the others were settled."""
 
-    __slots__ = ("consumer", "deadline_us", "gone", "open", "pull", "settled", "size", "taken", "why")
+    __slots__ = ("_attempts", "consumer", "deadline_us", "gone", "open", "pull", "settled", "size", "taken", "why")
 
     def __init__(self, pull: int, consumer: str, deadline_us: int, parts: Iterable[Part]) -> None:
         self.pull = pull
         self.consumer = consumer
         self.deadline_us = deadline_us
         self.open = PartSet(parts)
+        self._attempts: Attempts = ()
         self.settled: dict[Act, PartSet] = {}
         self.size = 0
         """How many parts it takes to remember this lease, once it is settled."""
@@ -38,6 +44,23 @@ class Lease:
         """Which ones, …"""
         self.why = ""
         """… and why, as far as it is known."""
+
+    def limit(self, attempts: Iterable[tuple[Span, int]]) -> None:
+        """How often some messages are tried, as their senders want it. It is not recorded, because it follows from the
+        messages."""
+        self._attempts = sorted((span.lane, span.first, span.end, most) for span, most in attempts)
+
+    def by_attempt(self, parts: Iterable[Part], most: int) -> tuple[list[Part], list[Part]]:
+        """Those that may be tried again, and those that may not: after `most` attempts, or their own number."""
+        again: list[Part] = []
+        last: list[Part] = []
+        for part in parts:
+            for piece, limit in _pieces(part, self._attempts, most) if self._attempts else ((part, most),):
+                (again if piece.attempt < limit else last).append(piece)
+        return again, last
+
+    def forget_limits(self) -> None:
+        self._attempts = ()
 
     def settle(self, part: Part, act: Act) -> None:
         self.open.remove(part)
@@ -87,6 +110,24 @@ class Lease:
         if self.taken:
             return lost(self.pull, self.consumer)
         return BadRequest(f"{names} are not part of pull {self.pull}")
+
+
+def _pieces(part: Part, attempts: Attempts, most: int) -> Iterator[tuple[Part, int]]:
+    """A part, cut where another number of attempts begins."""
+    at = part.first
+    for lane, first, end, limit in islice(attempts, max(bisect_right(attempts, (part.lane, at + 1)) - 1, 0), None):
+        if lane > part.lane or (lane == part.lane and first >= part.end):
+            break
+        if lane < part.lane or end <= at:
+            continue
+        if first > at:
+            yield part._replace(first=at, count=first - at), most
+            at = first
+        stop = min(end, part.end)
+        yield part._replace(first=at, count=stop - at), limit
+        at = stop
+    if at < part.end:
+        yield part._replace(first=at, count=part.end - at), most
 
 
 def lost(pull: int, consumer: str) -> LeaseLost:

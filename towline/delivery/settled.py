@@ -29,6 +29,7 @@ class SettledPulls(OrderedDict[int, Lease]):
         if lease.pull in self:
             self._parts -= self.pop(lease.pull).size
         self[lease.pull] = lease
+        lease.forget_limits()
         if lease.gone:
             self.robbed[lease.pull] = lease
         lease.size = sum(map(len, lease.settled.values())) + len(lease.gone)

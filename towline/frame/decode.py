@@ -22,10 +22,10 @@ from towline.frame.layout import (
     HEADER,
     HEADERS,
     KEY,
+    LIMIT,
     MAGIC,
     PRODUCED_AT,
     SHARD_KEY,
-    TIMEOUT,
     TOKEN_MAX,
     UNKNOWN_FLAGS,
     ZSTD,
@@ -247,8 +247,8 @@ class Frame:
     def deliver_at_us(self, start: int = 0, stop: int | None = None) -> list[int] | None:
         return self.numbers(DELIVER_AT, start, stop)
 
-    def timeouts_us(self, start: int = 0, stop: int | None = None) -> list[int] | None:
-        return self.numbers(TIMEOUT, start, stop)
+    def limits(self, start: int = 0, stop: int | None = None) -> list[int] | None:
+        return self.numbers(LIMIT, start, stop)
 
     def produced_at_each_us(self, start: int = 0, stop: int | None = None) -> list[int] | None:
         """Where the messages of a frame were produced at different times; else `produced_at_us` holds for all."""

@@ -25,10 +25,10 @@ from towline.frame.layout import (
     HEADER,
     HEADERS,
     KEY,
+    LIMIT,
     MAGIC,
     PREFIX,
     SHARD_KEY,
-    TIMEOUT,
     TOKEN_MAX,
     ZSTD,
     numbers_in,
@@ -69,7 +69,7 @@ class Columns(TypedDict, total=False):
     shard_keys: Sequence[str | None] | None
     expires_at_us: Sequence[int] | None
     deliver_at_us: Sequence[int] | None
-    timeouts_us: Sequence[int] | None
+    limits: Sequence[int] | None
     producer_id: int
     producer_seq: int
     produced_at_us: int
@@ -92,7 +92,7 @@ def encode_frame(
     shard_keys: Sequence[str | None] | None = None,
     expires_at_us: Sequence[int] | None = None,
     deliver_at_us: Sequence[int] | None = None,
-    timeouts_us: Sequence[int] | None = None,
+    limits: Sequence[int] | None = None,
     producer_id: int = 0,
     producer_seq: int = 0,
     produced_at_us: int = 0,
@@ -125,9 +125,9 @@ def encode_frame(
     if deliver_at_us is not None and _has_values(deliver_at_us, count):
         flags |= DELIVER_AT
         parts.append(number_column(deliver_at_us))
-    if timeouts_us is not None and _has_values(timeouts_us, count):
-        flags |= TIMEOUT
-        parts.append(number_column(timeouts_us))
+    if limits is not None and _has_values(limits, count):
+        flags |= LIMIT
+        parts.append(number_column(limits))
     numbers = (producer_id, producer_seq, produced_at_us, *expiry)
     if not reuse or compress:
         return assemble(parts, flags, count, numbers, token=token, compress=compress)

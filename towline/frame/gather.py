@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from towline.frame.decode import Frame
 from towline.frame.encode import assemble, earliest_and_latest, number_column, text_column
-from towline.frame.layout import DELIVER_AT, EXPIRES_AT, PRODUCED_AT, TIMEOUT, numbers_in, texts_in
+from towline.frame.layout import DELIVER_AT, EXPIRES_AT, LIMIT, PRODUCED_AT, numbers_in, texts_in
 from towline.frame.slice import text_slices
 
 __all__ = ["Piece", "gather"]
@@ -58,9 +58,9 @@ def gather(
     if deliver_at_us is not None:
         kept |= DELIVER_AT
         parts.append(number_column(deliver_at_us))
-    if flags & TIMEOUT:
-        kept |= TIMEOUT
-        parts.append(number_column(_ordered(_numbers(pieces, TIMEOUT), order)))
+    if flags & LIMIT:
+        kept |= LIMIT
+        parts.append(number_column(_ordered(_numbers(pieces, LIMIT), order)))
     produced = {piece.frame.produced_at_us for piece in pieces}
     if flags & PRODUCED_AT or len(produced) > 1:
         kept |= PRODUCED_AT

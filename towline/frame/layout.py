@@ -20,12 +20,15 @@ there.
 | 8    | shard key  | text   | what keeps messages in order; empty is none |
 | 16   | expires at | number | microseconds since 1970; 0 is never |
 | 32   | deliver at | number | microseconds since 1970; 0 is at once; below 0 see below |
-| 64   | timeout    | number | microseconds; 0 is the group's |
+| 64   | limit      | number | see below; 0 is none of its own |
 | 128  | produced at | number | where a frame's messages were produced at different times: microseconds since 1970 |
 
 On the way to the broker a deliver-at below 0 is a delay, so that the producer's clock does not matter: -1 to -999 is a
 level of the broker's table of delays, and anything below is that many microseconds. The broker puts the time in its
 place.
+
+A limit holds two numbers, each 0 where the group's counts. Its lower 48 bits are the microseconds that working on the
+message may take, the 15 above them how often it is tried, in all. A limit below 0 is none.
 
 With flag 256 the columns region is one zstd frame that unpacks to `columns_length` bytes, padded with zeros to a
 multiple of 8. With flag 512 the bodies are delivery events, not messages. All other flags are 0.
@@ -54,19 +57,23 @@ __all__ = [
     "HEADER",
     "HEADERS",
     "KEY",
+    "LIMIT",
     "MAGIC",
     "NUMBER_COLUMNS",
     "PREFIX",
     "PRODUCED_AT",
     "SHARD_KEY",
     "TEXT_COLUMNS",
-    "TIMEOUT",
+    "TIMEOUT_BITS",
     "TOKEN_MAX",
     "UNKNOWN_FLAGS",
     "ZSTD",
+    "attempts_in",
+    "limit_of",
     "numbers_in",
     "pad8",
     "texts_in",
+    "timeout_us_in",
 ]
 
 MAGIC: Final = 0x31465754  # "TWF1"
@@ -87,15 +94,16 @@ DEDUP: Final = 4
 SHARD_KEY: Final = 8
 EXPIRES_AT: Final = 16
 DELIVER_AT: Final = 32
-TIMEOUT: Final = 64
+LIMIT: Final = 64
 PRODUCED_AT: Final = 128
 ZSTD: Final = 256
 EVENTS: Final = 512
 UNKNOWN_FLAGS: Final = 0xFFFF & ~(255 | ZSTD | EVENTS)
 
 TEXT_COLUMNS: Final = (KEY, HEADERS, DEDUP, SHARD_KEY)
-NUMBER_COLUMNS: Final = (EXPIRES_AT, DELIVER_AT, TIMEOUT, PRODUCED_AT)
+NUMBER_COLUMNS: Final = (EXPIRES_AT, DELIVER_AT, LIMIT, PRODUCED_AT)
 
+TIMEOUT_BITS: Final = 48
 TOKEN_MAX: Final = 64
 COUNT_MAX: Final = 1 << 20
 FRAME_MAX: Final = 64 << 20
@@ -114,6 +122,19 @@ def texts_in(flags: int) -> tuple[int, ...]:
 def numbers_in(flags: int) -> tuple[int, ...]:
     """The number columns of a frame with these flags, in their order."""
     return _NUMBERS[flags >> 4 & 15]
+
+
+def limit_of(timeout_us: int, attempts: int) -> int:
+    """What the column of limits holds of a message."""
+    return attempts << TIMEOUT_BITS | timeout_us
+
+
+def timeout_us_in(limit: int) -> int:
+    return limit & (1 << TIMEOUT_BITS) - 1 if limit > 0 else 0
+
+
+def attempts_in(limit: int) -> int:
+    return limit >> TIMEOUT_BITS if limit > 0 else 0
 
 
 def pad8(length: int) -> bytes:

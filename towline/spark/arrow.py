@@ -26,9 +26,10 @@ from towline.frame.layout import (
     EXPIRES_AT,
     HEADERS,
     KEY,
+    LIMIT,
     PRODUCED_AT,
     SHARD_KEY,
-    TIMEOUT,
+    TIMEOUT_BITS,
 )
 from towline.model import LANES
 
@@ -288,9 +289,11 @@ def _appended_at(stack: _Stack, type_: Any) -> Any:
 
 
 def _timeout(stack: _Stack, type_: Any) -> Any:
-    if not stack.has(TIMEOUT):
+    if not stack.has(LIMIT):
         return pa.nulls(stack.total, type_)
-    times = stack.numbers(TIMEOUT)
+    # As `timeout_us_in` does it: what is above these bits is how often the message is tried.
+    limits = stack.numbers(LIMIT)
+    times = np.where(limits > 0, limits & ((1 << TIMEOUT_BITS) - 1), 0)
     return pa.array(times / 1_000_000, type_, mask=times == 0)
 
 

@@ -150,11 +150,12 @@ async def send_many(topic: TopicName, batch: Batch, mq: Mq, durability: Durabili
 
 
 def _runs(messages: list[Outgoing]) -> list[list[Outgoing]]:
-    """Neighbours that can go in one call; what has a delay, a lifetime or a dedup id goes alone."""
+    """Neighbours that can go in one call; what has a delay, limits or a dedup id goes alone."""
     runs: list[list[Outgoing]] = []
     plain_before = False
     for one in messages:
-        plain = not (one.dedup_id or one.ttl or one.delay or one.deliver_at or one.delay_level)
+        own = (one.dedup_id, one.ttl, one.timeout, one.attempts, one.delay, one.deliver_at, one.delay_level)
+        plain = not any(own)
         if plain and plain_before and runs[-1][-1].priority == one.priority:
             runs[-1].append(one)
         else:

@@ -84,6 +84,12 @@ class Outgoing(Body):
     delay_level: Annotated[int, Field(ge=1, le=999)] | None = None
     shard_key: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     ttl: Annotated[float, Field(gt=0, le=DAYS_100_YEARS * 86400)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=86400)] | None = Field(
+        None, description="A handler that works on it for longer than so many seconds is interrupted."
+    )
+    attempts: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="How often it is tried in all; without it, as the group's retry policy says."
+    )
 
     def options(self) -> dict[str, Any]:
         given = self.model_dump(exclude={"body", "encoding", "topic"}, exclude_none=True)

@@ -26,9 +26,10 @@ from towline.frame.layout import (
     HEADER,
     HEADERS,
     KEY,
+    LIMIT,
     PRODUCED_AT,
     SHARD_KEY,
-    TIMEOUT,
+    timeout_us_in,
 )
 from towline.store.sql.tables import KEY_CHARACTERS
 
@@ -38,7 +39,7 @@ Row = tuple[int | str | bytes | None, ...]
 
 WHOLE: Final = -1
 """Stands for the place of the bodies where a frame is kept with them."""
-_EXTRAS: Final = KEY | HEADERS | DEDUP | SHARD_KEY | EXPIRES_AT | DELIVER_AT | TIMEOUT | PRODUCED_AT
+_EXTRAS: Final = KEY | HEADERS | DEDUP | SHARD_KEY | EXPIRES_AT | DELIVER_AT | LIMIT | PRODUCED_AT
 _PLAIN: Final = ("id", "body", "source_ip", "token", "appended_us")
 _TEXT_MAX: Final = 16_000
 
@@ -106,7 +107,7 @@ def messages_of(frame: Frame, origin: Origin, start: int, stop: int) -> Messages
             each = frame.numbers(flag, start, stop)
             if each is not None:
                 names.append(name)
-                extras.append([value or None for value in each])
+                extras.append([(timeout_us_in(value) if flag == LIMIT else value) or None for value in each])
     bodies = frame.bodies(start, stop)
     return Messages(range(first + start, first + stop), bodies, source, token, at_us, tuple(names), extras)
 
@@ -144,6 +145,6 @@ _TEXTS: Final[tuple[tuple[int, str, Callable[[bytes], str]], ...]] = (
 _NUMBERS: Final = (
     (EXPIRES_AT, "expires_us"),
     (DELIVER_AT, "deliver_us"),
-    (TIMEOUT, "timeout_us"),
+    (LIMIT, "timeout_us"),
     (PRODUCED_AT, "produced_us"),
 )
