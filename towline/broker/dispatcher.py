@@ -181,10 +181,7 @@ class Dispatcher:
 
     async def recall_limits(self) -> None:
         """After a start: see to the limits of the messages that consumers still hold."""
-        try:
-            await self._limits.recall(self.store, self.streams, self.clock)
-        except TowlineError as error:
-            log.error("%s: the limits of messages that are out cannot be read: %s", self.label, error)
+        await self._limits.recall(self.store, self.streams, self.clock, self.label)
         if self._limits:
             self.arm()
 

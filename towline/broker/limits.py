@@ -8,6 +8,7 @@ whole time for each. How often a message is tried its lease is told, which looks
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
@@ -15,12 +16,15 @@ from typing import Final
 from towline.broker.expiry import FLAGS_AT
 from towline.clock import Clock
 from towline.delivery import Group, Part
+from towline.errors import TowlineError
 from towline.frame import Frame
 from towline.frame.layout import LIMIT, attempts_in, timeout_us_in
 from towline.model import Span
 from towline.store import Chunk, Store
 
 __all__ = ["GRACE_US", "Limit", "Limits", "limits_of"]
+
+log = logging.getLogger("towline.broker")
 
 GRACE_US: Final = 1_000_000
 """The consumer's own clock is asked first."""
@@ -114,7 +118,7 @@ class Limits:
         """Wait until it is known."""
         await self._recalled.wait()
 
-    async def recall(self, store: Store, streams: Sequence[str], clock: Clock) -> None:
+    async def recall(self, store: Store, streams: Sequence[str], clock: Clock, label: str) -> None:
         """After a start, of the pulls that consumers hold: the time of their messages begins anew, because it is not
         known what was done in the broker's absence."""
         try:
@@ -124,6 +128,8 @@ class Limits:
                     limits += await _limits_within(store, streams[part.lane], part)
                 if limits and lease.pull in self._group.leases:
                     self.note(lease.pull, limits, clock.now_us())
+        except TowlineError as error:
+            log.error("%s: the limits of messages that are out cannot be read: %s", label, error)
         finally:
             self.recalling = False
             self._recalled.set()
