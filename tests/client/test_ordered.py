@@ -10,6 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from tests.client.either import do, each, entered
+from towline.client.sharding import KnownKeys
 from towline.errors import BadRequest, LeaseLost
 
 
@@ -160,3 +161,46 @@ async def test_a_producer_tells_which_messages_cannot_be_put_in_order(connect: A
         assert good.result().seq == 0
         assert isinstance(bad.exception(), BadRequest)
         await do(producer.close())
+
+
+def test_keys_that_come_again_are_looked_up_and_others_hashed() -> None:
+    def hashed(keys: list[str], shards: int) -> list[int]:
+        return [crc32c(key.encode()) % shards for key in keys]
+
+    known = KnownKeys()
+    often = [f"key-{number % 50}" for number in range(500)]
+    assert known.shards_of(often, 64) == hashed(often, 64)
+    assert known.shards_of(often, 64) == hashed(often, 64)
+    for keys in (
+        [f"once-{number}" for number in range(100)],
+        ["x" * 300] * 10,
+        ["new", "new", "new", "key-1", "ä", "ä", "ä"],
+        [f"many-{number % 9_990}" for number in range(20_000)],
+        often,
+    ):
+        assert known.shards_of(keys, 64) == hashed(keys, 64)
+
+
+async def test_many_small_frames_of_a_call_arrive_as_they_were(connect: Any, url: str, topic: str) -> None:
+    """Whatever columns there are: bodies, keys, headers, lifetimes and shard keys."""
+    bodies = [b"%d" % number for number in range(300)]
+    keys = [f"kä-{number % 17}" if number % 3 else None for number in range(300)]
+    headers = [{"n": str(number)} if number % 2 else None for number in range(300)]
+    shard_keys = [f"s-{number % 11}" for number in range(300)]
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(topic, shards=8))
+        receipts = await do(
+            mq.send_many(topic, bodies, keys=keys, headers=headers, shard_keys=shard_keys, ttl=3600, timeout=30)
+        )
+        assert [receipt.lane for receipt in receipts] == [str(crc32c(key.encode()) % 8) for key in shard_keys]
+        found: dict[bytes, Any] = {}
+        for lane in range(8):
+            page = await do(mq.browse(topic, lane, max_messages=300))
+            assert [message.seq for message in page] == list(range(len(page)))
+            assert [int(message.body) for message in page] == sorted(int(message.body) for message in page)
+            found |= {message.body: message for message in page}
+    for body, key, header, receipt in zip(bodies, keys, headers, receipts, strict=True):
+        message = found[body]
+        assert (message.key, message.headers, message.lane, message.seq) == (
+            key, header or {}, receipt.lane, receipt.seq
+        )  # fmt: skip

@@ -120,14 +120,7 @@ class Sender:
     ) -> asyncio.Future[Sent]:
         """Append checked frames as one unit. Messages that came already, by their dedup ids, are left out."""
         wanted = self._durability if durability is None else durability
-        topics: list[Topic] = []
-        lanes: list[Lane] = []
-        flags = 0
-        for (name, number, _), frame in zip(outgoing, frames, strict=True):
-            topic = self.find_topic(name)
-            topics.append(topic)
-            lanes.append(_lane(topic, number, frame))
-            flags |= frame.flags
+        topics, lanes, flags = self._lanes(outgoing, frames)
         screened = self._screen(outgoing, frames) if flags & DEDUP or mark is not None else None
         stored: Sequence[Frame | None] = frames if screened is None else screened.frames
         booking = self._book(outgoing, stored, source) if flags & DELIVER_AT else None
@@ -175,6 +168,21 @@ class Sender:
             _when(visible, sending.seen)
             _when(done, sending.stored)
         return sending.answer
+
+    def _lanes(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame]) -> tuple[list[Topic], list[Lane], int]:
+        """The topics, the lane of each frame, and the flags of all of them."""
+        topics: list[Topic] = []
+        lanes: list[Lane] = []
+        flags, last, topic = 0, "", None
+        for (name, number, _), frame in zip(outgoing, frames, strict=True):
+            if topic is None or name != last:
+                topic, last = self.find_topic(name), name
+                topics.append(topic)
+            if frame.flags & DELIVER_AT and topic.config.shards:
+                refuse_mixed(name, frame)
+            lanes.append(topic.lane(number))
+            flags |= frame.flags
+        return topics, lanes, flags
 
     def _book(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame | None], source: bytes) -> Booking | None:
         """Delayed messages go to the schedule instead of their lanes, unless all of a frame is due by now."""
@@ -248,13 +256,16 @@ class Sender:
             firsts = [delay_mark(first) if n in sent.delayed else first for n, first in enumerate(firsts)]
             self.messages += sum(frames[n].count for n in sent.delayed)
             self.bytes += sum(frames[n].length for n in sent.delayed)
+        at_us, messages, size = sent.appended_at_us, 0, 0
         for lane, append, frame, first in zip(lanes, kept, frames, firsts, strict=True):
-            if frame.producer_id:
-                self._producers.remember(frame.producer_id, frame.producer_seq, first, sent.appended_at_us)
             if append is not None:
-                lane.submitted(first, append, sent.appended_at_us, visible)
-                self.messages += append.count
-                self.bytes += len(append.frame)
+                lane.submitted(first, append, at_us, visible)
+                messages += append.count
+                size += len(append.frame)
+            if frame.producer_id:
+                self._producers.remember(frame.producer_id, frame.producer_seq, first, at_us)
+        self.messages += messages
+        self.bytes += size
 
     def settle(self, frames: Sequence[Frame], placed: _Placed | None, *, stored: bool) -> None:
         """The frames are stored, or never will be."""
@@ -268,12 +279,6 @@ class Sender:
         for frame in frames:
             if frame.producer_id:
                 self._producers.forget(frame.producer_id, frame.producer_seq)
-
-
-def _lane(topic: Topic, number: int, frame: Frame) -> Lane:
-    if topic.config.shards:
-        refuse_mixed(topic.config.name, frame)
-    return topic.lane(number)
 
 
 def _place(screened: Screened, lanes: Sequence[Lane], numbers: Sequence[int], waiting: Mapping[int, int]) -> _Placed:

@@ -14,7 +14,7 @@ from towline.client.outgoing import (
     Sender,
     as_dedup_id,
     as_headers,
-    as_key,
+    as_keys,
 )
 from towline.errors import BadRequest, TooLarge
 
@@ -41,7 +41,7 @@ class Columns:
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
         self.bodies = bodies
         self.times = times
-        self.keys = keys if keys is None else [as_key(key) for key in keys]
+        self.keys = keys if keys is None else as_keys(keys)
         self.dedup_ids = dedup_ids if dedup_ids is None else [as_dedup_id(one) for one in dedup_ids]
         if isinstance(headers, Mapping):
             self.headers = [as_headers(headers)] * len(bodies) if headers else None

@@ -44,15 +44,21 @@ class _Window:
 
     def add(self, seq: int, frame: Remembered) -> int:
         """Remember a frame; how many more there are than before."""
-        before = len(self.frames)
-        if seq not in self.frames:
-            insort(self.order, seq)
-        self.frames[seq] = frame
-        if len(self.frames) > WINDOW:
-            lowest = self.order.pop(0)
-            del self.frames[lowest]
-            self.floor = max(self.floor, lowest)
-        return len(self.frames) - before
+        frames, order = self.frames, self.order
+        if seq in frames:
+            frames[seq] = frame
+            return 0
+        frames[seq] = frame
+        if not order or seq > order[-1]:
+            order.append(seq)
+        else:
+            insort(order, seq)
+        if len(order) <= WINDOW:
+            return 1
+        lowest = order.pop(0)
+        del frames[lowest]
+        self.floor = max(self.floor, lowest)
+        return 0
 
     def remove(self, seq: int) -> bool:
         if self.frames.pop(seq, None) is None:

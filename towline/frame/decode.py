@@ -128,8 +128,12 @@ class Frame:
         few calls that run over whole columns; a compressed frame is unpacked for it."""
         texts = self._texts or self._lay_out()
         if self.count > 1:  # the two offsets of a single message were looked at on the way
-            for column in texts.values():
-                self.offsets(column)
+            region, length = self.columns, 4 * self.count + 4
+            for at, _, _, _ in texts.values():
+                offsets = _from_little_endian("I", region[at : at + length])
+                # The first and the last were looked at on the way, too.
+                if offsets != sorted(offsets):
+                    raise BadFrame(f"the offsets of messages 0 to {self.count} of a frame run backwards")
         return self
 
     @property

@@ -46,8 +46,12 @@ __all__ = [
     "encode_columns",
     "encode_events",
     "encode_frame",
+    "little_endian",
     "number_column",
+    "packed_headers",
     "text_column",
+    "too_large",
+    "utf8",
 ]
 
 _LARGE: Final = 64 << 10
@@ -107,16 +111,16 @@ def encode_frame(
     # One `if` a column, in the order of the layout: a loop over them costs a frame of one message a microsecond.
     if keys is not None and _has_values(keys, count):
         flags |= KEY
-        parts += text_column(_utf8(keys))
+        parts += string_column(keys)
     if headers is not None and _has_values(headers, count):
         flags |= HEADERS
-        parts += text_column([_pack_headers(value) if value else b"" for value in headers])
+        parts += text_column(packed_headers(headers))
     if dedup_ids is not None and _has_values(dedup_ids, count):
         flags |= DEDUP
-        parts += text_column(_utf8(dedup_ids))
+        parts += string_column(dedup_ids)
     if shard_keys is not None and _has_values(shard_keys, count):
         flags |= SHARD_KEY
-        parts += text_column(_utf8(shard_keys))
+        parts += string_column(shard_keys)
     expiry = (0, 0)
     if expires_at_us is not None and _has_values(expires_at_us, count):
         flags |= EXPIRES_AT
@@ -169,8 +173,22 @@ def _has_values(column: Sequence[object], count: int) -> bool:
     return any(column)
 
 
-def _utf8(values: Sequence[str | None]) -> list[bytes]:
-    return [value.encode() if value else b"" for value in values]
+def utf8(values: Sequence[str | None]) -> tuple[Sequence[bytes] | Sequence[str], bytes]:
+    """Texts whose lengths are those of their bytes, and these bytes back to back."""
+    try:
+        joined = "".join(values)  # type: ignore[arg-type]
+        if joined.isascii():
+            # Nearly always, and then nothing is done for each.
+            return values, joined.encode()  # type: ignore[return-value]
+    except TypeError:
+        # Some of them are None.
+        pass
+    encoded = [value.encode() if value else b"" for value in values]
+    return encoded, b"".join(encoded)
+
+
+def packed_headers(headers: Sequence[dict[str, str] | None]) -> list[bytes]:
+    return [_pack_headers(value) if value else b"" for value in headers]
 
 
 def _pack_headers(headers: dict[str, str]) -> bytes:
@@ -194,15 +212,7 @@ def text_column(values: Sequence[bytes], *, loose: bool = False) -> list[bytes]:
         # Single messages and single events are most of what is encoded where time matters most.
         length = len(values[0])
         return [_ONE.pack(0, length), values[0], pad8(length)]
-    try:
-        offsets = array("I", accumulate(map(len, values), initial=0))
-    except OverflowError:
-        raise _too_large() from None
-    length = offsets[-1]
-    # Before the values are joined: what is too large is not copied first.
-    if length > FRAME_MAX:
-        raise _too_large()
-    packed = _little_endian(offsets)
+    packed, length = _offsets(values)
     if loose and length >= _LARGE:
         return [packed, pad8(len(packed)), *values, pad8(length)]
     data = b"".join(values)
@@ -211,14 +221,36 @@ def text_column(values: Sequence[bytes], *, loose: bool = False) -> list[bytes]:
     return [packed, pad8(len(packed)), data, pad8(length)]
 
 
+def string_column(values: Sequence[str | None]) -> list[bytes]:
+    """The same for texts in UTF-8; empty is none."""
+    if len(values) == 1:
+        return text_column([values[0].encode() if values[0] else b""])
+    found, data = utf8(values)
+    packed, length = _offsets(found)
+    return [packed, pad8(len(packed)), data, pad8(length)]
+
+
+def _offsets(values: Sequence[bytes] | Sequence[str]) -> tuple[bytes, int]:
+    """Where each value begins and the last ends, as it lies in a frame; and this end."""
+    try:
+        offsets = array("I", accumulate(map(len, values), initial=0))
+    except OverflowError:
+        raise too_large() from None
+    length = offsets[-1]
+    # Before the values are joined: what is too large is not copied first.
+    if length > FRAME_MAX:
+        raise too_large()
+    return little_endian(offsets), length
+
+
 def number_column(values: Sequence[int]) -> bytes:
     try:
-        return _little_endian(array("q", values))
+        return little_endian(array("q", values))
     except OverflowError:
         raise BadFrame("a time or timeout of a message does not fit into 64 bits") from None
 
 
-def _little_endian(numbers: array[int]) -> bytes:
+def little_endian(numbers: array[int]) -> bytes:
     if sys.byteorder != "little":
         numbers.byteswap()
     return numbers.tobytes()
@@ -276,7 +308,7 @@ def _measure(parts: Sequence[bytes | memoryview], count: int, token: bytes) -> i
         raise TooLarge(f"a token is at most {TOKEN_MAX} bytes long, not {len(token)}")
     length = sum(map(len, parts))
     if length > FRAME_MAX:
-        raise _too_large()
+        raise too_large()
     return length
 
 
@@ -291,9 +323,9 @@ def _head(
         token += pad8(token_length)
     length = HEADER.size + len(token) + stored_length
     if length > FRAME_MAX:
-        raise _too_large()
+        raise too_large()
     return length, COVERED.pack(flags, token_length, count, columns_length, *numbers, 0), token
 
 
-def _too_large() -> TooLarge:
+def too_large() -> TooLarge:
     return TooLarge(f"a frame holds at most {FRAME_MAX} bytes: send fewer messages at a time")

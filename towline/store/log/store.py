@@ -189,7 +189,7 @@ class LogStore:
         at_us = self._last_at_us = max(self._clock.now_us(), self._last_at_us)
         waiting = Unit(segment, position, length, durability, done)
         firsts = waiting.add_frames(items, at_us, self._synced_in(segment))
-        for stream, _ in items:
+        for stream, _, _ in items:
             if stream.name not in self._streams:
                 self._streams[stream.name] = stream
         if durability is Durability.RECEIVED:
@@ -197,25 +197,29 @@ class LogStore:
         writer.submit(waiting, control=control)
         return Appended(firsts, at_us, done)
 
-    def _weigh(self, unit: Sequence[Append]) -> tuple[int, bool, list[tuple[Stream, Append]]]:
-        """The bytes that a unit takes, whether all of it is control records, and the streams it goes to."""
+    def _weigh(self, unit: Sequence[Append]) -> tuple[int, bool, list[tuple[Stream, int, Append]]]:
+        """The bytes that a unit takes, whether all of it is control records, and the streams it goes to, with what each
+        frame takes there."""
+        streams = self._streams
         if len(unit) == 1:
-            known = self._streams.get(unit[0].stream) or Stream(unit[0].stream)
-            return known.record_length(len(unit[0].frame)), unit[0].control, [(known, unit[0])]
-        length, control = 0, True
-        items: list[tuple[Stream, Append]] = []
+            known = streams.get(unit[0].stream) or Stream(unit[0].stream)
+            length = known.record_length(len(unit[0].frame))
+            return length, unit[0].control, [(known, length, unit[0])]
+        total, control = 0, True
+        items: list[tuple[Stream, int, Append]] = []
         new: dict[str, Stream] = {}
         for item in unit:
             name, frame, _, _, is_control = item
-            stream = self._streams.get(name)
+            stream = streams.get(name)
             if stream is None:
                 stream = new.get(name)
                 if stream is None:
                     stream = new[name] = Stream(name)
-            items.append((stream, item))
-            length += stream.record_length(len(frame))
+            length = stream.record_length(len(frame))
+            items.append((stream, length, item))
+            total += length
             control = control and is_control
-        return length, control, items
+        return total, control, items
 
     def _synced_in(self, segment: Segment) -> int:
         number, position = self._writer.synced

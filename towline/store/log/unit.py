@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from towline.model import Durability
 from towline.store.log.catalogue import Stream
@@ -34,15 +35,15 @@ class Unit:
         self.trim: tuple[Stream, int] | None = None
         self.published = False
 
-    def add_frames(self, items: list[tuple[Stream, Append]], at_us: int, synced: int) -> tuple[int, ...]:
-        """Number the frames and put the broker's stamp before each; answers their first numbers."""
+    def add_frames(self, items: Sequence[tuple[Stream, int, Append]], at_us: int, synced: int) -> tuple[int, ...]:
+        """Number the frames, which come with the lengths of their records, and put the broker's stamp before each;
+        answers their first numbers."""
         number, position, size = self.segment.number, self.position, len(items)
-        buffers = self.buffers
-        for index, (stream, (_, frame, count, source, _)) in enumerate(items):
+        buffers, entries, firsts = self.buffers, self.entries, []
+        for index, (stream, length, (_, frame, count, source, _)) in enumerate(items):
             assert count > 0, "a frame holds at least one record"
             assert len(source) <= 16, "a source is an IP address"
             base, frame_length, name = stream.next, len(frame), stream.encoded
-            length = stream.record_length(frame_length)
             tail = stamp_tail(
                 length, frame_length, len(name), FRAME, len(source), index, size, base, at_us, count, synced, source
             )
@@ -52,10 +53,11 @@ class Unit:
             buffers.append(frame)
             if frame_length & 7:
                 buffers.append(pad(frame_length))
-            self.entries.append((stream, base, position << 32 | length, frame_length << 32 | count, at_us))
+            entries.append((stream, base, position << 32 | length, frame_length << 32 | count, at_us))
+            firsts.append(base)
             stream.next = base + count
             position += length
-        return tuple([entry[1] for entry in self.entries])
+        return tuple(firsts)
 
     def add_trim(self, stream: Stream, before: int, at_us: int, synced: int) -> None:
         """Make this the record that says: nothing before this number of the stream can be read any more."""
