@@ -95,12 +95,12 @@ def test_positions_of_shards_survive_a_restart(disk: World) -> None:
 def test_a_sender_with_another_number_of_shards_is_refused(world: World) -> None:
     async def scenario(mq: Bench) -> None:
         await mq.broker.create_topic(TopicConfig("orders", shards=4))
-        mq.broker.expect_shards("orders", 4)
-        mq.broker.expect_shards("new", 0)
+        mq.broker.topics.expect_shards("orders", 4)
+        mq.broker.topics.expect_shards("new", 0)
         with pytest.raises(WrongShard, match="orders is ordered, with 4 shards, but the sender takes it for a shared"):
-            mq.broker.expect_shards("orders", 0)
+            mq.broker.topics.expect_shards("orders", 0)
         with pytest.raises(WrongShard, match="gone is shared"):
-            mq.broker.expect_shards("gone", 8)
+            mq.broker.topics.expect_shards("gone", 8)
         with pytest.raises(BadRequest, match="has no lane 4"):
             await mq.send("orders", b"a", lane=4)
         with pytest.raises(Conflict):

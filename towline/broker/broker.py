@@ -281,8 +281,8 @@ class Broker:
     def shard_count(self, name: str) -> int:
         return self.topics.shard_count(name)
 
-    def expect_shards(self, name: str, shards: int) -> None:
-        self.topics.expect_shards(name, shards)
+    def expect_shards(self, heads: Sequence[wire.FrameHead]) -> None:
+        self.topics.expect_all(heads)
 
     async def delete_topic(self, name: str) -> None:
         topic = self.topics.named(name)

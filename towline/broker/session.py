@@ -298,12 +298,10 @@ class Session(Connection):
     def _send(self, number: int, request: Send, attachments: memoryview) -> None:
         heads = request.frames
         self._sends += 1
+        self._broker.expect_shards(heads)
         if len(heads) == 1 and heads[0].length == len(attachments):
-            self._broker.expect_shards(heads[0].topic, heads[0].shards)
             unit = [(heads[0].topic, heads[0].lane, attachments)]
         else:
-            for topic, shards in {(head.topic, head.shards) for head in heads}:
-                self._broker.expect_shards(topic, shards)
             frames = split_attachments(attachments, [head.length for head in heads])
             unit = [(head.topic, head.lane, frame) for head, frame in zip(heads, frames, strict=True)]
         future = self._broker.send(unit, _DURABILITY[request.durability], source=self.peer.source, token=self._token)
@@ -318,8 +316,7 @@ class Session(Connection):
         self._expect(number, len(attachments), self._loop.create_task(work))
 
     def _stage(self, number: int, request: Stage, attachments: memoryview) -> None:
-        for head in request.frames:
-            self._broker.expect_shards(head.topic, head.shards)
+        self._broker.expect_shards(request.frames)
         frames = split_attachments(attachments, [head.length for head in request.frames])
         work = self._broker.staging.stage(request, frames, source=self.peer.source, token=self._token)
         self._expect(number, len(attachments), self._loop.create_task(work))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -91,6 +91,14 @@ class Topics(dict[str, Topic]):
         actual = 0 if (topic := self.get(name)) is None else topic.config.shards
         if actual != shards:
             raise wrong_shard(name, actual, shards)
+
+    def expect_all(self, heads: Sequence[wire.FrameHead]) -> None:
+        """The same for the frames of a unit, of which neighbours mostly go to the same topic."""
+        name, shards = "", -1
+        for head in heads:
+            if head.shards != shards or head.topic != name:
+                name, shards = head.topic, head.shards
+                self.expect_shards(name, shards)
 
     # Making and changing
 
