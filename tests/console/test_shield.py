@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import re
 import time
@@ -98,6 +99,9 @@ def test_the_broker_decides_what_is_seen_and_done(page: Page) -> None:
     page.goto("/audit")
     expect(page.get_by_text("You may not see this")).to_be_visible()
     page.goto("/message/orders/middle/0")
+    expect(page.get_by_text("You may not read it")).to_be_visible()
+    expect(page.get_by_text("What became of it")).to_be_visible()
+    page.goto("/message/salaries/middle/0")
     expect(page.get_by_text("You may not see this")).to_be_visible()
 
 
@@ -199,6 +203,56 @@ def test_every_answer_carries_the_headers_that_protect_it(guarded: ConsoleProces
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"
     assert headers["X-Frame-Options"] == "DENY"
+
+
+def directives(answer: http.client.HTTPResponse) -> dict[str, str]:
+    said = answer.headers["Content-Security-Policy"].split("; ")
+    return {name: sources for name, _, sources in (one.partition(" ") for one in said)}
+
+
+def test_a_page_names_its_own_scripts_and_no_others(console: ConsoleProcess, guarded: ConsoleProcess) -> None:
+    seen = set()
+    for headers in ({}, {"Accept_Encoding": "gzip"}, {}):
+        parts = urlsplit(console.url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+        connection.request("GET", "/topics", headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        body = answer.read()
+        text = (gzip.decompress(body) if answer.headers["Content-Encoding"] == "gzip" else body).decode()
+        connection.close()
+        said = directives(answer)
+        found = re.fullmatch(r"'self' 'nonce-([\w-]{20,})' 'unsafe-eval'", said["script-src"])
+        assert found, said
+        assert (said["script-src-attr"], said["object-src"], said["base-uri"]) == ("'none'", "'none'", "'none'")
+        inline = re.findall(r"<script(?![^>]* src=)([^>]*)>", text)
+        assert len(inline) == 4
+        assert all(f'nonce="{found[1]}"' in one for one in inline)
+        seen.add(found[1])
+    assert len(seen) == 3, "a number for each page"
+    for path in ("/login", "/healthz", "/static/theme.css", "/api/openapi.json"):
+        assert directives(ask(guarded.url, path))["script-src"] == "'self'", path
+
+
+def test_scripts_that_come_into_a_page_do_not_run(page: Page) -> None:
+    login(page, "root", path="/topics")
+    expect(page.get_by_role("link", name="orders")).to_be_visible()
+    blocked = page.evaluate(
+        """() => new Promise((done) => {
+            const blocked = [];
+            document.addEventListener("securitypolicyviolation", (event) => {
+                blocked.push(event.effectiveDirective);
+                if (blocked.length === 3) done(blocked.sort());
+            });
+            const script = document.createElement("script");
+            script.textContent = "window.ran = 'script'";
+            document.body.append(script);
+            const box = document.createElement("div");
+            box.innerHTML = `<img src="/nowhere" onerror="window.ran = 'attribute'"><iframe src="https://example.com">`;
+            document.body.append(box);
+        })"""
+    )
+    assert blocked == ["frame-src", "script-src-attr", "script-src-elem"]
+    assert page.evaluate("window.ran") is None
 
 
 def test_pages_of_other_sites_reach_nothing(console: ConsoleProcess, guarded: ConsoleProcess) -> None:

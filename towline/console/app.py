@@ -11,12 +11,14 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
+from nicegui import app as toolkit
 from nicegui import ui
 from starlette.types import ASGIApp
 
 from towline.console.downloads import download_routes
 from towline.console.frame import use_sessions
 from towline.console.login import login_routes
+from towline.console.nonces import Nonces
 from towline.console.pages import (
     access,
     alarms,
@@ -74,6 +76,7 @@ def console_app(
     async def healthy() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
 
+    toolkit.add_middleware(Nonces)
     ui.run_with(
         app,
         title="Towline",

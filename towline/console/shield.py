@@ -17,6 +17,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from towline.console.nonces import HEADER, policy
 from towline.console.sessions import Sessions
 from towline.errors import Refused, TowlineError
 
@@ -25,23 +26,7 @@ __all__ = ["COOKIE", "Shield", "session_key"]
 COOKIE: Final = "towline_session"
 OPEN: Final = ("/login", "/_nicegui/", "/static/", "/favicon.ico", "/api", "/healthz")
 """Anyone may ask for these: assets, the login, and the REST door, which asks by itself."""
-POLICY: Final = "; ".join(
-    (
-        "default-src 'self'",
-        # The toolkit compiles its templates in the browser, and starts with a script in the page.
-        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
-        "style-src 'self' 'unsafe-inline'",
-        "img-src 'self' data:",
-        "font-src 'self' data:",
-        "connect-src 'self'",
-        "object-src 'none'",
-        "base-uri 'none'",
-        "form-action 'self'",
-        "frame-ancestors 'none'",
-    )
-)
 HEADERS: Final = (
-    ("Content-Security-Policy", POLICY),
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),
     ("Referrer-Policy", "same-origin"),
@@ -124,6 +109,7 @@ class Shield:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS:
                     headers[name] = value
+                headers.setdefault(HEADER, policy())
                 if self._tls:
                     headers["Strict-Transport-Security"] = "max-age=31536000"
                 if not path.startswith(("/_nicegui/", "/static/", "/api")):

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from nicegui import ui
 
 from towline.console.dialogs import confirm, form
 from towline.console.frame import View, act, badge, button, console_page, empty, go, head, panel
 from towline.console.table import Column, Query, Table
-from towline.console.words import plain
+from towline.console.words import many, plain
 from towline.errors import TowlineError
-from towline.protocol.access import ACTIONS, RESOURCES, TokenMade
+from towline.protocol.access import ACTIONS, RESOURCES, Grant, Rule, TokenMade, TokenState, UserState
 
 __all__ = ["access_page"]
 
 DAY_S = 86400.0
+T = TypeVar("T")
 
 
 @console_page("/access", "Access")
@@ -43,110 +45,132 @@ async def access_page(view: View) -> None:
     await _rules(view)
 
 
-async def _users(view: View) -> None:
+async def _panel(
+    view: View,
+    title: str,
+    found: Callable[[], Awaitable[Sequence[T]]],
+    row: Callable[[T], dict[str, Any]],
+    columns: list[Column],
+    *,
+    about: str = "",
+    nothing: tuple[str, str, str],
+    new: tuple[str, Callable[[View], None]],
+    drop: tuple[str, Callable[[View, list[str]], Awaitable[None]]],
+) -> None:
+    """A list of one kind, with what can be made and taken away; or why it may not be seen."""
     try:
-        users = await view.mq.access.users()
+        all_ = await found()
     except TowlineError as error:
-        with panel("Users"):
+        with panel(title):
             empty("lock", "You may not see them", str(error))
         return
 
     async def fetch(query: Query) -> tuple[int, list[dict[str, Any]]]:
-        rows = [
-            {
-                "id": one.name,
-                "name": one.name,
-                "roles": ", ".join(one.roles) or "–",
-                "state": {"text": "disabled", "tone": "bad"} if one.disabled else {"text": "active", "tone": "good"},
-                "password": "yes" if one.has_password else "no",
-                "made": view.moment(one.created_at_us),
-            }
-            for one in users[query.first : query.first + query.limit]
-        ]
-        return len(users), rows
+        return len(all_), [row(one) for one in all_[query.first : query.first + query.limit]]
+
+    with panel(title, about):
+        table = Table(columns, fetch, nothing=nothing, select=True)
+        await table.load()
+        with ui.element("div").classes("tl-row"):
+            button(new[0], icon="add", on_click=lambda: new[1](view)).classes("tl-plain")
+            button(drop[0], on_click=lambda: drop[1](view, table.selected)).classes("tl-danger")
+
+
+async def _users(view: View) -> None:
+    def row(one: UserState) -> dict[str, Any]:
+        return {
+            "id": one.name,
+            "name": one.name,
+            "roles": ", ".join(one.roles) or "–",
+            "state": {"text": "disabled", "tone": "bad"} if one.disabled else {"text": "active", "tone": "good"},
+            "password": "yes" if one.has_password else "no",
+            "made": view.moment(one.created_at_us),
+        }
 
     columns = [
         Column("name", "User"), Column("roles", "Roles"), Column("state", "State", "badge"),
         Column("password", "Password", wide=True), Column("made", "Made", wide=True),
     ]  # fmt: skip
-    with panel("Users"):
-        table = Table(columns, fetch, nothing=("person", "No users", ""), select=True)
-        await table.load()
-        with ui.element("div").classes("tl-row"):
-            button("New user", icon="person_add", on_click=lambda: _new_user(view)).classes("tl-plain")
-            button("Delete selected …", on_click=lambda: _delete_users(view, table.selected)).classes("tl-danger")
+    await _panel(
+        view, "Users", view.mq.access.users, row, columns, nothing=("person", "No users", ""),
+        new=("New user", _new_user), drop=("Delete selected …", _delete_users),
+    )  # fmt: skip
 
 
 async def _tokens(view: View) -> None:
-    try:
-        tokens = await view.mq.access.tokens()
-    except TowlineError as error:
-        with panel("Tokens"):
-            empty("lock", "You may not see them", str(error))
-        return
-
-    async def fetch(query: Query) -> tuple[int, list[dict[str, Any]]]:
-        rows = [
-            {
-                "id": one.name,
-                "name": one.name,
-                "owner": one.owner or "–",
-                "scopes": ", ".join(f"{s.action} {s.resource} {s.name}" for s in one.scopes) or "all its owner may",
-                "expires": ", ".join(view.moment(s.expires_at_us) if s.expires_at_us else "never" for s in one.secrets),
-                "used": view.moment(max((s.last_used_us for s in one.secrets), default=0)),
-            }
-            for one in tokens[query.first : query.first + query.limit]
-        ]
-        return len(tokens), rows
+    def row(one: TokenState) -> dict[str, Any]:
+        return {
+            "id": one.name,
+            "name": one.name,
+            "owner": one.owner or "–",
+            "scopes": ", ".join(f"{s.action} {s.resource} {s.name}" for s in one.scopes) or "all its owner may",
+            "expires": ", ".join(view.moment(s.expires_at_us) if s.expires_at_us else "never" for s in one.secrets),
+            "used": view.moment(max((s.last_used_us for s in one.secrets), default=0)),
+        }
 
     columns = [
         Column("name", "Token"), Column("owner", "Of"), Column("scopes", "May", "cut", wide=True),
         Column("expires", "Expires"), Column("used", "Last used", wide=True),
     ]  # fmt: skip
-    with panel("Tokens"):
-        table = Table(columns, fetch, nothing=("key", "No tokens", "Programs log in with tokens."), select=True)
-        await table.load()
-        with ui.element("div").classes("tl-row"):
-            button("New token", icon="add", on_click=lambda: _new_token(view)).classes("tl-plain")
-            button("Revoke selected …", on_click=lambda: _revoke(view, table.selected)).classes("tl-danger")
+    await _panel(
+        view, "Tokens", view.mq.access.tokens, row, columns,
+        nothing=("key", "No tokens", "Programs log in with tokens."),
+        new=("New token", _new_token), drop=("Revoke selected …", _revoke),
+    )  # fmt: skip
 
 
 async def _rules(view: View) -> None:
-    try:
-        found = await view.mq.access.rules()
-    except TowlineError as error:
-        with panel("Rules"):
-            empty("lock", "You may not see them", str(error))
-        return
+    roles: dict[str, list[Grant]] = {}
 
-    async def fetch(query: Query) -> tuple[int, list[dict[str, Any]]]:
-        rows = [
-            {
-                "id": str(one.id),
-                "effect": {"text": one.effect, "tone": "good" if one.effect == "allow" else "bad"},
-                "subject": one.subject,
-                "action": one.action,
-                "what": f"{one.resource} {one.name}",
-                "by": plain(one.created_by),
-            }
-            for one in found.rules[query.first : query.first + query.limit]
-        ]
-        return len(found.rules), rows
+    async def found() -> list[Rule]:
+        answer = await view.mq.access.rules()
+        roles.update(answer.roles)
+        return answer.rules
+
+    def row(one: Rule) -> dict[str, Any]:
+        return {
+            "id": str(one.id),
+            "effect": {"text": one.effect, "tone": "good" if one.effect == "allow" else "bad"},
+            "subject": one.subject,
+            "action": one.action,
+            "what": f"{one.resource} {one.name}",
+            "by": plain(one.created_by),
+        }
 
     columns = [
         Column("effect", "", "badge"), Column("subject", "Who"), Column("action", "May"), Column("what", "On"),
         Column("by", "Made by", wide=True),
     ]  # fmt: skip
-    with panel("Rules", "a deny beats every allow; what no rule allows is refused"):
-        table = Table(columns, fetch, nothing=("rule", "No rules", "Roles alone say who may what."), select=True)
-        await table.load()
-        with ui.element("div").classes("tl-row"):
-            button("New rule", icon="add", on_click=lambda: _new_rule(view)).classes("tl-plain")
-            button("Remove selected …", on_click=lambda: _drop_rules(view, table.selected)).classes("tl-danger")
-        for role, grants in sorted(found.roles.items()):
-            with ui.element("div").classes("tl-row"):
-                badge(f"role:{role}", "accent")
-                ui.label(", ".join(f"{one.action} {one.resource}" for one in grants)).classes("tl-sub")
+    await _panel(
+        view, "Rules", found, row, columns, about="a deny beats every allow; what no rule allows is refused",
+        nothing=("rule", "No rules", "Roles alone say who may what."),
+        new=("New rule", _new_rule), drop=("Remove selected …", _drop_rules),
+    )  # fmt: skip
+    if roles:
+        with panel("Roles"):
+            for role, grants in sorted(roles.items()):
+                with ui.element("div").classes("tl-row"):
+                    badge(f"role:{role}", "accent")
+                    ui.label(", ".join(f"{one.action} {one.resource}" for one in grants)).classes("tl-sub")
+
+
+async def _made(work: Awaitable[Any], done: str) -> bool:
+    """Do it, and show the page anew."""
+    if await act(work, done):
+        go("/access")
+        return True
+    return False
+
+
+async def _each(
+    view: View, names: list[str], question: tuple[str, str, str], drop: Callable[[str], Awaitable[Any]], done: str
+) -> None:
+    """Ask once, then take away one after the other."""
+    title, text, label = question
+    if names and await confirm(view, title, text, label=label):
+        for name in names:
+            await act(drop(name), f"{name} {done}")
+        go("/access")
 
 
 def _password(view: View, name: str) -> None:
@@ -165,10 +189,7 @@ def _new_user(view: View) -> None:
         made = view.mq.access.create_user(
             (name.value or "").strip(), password.value or None, roles=(roles.value or "").replace(",", " ").split()
         )
-        done = await act(made, "The user was made")
-        if done:
-            go("/access")
-        return done
+        return await _made(made, "The user was made")
 
     with form("New user", "Make it", save):
         name = ui.input("Name").props("outlined dense autofocus maxlength=64")
@@ -177,12 +198,8 @@ def _new_user(view: View) -> None:
 
 
 async def _delete_users(view: View, names: list[str]) -> None:
-    if names and await confirm(
-        view, "Delete users?", ", ".join(names) + ": with their tokens and rules.", label="Delete"
-    ):
-        for name in names:
-            await act(view.mq.access.delete_user(name), f"{name} was deleted")
-        go("/access")
+    question = ("Delete users?", ", ".join(names) + ": with their tokens and rules.", "Delete")
+    await _each(view, names, question, view.mq.access.delete_user, "was deleted")
 
 
 def _new_token(view: View) -> None:
@@ -219,24 +236,15 @@ def _secret(view: View, made: TokenMade) -> None:
 
 
 async def _revoke(view: View, names: list[str]) -> None:
-    if names and await confirm(
-        view, "Revoke tokens?", ", ".join(names) + ": their connections are closed.", label="Revoke"
-    ):
-        for name in names:
-            await act(view.mq.access.revoke_token(name), f"{name} was revoked")
-        go("/access")
+    question = ("Revoke tokens?", ", ".join(names) + ": their connections are closed.", "Revoke")
+    await _each(view, names, question, view.mq.access.revoke_token, "was revoked")
 
 
 def _new_rule(view: View) -> None:
     async def save() -> bool:
         add = view.mq.access.allow if effect.value == "allow" else view.mq.access.deny
-        done = await act(
-            add((who.value or "").strip(), action.value, resource.value, (name.value or "*").strip()),
-            "The rule was made",
-        )
-        if done:
-            go("/access")
-        return done
+        made = add((who.value or "").strip(), action.value, resource.value, (name.value or "*").strip())
+        return await _made(made, "The rule was made")
 
     with form("New rule", "Make it", save):
         with ui.element("div").classes("tl-row"):
@@ -253,7 +261,5 @@ def _new_rule(view: View) -> None:
 
 
 async def _drop_rules(view: View, ids: list[str]) -> None:
-    if ids and await confirm(view, "Remove rules?", f"{len(ids):,} rules.", label="Remove"):
-        for one in ids:
-            await act(view.mq.access.drop_rule(int(one)), "Removed")
-        go("/access")
+    question = ("Remove rules?", f"{many(len(ids), 'rule')}.", "Remove")
+    await _each(view, ids, question, lambda one: view.mq.access.drop_rule(int(one)), "was removed")
