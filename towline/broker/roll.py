@@ -36,6 +36,9 @@ class Roll:
         self._itself = itself
         """Whether the broker's own row is ours to write."""
         self._written: dict[str, Entry] = {}
+        """What the table holds of us."""
+        self._there: dict[str, str] = {}
+        """The kinds of all that may be in it by their names: also of those whose writing had no answer."""
         self._beat_s = -BEAT_S
         self._task: asyncio.Task[None] | None = None
 
@@ -48,7 +51,7 @@ class Roll:
             self._task.cancel()
             await asyncio.wait([self._task])
         try:
-            await self._roster.leave_all([(entry.kind, name) for name, entry in self._written.items()])
+            await self._roster.leave_all([(kind, name) for name, kind in self._there.items()])
         except TowlineError as error:
             log.debug("the rows of this broker in mq_registry are left to expire: %s", error)
 
@@ -67,16 +70,20 @@ class Roll:
         now_s = asyncio.get_running_loop().time()
         due = now_s - self._beat_s >= BEAT_S
         news = [entry for name, entry in entries.items() if due or self._written.get(name) != entry]
-        gone = [(entry.kind, name) for name, entry in self._written.items() if name not in entries]
         if news:
+            self._there.update((entry.name, entry.kind) for entry in news)
             await self._roster.beat_all(news)
+            self._written.update((entry.name, entry) for entry in news)
+        gone = [name for name in self._there if name not in entries]
         if gone:
-            await self._roster.leave_all(gone)
+            await self._roster.leave_all([(self._there[name], name) for name in gone])
+            for name in gone:
+                del self._there[name]
+                self._written.pop(name, None)
         if due:
+            self._beat_s = now_s
             await self._roster.drop_silent(CONSUMER, GONE_S)
             await self._roster.drop_silent(BROKER, GONE_S)
-            self._beat_s = now_s
-        self._written = entries
 
     def _entries(self) -> list[Entry]:
         registry = self._registry
