@@ -21,6 +21,7 @@
     ├── Unavailable             the broker cannot be reached, or is shutting down (retriable)
     │   ├── NotOwner            another broker serves this topic (retriable)
     │   ├── Overtaken           another broker changed the same thing in that moment (retriable)
+    │   ├── Stopping            the broker shuts down; what it has not answered it has not done (retriable)
     │   └── Timeout             no answer in time (retriable)
     ├── ProtocolError           bytes that are not this protocol
     └── Closed                  the client, consumer or producer was closed
@@ -50,6 +51,7 @@ __all__ = [
     "ProtocolError",
     "QueueFull",
     "Refused",
+    "Stopping",
     "StoreDamaged",
     "StoreFailed",
     "StoreLocked",
@@ -199,6 +201,12 @@ class Overtaken(Unavailable):
     """Another broker has changed the same thing in this moment: try again."""
 
     code = "overtaken"
+
+
+class Stopping(Unavailable):
+    """The broker shuts down. What it has not answered by now it has not carried out, and never will."""
+
+    code = "stopping"
 
 
 class Timeout(Unavailable):

@@ -276,12 +276,11 @@ class Connection(asyncio.BufferedProtocol):
     async def _look(self, envelope: Envelope, look: Callable[[], Awaitable[None]]) -> None:
         try:
             await look()
-            if self.state is not State.OPEN:
-                raise Unavailable("the broker is shutting down: try another one, or again")
         except Exception as error:
             self.fail(envelope.number, error, envelope.kind)
         else:
-            self._backlog.appendleft(envelope)
+            if self.state is State.OPEN:
+                self._backlog.appendleft(envelope)
         self._looking = None
         self.release(HOLD_LOOK)
         self.finish()

@@ -16,7 +16,7 @@ from towline.broker.connection import Line
 from towline.broker.maintenance import every
 from towline.broker.metrics_server import MetricsServer
 from towline.broker.session import Session
-from towline.errors import Unavailable
+from towline.errors import Stopping, Unavailable
 
 __all__ = ["Server"]
 
@@ -90,14 +90,14 @@ class Server:
         return await MetricsServer.start(self._broker, self._access, host, port)
 
     async def drain_and_close(self) -> None:
-        """Stop listening, let running requests be answered and waiting pulls return empty, then close: all of it
-        within `drain_s`."""
+        """Stop listening, let running requests be answered and waiting pulls return empty, say that all else was not
+        carried out, then close: all of it within `drain_s`."""
         loop, connections, drain_s = self._line.loop, self._line.connections, self._broker.settings.drain_s
         if self._listener is not None:
             self._listener.close()
         deadline_s = loop.time() + drain_s
         for connection in list(connections):
-            connection.end(None, within_s=drain_s)
+            connection.end(Stopping(), within_s=drain_s)
         while connections and loop.time() < deadline_s:
             # Again and again, because a pull may begin to wait only now.
             self._broker.release_waiters()

@@ -13,12 +13,12 @@ we know of, so that one whose answer got lost goes back to the group.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from towline.errors import NotLetIn, NotOwner, ProtocolError, Refused, TowlineError, Unavailable, from_code
+from towline.errors import NotLetIn, NotOwner, ProtocolError, Refused, Stopping, TowlineError, Unavailable, from_code
 from towline.protocol import PREFACE, Decoder, Envelope, decode_answer, encode_envelope
 from towline.protocol.messages import (
     VERSION,
@@ -236,6 +236,8 @@ class Connection:
 
         Raises when the socket is to be given up: bytes that make no sense, or a broker that ends the connection."""
         out: list[Buffer] = []
+        going: TowlineError | None = None
+        kept: set[Call] = set()
         for envelope in self._decoder.feed(data):
             call = self._calls.get(envelope.number)
             if call is None:
@@ -243,27 +245,37 @@ class Connection:
                 if handler is not None:
                     out += handler(envelope)
                 elif envelope.number == 0:
-                    self._on_last_word(envelope)
+                    self._on_last_word(envelope, kept)
                 continue
             answer = decode_answer(envelope)
             self.answered += 1
             if isinstance(answer, Failed):
                 if answer.code == _UNAVAILABLE or (self.follows and answer.code == NotOwner.code):
-                    # A broker that is going away, or not the right one. The call stays with us, for the next broker.
+                    # A broker that is going away, or not the right one. The call stays with us, for the next broker;
+                    # but what else it says in this moment still counts.
                     call.sent -= 1
-                    raise from_code(answer.code, answer.message)
+                    kept.add(call)
+                    going = going or from_code(answer.code, answer.message)
+                    continue
                 del self._calls[envelope.number]
                 call.fail(from_code(answer.code, answer.message))
             else:
                 del self._calls[envelope.number]
                 call.finish(answer, envelope.attachments)
+        if going is not None:
+            raise going
         return out
 
-    def _on_last_word(self, envelope: Envelope) -> None:
+    def _on_last_word(self, envelope: Envelope, kept: Set[Call]) -> None:
         """The broker ends the connection, and says why under a number that is nobody's."""
         answer = decode_answer(envelope)
         if isinstance(answer, Failed):
-            raise from_code(answer.code, answer.message)
+            error = from_code(answer.code, answer.message)
+            if isinstance(error, Stopping) and self.ready:
+                # It says that it has done nothing of all that is not answered: another broker may.
+                for call in self._calls.values():
+                    call.sent -= call not in kept
+            raise error
 
     def _on_welcome(self, envelope: Envelope) -> list[Buffer]:
         answer = decode_answer(envelope)
