@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import towline
 from tests.cluster.conftest import Brokers, eventually
 from tests.cluster.load import Load
 from tests.sql.server import MariaDb, needs_mariadb
+from towline.errors import Unavailable
 
 
 @pytest.fixture
@@ -66,3 +68,29 @@ def test_while_the_database_is_away_clients_wait_or_are_told_and_all_recovers(
             server.signal(signal.SIGCONT)
         load.stop()
     assert not load.errors
+
+
+def test_who_is_not_served_because_the_database_is_away_is_told_so(
+    server: MariaDb, cluster_of: Callable[..., Brokers], topic: str
+) -> None:
+    brokers = cluster_of(2, "--store-wait-s", "1", stores=[server.url("queue")] * 2).start().wait_for()
+    with towline.connect(brokers.url, timeout=30) as mq:
+        mq.send(topic, b"x")
+    [[owner]] = server.sql("SELECT address FROM mq_realm", "queue")
+    victim = brokers.ports.index(int(owner.rpartition(":")[2]))
+    server.stop()
+    brokers.kill(victim)
+
+    def told() -> bool:
+        with (
+            towline.connect(f"towline://{brokers.address(1 - victim)}", timeout=2) as mq,
+            pytest.raises(Unavailable) as caught,
+        ):
+            mq.send(topic, b"y")
+        return "queue cannot be reached: " in str(caught.value)
+
+    eventually(told)
+    server.start()
+    with towline.connect(f"towline://{brokers.address(1 - victim)}", timeout=30) as mq:
+        mq.send(topic, b"z")
+        assert [message.body for message in mq.browse(topic)] == [b"x", b"z"]

@@ -107,7 +107,7 @@ def test_a_database_that_cannot_be_had_is_one_clear_line() -> None:
         "error: store 'mysql://x': write mysql://USER@HOST:PORT/DATABASE, several hosts with commas\n"
     )
     said = failing_start(store="mysql://nobody@127.0.0.1:1/queue")
-    assert said.startswith("error: the database nobody@127.0.0.1:1/queue cannot be used at the moment: cannot connect")
+    assert said.startswith("error: the database nobody@127.0.0.1:1/queue cannot be reached: cannot connect")
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:

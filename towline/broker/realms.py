@@ -106,7 +106,8 @@ class Realms:
         self._names = [MAIN, *(f"realm-{number}" for number in range(1, settings.realms))]
         self._holders: dict[str, Holder] = {}
         self._free_since: dict[str, float] = {}
-        self._trouble = ""
+        self._looked_s = 0.0
+        """When it was last seen who has what."""
         self._moving: set[str] = set()
         self._dead: set[str] = set()
         """Owners of realms that were killed, although their leases run on."""
@@ -186,11 +187,20 @@ class Realms:
         if broker is not None:
             return broker
         what = f"topic {topic}" if topic else f"realm {realm}"
-        holder = self._holders.get(realm)
-        if holder is None or not holder.address or holder.left_s <= 0 or holder.owner == self.front.registry.id:
-            why = f", because the database cannot be asked ({self._trouble})" if self._trouble else ""
-            raise NotOwner(f"{what} has no broker in this moment{why}: try again")
+        holder, silent_s = self._holders.get(realm), self._clock.steady_s() - self._looked_s
+        here = holder is not None and holder.owner == self.front.registry.id
+        if holder is None or not holder.address or holder.left_s <= silent_s or here:
+            raise NotOwner(f"{what} has no broker in this moment: {self._why(silent_s)}")
         raise NotOwner(f"{what} is served by the broker at {holder.address}")
+
+    def _why(self, silent_s: float) -> str:
+        """Why nobody has a realm: it is being taken, or the database is away."""
+        if self.database.trouble is not None:
+            return f"{self.database.trouble}: then all goes on by itself"
+        if silent_s > PATIENCE_S:
+            label = self.database.label
+            return f"the database {label} has not answered for {silent_s:.0f} s. When it does, all goes on by itself"
+        return "try again"
 
     # Taking and giving
 
@@ -198,9 +208,7 @@ class Realms:
         while True:
             try:
                 await self._look()
-                self._trouble = ""
             except TowlineError as error:
-                self._trouble = str(error)
                 log.warning("the realms of the database could not be looked at: %s", error)
             except Exception:
                 log.exception("looking after the realms of the database failed")
@@ -213,7 +221,7 @@ class Realms:
 
     async def _look(self) -> None:
         self._holders = {holder.realm: holder for holder in await self._ownership.holders()}
-        now_s = self._clock.steady_s()
+        now_s = self._looked_s = self._clock.steady_s()
         alive = [one for one in self.front.registry.states() if one.state == "alive"]
         settled = [one.id for one in alive if one.uptime_s > SETTLE_S]
         await self._find_dead()

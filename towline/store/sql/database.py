@@ -188,6 +188,8 @@ class Database:
         self.galera = False
         self.tidb = False
         self.version = ""
+        self.trouble: TowlineError | None = None
+        """Why it could not be read when it was last tried."""
         self.encoding: Encoding = TEXT
         """How rows go to this database; known from the first connection on."""
         self._tls = settings.tls()
@@ -321,10 +323,13 @@ class Database:
         while True:
             try:
                 async with self.borrow() as connection:
-                    return await what(connection)
+                    found = await what(connection)
+                self.trouble = None
+                return found
             except TowlineError:
                 raise
             except Exception as error:
+                self.trouble = explain(error, self.label)
                 if classify(error) not in {Fault.AGAIN, Fault.ELSEWHERE} or loop.time() >= deadline:
                     raise explain(error, self.label) from error
                 log.debug("the database %s is asked again: %s", self.label, in_words(error))

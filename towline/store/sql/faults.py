@@ -133,5 +133,7 @@ def explain(error: BaseException, label: str) -> TowlineError:
             )
         case Fault.FINAL:
             return StoreFailed(f"the database {label} failed: {in_words(error)}")
+        case Fault.ELSEWHERE:
+            return Unavailable(f"the database {label} cannot be reached: {in_words(error)}. Try again when it is back")
         case _:
             return Unavailable(f"the database {label} cannot be used at the moment: {in_words(error)}. Try again later")
