@@ -204,12 +204,15 @@ class Accumulator(Generic[P]):
 
     # Parcels out
 
-    def take(self, now: float) -> list[Parcel]:
-        """The parcels to send now."""
+    def take(self, now: float, at_most: int | None = None) -> list[Parcel]:
+        """The parcels to send now; with `at_most`, take again until there is none."""
         self._end_lingering(now)
         self._end_waiting(now)
         parcels: list[Parcel] = []
-        while self._ready and len(self._flying) < self.limits.max_in_flight:
+        most = self.limits.max_in_flight
+        if at_most is not None:
+            most = min(most, len(self._flying) + at_most)
+        while self._ready and len(self._flying) < most:
             lane = self._ready.popleft()
             if not lane.full and lane.filling is not None:
                 self._close(lane, lane.filling)

@@ -85,9 +85,13 @@ class AioLink:
             self.connection.abandon(call)
 
     async def start(self, call: Call) -> None:
+        await self.room()
+        self.start_now(call)
+
+    async def room(self) -> None:
+        """Wait while too much is on the way already."""
         while self._room is not None and not self._closed:
             await asyncio.shield(self._room)
-        self.start_now(call)
 
     def start_now(self, call: Call) -> None:
         """Ask without regard for how much is on the way already."""

@@ -290,15 +290,18 @@ class Producer:
     async def _work(self) -> None:
         while True:
             self._stirred.clear()
-            for parcel in self._accumulator.take(time.monotonic()):
-                call = self._shipping.pack(parcel)
+            # What is taken is started in the same moment: while we wait for room, topics may be given away.
+            await self._link.room()
+            while parcels := self._accumulator.take(time.monotonic(), 1):
+                call = self._shipping.pack(parcels[0])
                 if call is not None:
                     call.wake = self._stirred.set
-                    await self._link.start(call)
+                    self._link.start_now(call)
+                await self._link.room()
             spooled = self._shipping.next_spooled(time.monotonic())
             if spooled is not None:
                 spooled.wake = self._stirred.set
-                await self._link.start(spooled)
+                self._link.start_now(spooled)
             await self._sleep()
             now = time.monotonic()
             for parcel in self._accumulator.expired(now):

@@ -348,6 +348,12 @@ class Link:
         with self.lock:
             self._break(error)
 
+    def cut(self) -> None:
+        """Break the socket off, also from under one who holds the lock because the broker takes no more of it."""
+        transport = self._transport
+        if transport is not None:
+            transport.shut_down()
+
     def close(self) -> None:
         if self._generation != _generation:
             # The socket is the parent's as well, and its locks may be held for ever: touch nothing.

@@ -31,6 +31,8 @@ __all__ = ["Producer"]
 
 log = logging.getLogger("towline.client")
 
+_STUCK_S: Final = 0.1
+"""Who writes for longer than this to a broker that seems to be away is stuck."""
 _IDLE_S: Final = 1.0
 
 
@@ -214,9 +216,15 @@ class Producer:
     def evacuate(self) -> list[Parcel]:
         """Give away what never left."""
 
+        link = self._link
+        if not link.lock.acquire(timeout=_STUCK_S):
+            link.cut()
+            link.lock.acquire()
+        link.lock.release()
+
         def never_left(parcel: Parcel) -> bool:
-            with self._link.lock:
-                return self._shipping.recall(parcel, self._link.connection)
+            with link.lock:
+                return self._shipping.recall(parcel, link.connection)
 
         with self._lock:
             parcels = self._accumulator.evacuate(never_left)
@@ -228,6 +236,8 @@ class Producer:
         """Give away everything of these topics, in order, for the broker that serves them now. That one knows what
         arrived here; so the connection is broken, and what was not answered goes along."""
         link = self._link
+        # Our thread may be writing to a broker that stands still.
+        link.cut()
         with self._turning, self._lock:
             self._moved |= topics
             self._barred = True
