@@ -11,9 +11,12 @@ import pytest
 from tests.ports import free_port
 from tests.server.process import BrokerProcess, failing_start
 from tests.server.raw_client import RawClient
+from towline.errors import Stopping
 from towline.frame import encode
 from towline.protocol.envelope import encode_envelope
-from towline.protocol.messages import Act, FrameHead, Pull, Pulled, Send, Sent, Settle, Settled
+from towline.protocol.messages import Act, Failed, FrameHead, Pull, Pulled, Send, Sent, Settle, Settled
+
+STOPPING = Failed(Stopping.code, str(Stopping()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -33,7 +36,7 @@ def test_a_stopped_broker_answers_waiting_pulls_and_exits_cleanly(tmp_path: Path
         assert isinstance(got[1], Pulled)
         assert (got[1].pull, got[1].parts) == (0, [])
         assert [(act, code) for act, code, _ in got[1].refused] == [(1, "lease-lost")], "the acts are answered as well"
-        assert client.last_words() == []
+        assert client.last_words() == [STOPPING]
         client.socket.close()
         assert broker.wait() == 0
         assert time.monotonic() - began < 60
@@ -50,19 +53,20 @@ def test_what_was_sent_before_the_signal_is_answered_and_durable(tmp_path: Path)
         broker.stop()
         words = client.last_words()
         client.socket.close()
+        assert words.pop() == STOPPING
         assert all(isinstance(word, Sent) for word in words), "each request is answered properly or not at all"
         assert broker.wait() == 0, broker.errors
     with BrokerProcess(store=f"file:{tmp_path}") as broker, RawClient.hello(broker.port) as client:
         subscription, count = client.attach("t"), 0
         while bodies := client.pull(subscription, 1000, 0):
             count += len(bodies)
-        assert len(words) * 100 <= count <= 3000
+        assert count == len(words) * 100, "what was not answered before the last word was not carried out"
 
 
 def test_a_client_that_does_not_go_is_left_behind() -> None:
     with BrokerProcess(drain_s=0.3) as broker, RawClient.hello(broker.port) as client:
         broker.stop()
-        assert client.last_words() == []
+        assert client.last_words() == [STOPPING]
         assert broker.wait() == 0
         assert "did not end within 0.3 s" in broker.errors
 
@@ -73,7 +77,7 @@ def test_nobody_new_is_served_while_the_broker_drains() -> None:
         RawClient.hello(broker.port) as client,
     ):
         broker.stop()
-        assert client.last_words() == []
+        assert client.last_words() == [STOPPING]
         with pytest.raises(ConnectionError):
             RawClient(broker.port)
 

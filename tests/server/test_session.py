@@ -257,7 +257,10 @@ def test_draining_waits_for_what_is_not_durable_yet(run: Callable[..., None], mo
         def use() -> None:
             with connected(server) as client:
                 client.write(send * 3)
-                assert client.last_words() == [m.Sent([0], 1)] * 3
+                *sent, last = client.last_words()
+                assert sent == [m.Sent([0], 1)] * 3
+                assert isinstance(last, m.Failed)
+                assert last.code == "stopping"
 
         user = asyncio.create_task(asyncio.to_thread(use))
         await until(lambda: len(disk.waiting) == 3)
