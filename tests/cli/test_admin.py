@@ -62,6 +62,21 @@ def test_where_nobody_can_be_asked_nothing_is_removed(cli: Cli, mq: towline.Clie
     assert mq.topic(topic).groups == ["g"]
 
 
+def test_a_dry_run_removes_nothing_and_says_what_would_go(cli: Cli, mq: towline.Client, topic: str) -> None:
+    mq.send_many(topic, [b"abc"] * 3)
+    mq.put_group(GroupConfig(topic, "g"))
+    asked = cli("group", "rm", topic, "g", "--dry-run").text
+    assert asked == f"would remove group g of topic {topic}, with 3 messages to go and 0 dead\n"
+    assert cli("topic", "rm", topic, "--dry-run").text == f"would remove topic {topic} with 3 messages and 1 group\n"
+    facts = cli("topic", "rm", topic, "--dry-run", "-o", "json").line
+    assert (facts["messages"], facts["groups"], facts["dry_run"]) == (3, ["g"], True)
+    assert mq.topic(topic).groups == ["g"]
+    facts = cli("group", "rm", topic, "g", "--yes", "-o", "json").line
+    assert (facts["group"], facts["lag"], facts["dry_run"]) == ("g", 3, False)
+    assert cli("topic", "rm", topic, "--yes", "-o", "json").line["dry_run"] is False
+    assert topic not in [state.config.name for state in mq.topics()]
+
+
 @pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 1), (b"\n", 1)])
 def test_on_a_terminal_it_asks_before_it_removes(
     cli: Cli, mq: towline.Client, topic: str, answer: bytes, code: int

@@ -59,6 +59,26 @@ def test_no_help_says_that_a_flag_is_off_by_default() -> None:
     assert [page[:80] for page in pages(app, []) if "default: False" in page] == []
 
 
+def flags_below(commands: App, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:
+    """All commands, and the flags that each has."""
+    for name in commands:
+        if not name.startswith("-"):
+            found = commands[name]
+            if found.default_command is not None:
+                yield (*path, name), {flag for one in found.assemble_argument_collection() for flag in one.names}
+            yield from flags_below(found, (*path, name))
+
+
+def test_what_destroys_has_a_dry_run_and_json_and_short_forms_mean_the_same_everywhere() -> None:
+    commands = dict(flags_below(app))
+    destroying = {"rm", "purge", "cancel", "revoke", "forget", "reset", "resolve"}
+    found = {path: flags for path, flags in commands.items() if path[-1] in destroying}
+    assert len(found) >= 11
+    assert [path for path, flags in found.items() if not {"--dry-run", "--output"} <= flags] == []
+    # `-n` is how many.
+    assert [path for path, flags in commands.items() if "-n" in flags and not flags & {"--count", "--limit"}] == []
+
+
 def test_help_of_serve_explains_every_setting(cli: Cli) -> None:
     text = wide(cli("serve", "--help", env={"COLUMNS": "500"}).text)
     for setting in settings():

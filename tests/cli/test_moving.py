@@ -12,7 +12,9 @@ def test_a_group_is_reset_after_a_dry_run(cli: Cli, mq: towline.Client, topic: s
     cli("consume", topic, "-g", "g", "-n", "3")
     trial = cli("group", "reset", topic, "g", "--to", "earliest", "--dry-run", "-o", "json").line
     assert (trial["again"], trial["passed"], trial["dry_run"]) == (3, 0, True)
-    assert "3 messages would be delivered again" in cli("group", "reset", topic, "g", "--to", "middle=0", "-n").text
+    assert (
+        "3 messages would be delivered again" in cli("group", "reset", topic, "g", "--to", "middle=0", "--dry-run").text
+    )
     assert cli("group", "reset", topic, "g", "--to", "middle=1", code=2).err, "nobody can be asked"
     assert cli("group", "reset", topic, "g", "--to", "middle=1", "--yes", "-o", "json").line["again"] == 2
     assert cli("consume", topic, "-g", "g", "-n", "2").out.split() == [b"1", b"2"]

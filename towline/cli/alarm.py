@@ -8,10 +8,11 @@ import msgspec
 from cyclopts import App, Parameter
 
 from towline.alarms.rule import UNITS, AlarmRule, What
-from towline.cli.confirm import Yes, confirm
+from towline.cli.confirm import DryRun, Yes, confirm, tell
 from towline.cli.options import Connection
 from towline.cli.output import Output, figure, note, print_json, print_table, span, stamp
 from towline.cli.times import Duration
+from towline.errors import NotFound
 
 __all__ = ["alarm"]
 
@@ -125,13 +126,26 @@ def add(
 
 
 @alarm.command
-def rm(name: Name, /, *, yes: Yes = False, connection: Connection = Connection()) -> int:  # noqa: B008
+def rm(
+    name: Name,
+    /,
+    *,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> int:
     """Remove a rule."""
     with connection.connect() as client:
-        if not confirm(f"Remove alarm {name}?", yes=yes):
+        if dry_run:
+            if name not in {one.name for one in client.alarms().rules}:
+                raise NotFound(f"there is no alarm {name}")
+        elif not confirm(f"Remove alarm {name}?", yes=yes):
             note("nothing was removed")
             return 1
-        client.drop_alarm(name)
+        else:
+            client.drop_alarm(name)
+    tell(f"remove alarm {name}", {"alarm": name}, dry_run=dry_run, output=output)
     return 0
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
+from towline.cli.confirm import DryRun, tell
 from towline.cli.options import Connection
 from towline.cli.output import Output, note, print_json, print_table
-from towline.errors import TowlineError
+from towline.errors import NotFound, TowlineError
 
 if TYPE_CHECKING:
     from towline.client.blocking import Client
@@ -57,6 +58,8 @@ def forget(
     broker: Annotated[str, Parameter(help="The id or address of a broker, as `cluster ls` shows it.")],
     /,
     *,
+    dry_run: DryRun = False,
+    output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> int:
     """Do not expect a broker back that is gone for good.
@@ -65,9 +68,14 @@ def forget(
     they go to the others. All brokers that can be reached are told.
     """
     with connection.connect() as client:
-        told, failed = 0, None
-        for one in client.brokers():
+        told, failed, brokers = 0, None, client.brokers()
+        if dry_run and not any(broker in (one.id, one.address) for one in brokers):
+            raise NotFound(f"there is no broker {broker}")
+        for one in brokers:
             if broker in (one.id, one.address) or one.state != "alive":
+                continue
+            if dry_run:
+                told += 1
                 continue
             try:
                 with _at(connection, one) as there:
@@ -78,7 +86,10 @@ def forget(
                 note(f"{one.address}: {error}")
     if failed is not None and not told:
         return 1
-    note(f"{told} broker(s) do not expect {broker} any more")
+    if not dry_run:
+        note(f"{told} broker(s) do not expect {broker} any more")
+    facts: dict[str, object] = {"broker": broker, "told": told}
+    tell(f"tell {told} broker(s) not to expect {broker} any more", facts, dry_run=dry_run, output=output)
     return 0
 
 

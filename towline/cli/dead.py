@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from towline.cli.confirm import Yes, confirm
+from towline.cli.confirm import DryRun, Yes, confirm
 from towline.cli.find import moment
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, first_line, many, note, print_json, print_pairs, print_table, stamp
@@ -30,7 +30,6 @@ Topic = Annotated[str, Parameter(help="The topic.")]
 Group = Annotated[str, Parameter(help="The group that gave them up.")]
 
 Number = Annotated[int, Parameter(help="The number of the dead letter, as `towline dead ls` shows it.")]
-DryRun = Annotated[bool, Parameter(negative=(), show_default=False, help="Only say what would be done.")]
 
 PAGE = 1_000
 REASON_SHOWN = 200

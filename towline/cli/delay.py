@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
+from towline.cli.confirm import DryRun
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, many, note, print_json, print_table, size, stamp
 from towline.cli.times import Duration
@@ -22,9 +23,6 @@ delay = App(name="delay", help="Delayed messages: list, cancel and move what wai
 Topic = Annotated[str, Parameter(help="The topic.")]
 Id = Annotated[str | None, Parameter(help="The id of the message, as `send` printed it or `delay ls` shows it.")]
 Key = Annotated[str | None, Parameter(name=("--key", "-k"), help="All messages with this key, instead of one by id.")]
-DryRun = Annotated[
-    bool, Parameter(name="--dry-run", negative=(), show_default=False, help="Only say how many it would be.")
-]
 
 
 @delay.command

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from towline.cli.confirm import Yes, confirm
+from towline.cli.confirm import DryRun, Yes, confirm, tell
 from towline.cli.moving import register
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, many, note, print_json, print_pairs, print_table, span, stamp
@@ -267,19 +267,23 @@ def rm(
     name: Name,
     /,
     *,
+    dry_run: DryRun = False,
     yes: Yes = False,
+    output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> int:
     """Remove a group: its progress, its retries and its dead letters are forgotten. The topic keeps its messages."""
     with connection.connect() as client:
         state = client.group(topic, name)
-        question = (
-            f"Remove group {name} of topic {topic}, with {many(state.lag, 'message')} to go and {state.dead:,} dead?"
-        )
-        if not confirm(question, yes=yes):
-            note("nothing was removed")
-            return 1
-        client.delete_group(topic, name)
+        what = f"group {name} of topic {topic}, with {many(state.lag, 'message')} to go and {state.dead:,} dead"
+        if not dry_run:
+            if not confirm(f"Remove {what}?", yes=yes):
+                note("nothing was removed")
+                return 1
+            client.delete_group(topic, name)
+    facts = _progress(state)
+    kept = {one: facts[one] for one in ("topic", "group", "lag", "in_flight", "retrying", "dead", "consumers")}
+    tell(f"remove {what}", kept, dry_run=dry_run, output=output)
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from towline.cli.confirm import Yes, confirm
+from towline.cli.confirm import DryRun, Yes, confirm
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, many, note, print_json, print_table
 from towline.cli.times import parse_start
@@ -18,13 +18,10 @@ if TYPE_CHECKING:
     from towline.client.flows import Target
     from towline.protocol.ordering import Sought
 
-__all__ = ["DryRun", "register"]
+__all__ = ["register"]
 
 Topic = Annotated[str, Parameter(help="The topic.")]
 Name = Annotated[str, Parameter(help="The group's name; `~NAME` is the consumer NAME that has no group.")]
-DryRun = Annotated[
-    bool, Parameter(name=("--dry-run", "-n"), negative=(), show_default=False, help="Only say what it would mean.")
-]
 
 
 def register(group: App) -> None:

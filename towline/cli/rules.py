@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
+from towline.cli.confirm import DryRun, tell
 from towline.cli.options import Connection
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, stamp
 from towline.cli.tokens import scope_text
+from towline.errors import NotFound
 from towline.protocol.access import ACTIONS, RESOURCES, Rule
 
 if TYPE_CHECKING:
@@ -125,11 +127,23 @@ def remove_rule(
     number: Annotated[int, Parameter(help="The number of the rule, as `acl ls` shows it.")],
     /,
     *,
+    dry_run: DryRun = False,
+    output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Remove a rule."""
+    facts: dict[str, object] = {"rule": number}
+    what = f"rule {number}"
     with connection.connect() as client:
-        client.access.drop_rule(number)
+        if dry_run:
+            found = next((one for one in client.access.rules().rules if one.id == number), None)
+            if found is None:
+                raise NotFound(f"there is no rule {number}")
+            what += f": {found.effect} {found.subject} {found.action} {found.resource} {found.name}"
+            facts |= _rule_facts(found)
+        else:
+            client.access.drop_rule(number)
+    tell(f"remove {what}", facts, dry_run=dry_run, output=output)
 
 
 @acl.command

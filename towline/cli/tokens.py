@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from towline.cli.confirm import DryRun, tell
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, note, print_json, print_table, stamp
 from towline.cli.quotas import Connections, InFlight, Rate, Roles, quota_facts, quota_of
 from towline.cli.times import Duration
+from towline.errors import NotFound
 from towline.protocol.access import Grant, Quota, TokenMade, TokenState
 
 __all__ = ["scope_text", "token"]
@@ -110,11 +112,20 @@ def revoke(
     secret_id: Annotated[str, Parameter(help="Only the secret with this id.")] = "",
     /,
     *,
+    dry_run: DryRun = False,
+    output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
     """Revoke a token, or one of its secrets. Connections that came in by it are closed at once."""
+    what = f"secret {secret_id} of token {name}" if secret_id else f"token {name}"
     with connection.connect() as client:
-        client.access.revoke_token(name, secret_id)
+        if dry_run:
+            found = next((one for one in client.access.tokens() if one.name == name), None)
+            if found is None or (secret_id and secret_id not in {one.id for one in found.secrets}):
+                raise NotFound(f"there is no {what}")
+        else:
+            client.access.revoke_token(name, secret_id)
+    tell(f"revoke {what}", {"token": name, "secret_id": secret_id or None}, dry_run=dry_run, output=output)
 
 
 def _show_secret(made: TokenMade, file: Path | None, output: str) -> None:

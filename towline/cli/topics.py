@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
-from towline.cli.confirm import Yes, confirm
-from towline.cli.moving import DryRun
+from towline.cli.confirm import DryRun, Yes, confirm, tell
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, many, note, print_json, print_pairs, print_table, size, span, stamp
 from towline.cli.times import Duration, parse_duration
@@ -184,17 +183,29 @@ def info(name: Name, /, *, output: Output = "text", connection: Connection = Con
 
 
 @topic.command
-def rm(name: Name, /, *, yes: Yes = False, connection: Connection = Connection()) -> int:  # noqa: B008
+def rm(
+    name: Name,
+    /,
+    *,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> int:
     """Remove a topic with its messages, its groups and their dead letters. This cannot be undone."""
     with connection.connect() as client:
         state = client.topic(name)
         count = sum(lane.end - lane.first for lane in state.lanes)
-        if not confirm(
-            f"Remove topic {name} with {many(count, 'message')} and {many(len(state.groups), 'group')}?", yes=yes
-        ):
-            note("nothing was removed")
-            return 1
-        client.delete_topic(name)
+        delayed = f", {many(state.delayed, 'delayed message')}" if state.delayed else ""
+        what = f"topic {name} with {many(count, 'message')}{delayed} and {many(len(state.groups), 'group')}"
+        if not dry_run:
+            if not confirm(f"Remove {what}?", yes=yes):
+                note("nothing was removed")
+                return 1
+            client.delete_topic(name)
+    facts = _facts(state)
+    kept = {one: facts[one] for one in ("topic", "messages", "size_bytes", "delayed", "groups")}
+    tell(f"remove {what}", kept, dry_run=dry_run, output=output)
     return 0
 
 

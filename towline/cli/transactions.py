@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
+from towline.cli.confirm import DryRun
 from towline.cli.options import Connection
 from towline.cli.output import Output, many, note, print_json, print_table, size, stamp
 
@@ -83,9 +84,7 @@ def resolve(
     /,
     *,
     reason: Annotated[str, Parameter(help="Kept with it, for those who ask later.")] = "",
-    dry_run: Annotated[
-        bool, Parameter(negative=(), show_default=False, help="Show what would be done, and do nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:

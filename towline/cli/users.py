@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from towline.cli.confirm import Yes, confirm
+from towline.cli.confirm import DryRun, Yes, confirm, tell
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, note, print_json, print_table, stamp
+from towline.cli.output import Output, many, note, print_json, print_table, stamp
 from towline.cli.quotas import Connections, InFlight, Rate, Roles, quota_facts, quota_of
 from towline.protocol.access import Quota, UserState
 
@@ -140,13 +140,30 @@ def password(
 
 
 @user.command(name="rm")
-def remove_user(name: User, /, *, yes: Yes = False, connection: Connection = Connection()) -> int:  # noqa: B008
+def remove_user(
+    name: User,
+    /,
+    *,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> int:
     """Remove a user with its tokens and rules."""
-    if not confirm(f"Remove user {name} with its tokens and rules?", yes=yes):
+    if not dry_run and not confirm(f"Remove user {name} with its tokens and rules?", yes=yes):
         note("nothing was removed")
         return 1
+    facts: dict[str, object] = {"user": name}
     with connection.connect() as client:
-        client.access.delete_user(name)
+        if dry_run:
+            _find(client, name)
+            tokens = [one.name for one in client.access.tokens(name)]
+            facts |= {"tokens": tokens, "rules": [one.id for one in client.access.rules(name).rules]}
+            what = f"user {name}, tokens {', '.join(tokens) or 'none'}, {many(len(facts['rules']), 'rule')}"  # type: ignore[arg-type]
+        else:
+            client.access.delete_user(name)
+            what = f"user {name}"
+    tell(f"remove {what}", facts, dry_run=dry_run, output=output)
     return 0
 
 
