@@ -247,12 +247,14 @@ async def test_a_consumer_comes_back_with_what_it_holds(connect: Any) -> None:
 
 async def test_what_is_not_held_any_more_is_dropped(connect: Any) -> None:
     lost: list[LostLease] = []
+    begun = threading.Event()
 
     def script(peer: Peer, visitor: Visitor) -> None:
         visitor.expect(Pull)
         visitor.answer(*pulled(41, [b"a", b"b", b"c"]))
         # The next is asked for while the first is worked on; instead of an answer the connection breaks.
         visitor.expect(Pull)
+        assert begun.wait(60)
         visitor.hang_up()
         visitor = peer.accept()
         visitor.greet()
@@ -273,6 +275,7 @@ async def test_what_is_not_held_any_more_is_dropped(connect: Any) -> None:
                 async for message in each(consumer):
                     seen.append(message.body)
                     if message.body == b"a":
+                        begun.set()
                         while not message.lost:
                             await asyncio.sleep(0.01)
                     message.ack()
