@@ -52,3 +52,18 @@ def test_wrong_calls_are_explained(cli: Cli, topic: str) -> None:
     assert "is not a time" in cli("send", topic, "x", "--at", "tomorrow", code=2).err
     assert "say which" in cli("delay", "cancel", topic, code=2).err
     assert "say when" in cli("delay", "move", topic, "--key", "k", code=2).err
+
+
+def test_find_shows_what_is_still_delayed(cli: Cli, mq: towline.Client, topic: str) -> None:
+    waiting = mq.send(topic, b"later", key="a", delay=3_600)
+    mq.send(topic, b"now", key="a")
+    text = cli("find", topic, "--key", "a").text
+    assert waiting.id in text
+    assert "DELAYED, due " in text
+    assert f"{topic}/middle/0" in text
+    lines = cli("find", topic, "--key", "a", "-o", "json").lines
+    assert [line.get("status") for line in lines] == [None, "DELAYED"]
+    assert cli("find", topic, "--id", waiting.id, "-o", "json").line["status"] == "DELAYED"
+    mq.cancel(topic, waiting)
+    assert "does not wait any more" in cli("find", topic, "--id", waiting.id, code=1).err
+    assert "DELAYED" not in cli("find", topic, "--key", "a").text

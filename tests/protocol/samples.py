@@ -82,7 +82,7 @@ REQUESTS: list[m.Request] = [
     m.Resend("orders", "billing", [3, 4], 100),
     m.Locate("orders", 1, 1_700_000_000_000_004),
     m.Stat(),
-    m.ListDelayed("orders", 1_700_000_000_000_006, 12, 50),
+    m.ListDelayed("orders", 1_700_000_000_000_006, 12, 50, "order-4423", [12, 13]),
     m.CancelDelayed("orders", [12, 1 << 40], "order-4423", True),
     m.MoveDelayed("orders", [12], "order-4423", -30_000_000, True),
     tx.Prepare("9f31a7", "shop", "order-4423", [m.FrameHead("orders", 0, 100), m.FrameHead("stock", 2, 70)], 30.0, 2),

@@ -44,6 +44,8 @@ Found = list[tuple[Position, Opened]]
 async def list_delayed(scheduler: Scheduler, request: ListDelayed) -> Delayed:
     """The next messages behind the one named in the request. Slots are read in the order of their times, as far as
     needed."""
+    if request.key or request.ids:
+        return await _list_chosen(scheduler, request)
     agenda, schedule = scheduler.agenda, scheduler.schedule
     after = request.after_us, request.after_id
     waiting = sorted(schedule.slots.values(), key=lambda slot: slot.place.begin_us)
@@ -68,12 +70,29 @@ async def list_delayed(scheduler: Scheduler, request: ListDelayed) -> Delayed:
     return Delayed(list(_soonest(rows, request.max_messages).values()), total)
 
 
+async def _list_chosen(scheduler: Scheduler, request: ListDelayed) -> Delayed:
+    """Those with a key, or with some ids."""
+    _check(scheduler, request.topic, request.ids, request.key)
+    found = await _find(scheduler.agenda, request.topic, set(request.ids), request.key)
+    there = {position.id: (position, opened) for position, opened in _still_there(scheduler.agenda, found)}
+    rows = {
+        row.id: row
+        for position, opened in there.values()
+        for row in _rows(scheduler, position.place, position.seq, opened, position.at)
+        if (row.deliver_at_us, row.id) > (request.after_us, request.after_id)
+    }
+    return Delayed(list(_soonest(rows, request.max_messages).values()), len(there))
+
+
 def _soonest(rows: dict[int, DelayedMessage], count: int) -> dict[int, DelayedMessage]:
     soonest = heapq.nsmallest(count, rows.values(), key=lambda row: (row.deliver_at_us, row.id))
     return {row.id: row for row in soonest}
 
 
-def _rows(scheduler: Scheduler, place: Place, seq: int, opened: Opened) -> list[DelayedMessage]:
+def _rows(
+    scheduler: Scheduler, place: Place, seq: int, opened: Opened, only: int | None = None
+) -> list[DelayedMessage]:
+    """The messages of a parcel that wait; or only the one at this place, if it does."""
     frame, parcel = opened.frame, opened.parcel
     column = frame.text_column(0)
     assert column is not None, "the body column is always there"
@@ -83,7 +102,7 @@ def _rows(scheduler: Scheduler, place: Place, seq: int, opened: Opened) -> list[
     shards = scheduler.find_topic(parcel.topic).config.shards
     rows = []
     for at, (number, due_us) in enumerate(zip(opened.ids(0, parcel.count), opened.times, strict=True)):
-        if scheduler.schedule.is_waiting(Position(place, seq, at, number, due_us)):
+        if only in (None, at) and scheduler.schedule.is_waiting(Position(place, seq, at, number, due_us)):
             key = (keys[at] if keys is not None else None) or ""
             made_us = frame.produced_at_us if produced is None else produced[at]
             size = offsets[at + 1] - offsets[at]

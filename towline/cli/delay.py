@@ -16,7 +16,7 @@ from towline.cli.when import when
 if TYPE_CHECKING:
     from towline.client.delays import DelayedEntry
 
-__all__ = ["delay"]
+__all__ = ["delay", "delayed_facts"]
 
 delay = App(name="delay", help="Delayed messages: list, cancel and move what waits for its time.")
 
@@ -47,7 +47,7 @@ def ls(
         del shown[limit:]
     if output == "json":
         for entry in shown:
-            print_json(_facts(entry))
+            print_json(delayed_facts(entry))
         return
     now_s = datetime.now(UTC).timestamp()
     rows = [
@@ -123,7 +123,7 @@ def _check(message: str | None, key: str | None) -> None:
         raise Usage("say which: give the id of a message, or --key")
 
 
-def _facts(entry: DelayedEntry) -> dict[str, Any]:
+def delayed_facts(entry: DelayedEntry) -> dict[str, Any]:
     return {
         "id": entry.id,
         "topic": entry.topic,

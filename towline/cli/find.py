@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from cyclopts import Parameter
 
+from towline.cli.delay import delayed_facts
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, note, print_table, stamp
+from towline.cli.output import Output, note, print_json, print_table, stamp
 from towline.cli.render import preview, renderer
 from towline.cli.times import parse_start
-from towline.model import parse_message_id
+from towline.errors import NotFound
+from towline.model import DELAY, parse_message_id
+
+if TYPE_CHECKING:
+    from towline.client.delays import DelayedEntry
+    from towline.client.message import Message
 
 __all__ = ["find", "moment"]
+
+DELAYED: Final = "DELAYED"
+"""The status of a message that waits for its time: it is in no lane yet, and so new to no group."""
 
 
 def find(
@@ -36,28 +45,51 @@ def find(
     output: Output = "text",
     connection: Connection = Connection(),  # noqa: B008
 ) -> None:
-    """Find messages by id, by key or by time, whether they were consumed or not. Nothing is changed by it."""
+    """Find messages by id, by key or by time, whether they were consumed or not. Nothing is changed by it.
+
+    By key and by id, also those that are still delayed: they are shown with the time at which they are due. In its lane
+    such a message gets another id.
+    """
     if id_ is not None and any(given is not None for given in (key, since, until, priority)):
         raise Usage("--id says all: leave out the others")
     if id_ is None and key is None and since is None and until is None:
         raise Usage("say what to look for: --id, --key, --since or --until")
+    found: list[Message] = []
+    waiting: list[DelayedEntry] = []
     with connection.connect() as client:
         if id_ is not None:
             whole = id_ if id_.startswith(f"{topic}/") else f"{topic}/{id_}"
-            parse_message_id(whole)
-            found = [client.message(whole)]
+            if whole.startswith(f"{topic}/{DELAY}/"):
+                waiting = client.delayed(topic, id=whole)
+                if not waiting:
+                    raise NotFound(
+                        f"{whole} does not wait any more: it was delivered, with another id, or cancelled; find it by "
+                        "its key"
+                    )
+            else:
+                parse_message_id(whole)
+                found = [client.message(whole)]
         else:
             since_s, until_s = moment("--since", since), moment("--until", until)
             found = client.find(topic, key=key, since=since_s, until=until_s, priority=priority, limit=limit)
+            if key is not None and since is None and until is None:
+                waiting = client.delayed(topic, key=key, max_messages=limit)
+                waiting = [one for one in waiting if priority in (None, one.lane)][: limit - len(found)]
     if output == "json":
         show = renderer("json")
         for message in found:
             sys.stdout.buffer.write(show(message))
         sys.stdout.buffer.flush()
+        for one in waiting:
+            print_json(delayed_facts(one) | {"status": DELAYED})
         return
     rows = [(m.id, stamp(m.appended_at_us), m.key or "", m.source, m.token, preview(m.body)) for m in found]
+    rows += [
+        (one.id, stamp(one.produced_at_us), one.key or "", "", "", f"{DELAYED}, due {stamp(one.deliver_at_us)}")
+        for one in waiting
+    ]
     print_table(("MESSAGE", "SENT AT", "KEY", "FROM", "BY", "BODY"), rows, empty="no such message")
-    if len(found) == limit:
+    if len(rows) == limit:
         note("there may be more: a larger --limit shows them")
 
 

@@ -146,14 +146,26 @@ class DelayedEntry:
 
 
 def delayed(
-    topic: str | None, after: DelayedEntry | Time | None, max_messages: int, broker: str = ""
+    topic: str | None,
+    after: DelayedEntry | Time | None,
+    max_messages: int,
+    broker: str = "",
+    *,
+    key: str | None = None,
+    message: Receipt | str | int | None = None,
 ) -> Flow[list[DelayedEntry]]:
+    chosen: tuple[list[int], str] = ([], "")
+    if key is not None or message is not None:
+        if not topic:
+            raise BadRequest("delayed messages by key or id: say of which topic")
+        chosen = _which(topic, message, key)
     if isinstance(after, DelayedEntry):
         # Of those with the same time and number, at different brokers, the order is that of the brokers.
         after_us, after_id = after.deliver_at_us, after.number - (after.broker < broker)
     else:
         after_us, after_id = (0, 0) if after is None else (as_time_us(after), 0)
-    call = Call(ListDelayed(check_topic(topic) if topic else "", after_us, after_id, max_messages))
+    ids, name = chosen
+    call = Call(ListDelayed(check_topic(topic) if topic else "", after_us, after_id, max_messages, name, ids))
     answer = yield call
     if not isinstance(answer, Delayed):
         raise ProtocolError(f"ListDelayed was answered by {type(answer).__name__}")

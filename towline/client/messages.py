@@ -29,15 +29,20 @@ class Looking(Administering):
         *,
         after: DelayedEntry | Time | None = None,
         max_messages: int = 100,
+        key: str | None = None,
+        id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
         broker: str | None = None,
     ) -> Errand[list[DelayedEntry]]:
-        """The messages of a topic, or of all, that wait for their time: soonest first, `after` a time or an entry."""
+        """The messages of a topic, or of all, that wait for their time: soonest first, `after` a time or an entry. Of a
+        topic, only those with this `key`, or the one with this `id`, if it still waits."""
+        if id is not None:
+            broker = looking.whose(id, broker) or None
         fleet = self._fleet
         if fleet is not None and fleet.shared and not topic:
             found = yield from self._outcomes(lambda: delays_of.delayed(None, after, max_messages))
             return looking.join_delayed(max_messages, mark=False)(found, fleet.label)
         label = fleet.label if fleet is not None else str
-        make_flow = partial(delays_of.delayed, topic, after, max_messages)
+        make_flow = partial(delays_of.delayed, topic, after, max_messages, key=key, message=id)
         join = looking.join_delayed(max_messages)
         return (yield from self._consult(topic or "", broker, lambda at: make_flow(label(at)), join))
 

@@ -33,17 +33,20 @@ class DelayedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class ListDelayed(Request, frozen=True, array_like=True):
     """Messages that wait for their time, of a topic or (when it is empty) of all, soonest first: those behind the
-    message `after_id` that is due at `after_us`."""
+    message `after_id` that is due at `after_us`. Of a topic, only those with this key or with these ids, if some are
+    given."""
 
     kind = 20
     topic: Name = ""
     after_us: Natural = 0
     after_id: Natural = 0
     max_messages: Annotated[int, msgspec.Meta(ge=1, le=MANY)] = 100
+    key: Text = ""
+    ids: Annotated[list[Natural], msgspec.Meta(max_length=MANY)] = []  # noqa: RUF012 - a Struct copies it
 
 
 class Delayed(Answer, frozen=True, array_like=True):
-    """`count` is how many wait in all."""
+    """`count` is how many wait in all; with the key, if one was given."""
 
     kind = 148
     messages: list[DelayedMessage]
