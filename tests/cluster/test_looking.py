@@ -13,7 +13,9 @@ import towline
 from tests.client.either import do, entered
 from tests.cluster.conftest import ROOT, Brokers
 from towline import GroupConfig, RetryPolicy
-from towline.errors import BadRequest, Conflict, NotFound
+from towline.console.letters import NewestLetters, name_of, number_of
+from towline.errors import BadRequest, Conflict, NotFound, Partly
+from towline.model import TopicConfig
 
 ALL = ["b0", "b1", "b2"]
 
@@ -101,6 +103,7 @@ async def test_dead_letters_are_those_of_all_and_know_where_they_are(
         assert {one.broker for one in letters} == set(ALL)
         page = await do(mq.dead_letters(topic, "g", max_messages=1_000))
         assert len(page) == total
+        await _look_at_the_newest(brokers, topic, {f"{one.number}@{one.broker}" for one in letters})
         with pytest.raises(BadRequest, match="broker"):
             await do(mq.resend(topic, "g", [0]))
         one = next(letter for letter in letters if letter.broker == "b2")
@@ -112,6 +115,47 @@ async def test_dead_letters_are_those_of_all_and_know_where_they_are(
         page = await do(mq.dead_letters(topic, "g", max_messages=1))
         await do(mq.purge_dead(topic, "g", page.end))
         assert not await do(mq.find_dead(topic, "g", resent=True))
+
+
+async def _look_at_the_newest(brokers: Brokers, topic: str, names: set[str]) -> None:
+    """As the console does, page by page."""
+    async with towline.aio.connect(brokers.url, timeout=20) as mq:
+        newest, seen = NewestLetters(mq, topic, "g"), list[Any]()
+        while some := await newest.page(len(seen), 3):
+            seen += some
+        assert newest.total == len(seen)
+        assert {name_of(one) for one in seen} == names
+        times = [one.died_at_us for one in seen]
+        assert times == sorted(times, reverse=True)
+        # Also without having turned the pages before it.
+        last = await NewestLetters(mq, topic, "g").page(len(seen) - 2, 5)
+        assert [name_of(one) for one in last] == [name_of(one) for one in seen[-2:]]
+        assert (await mq.dead_letter(topic, "g", number_of(name_of(last[0])))).origin == last[0].origin
+
+
+async def test_the_template_and_the_storage_are_those_of_all(connect: Any, brokers: Brokers, topic: str) -> None:
+    async with entered(connect(brokers.url, timeout=20)) as mq:
+        await do(mq.put_topic(TopicConfig("template", retention_s=777.0), template=True))
+        assert (await do(mq.template())).retention_s == 777.0
+        whole = await do(mq.storage())
+        parts = [await do(mq.storage(broker=name)) for name in ALL]
+        assert len(whole.segments) == sum(len(one.segments) for one in parts)
+        assert {one.name.partition("@")[2] for one in whole.segments} == set(ALL)
+        assert whole.total_bytes >= max(one.total_bytes for one in parts)
+        assert whole.settings["name"] == "b0: b0, b1: b1, b2: b2"
+        brokers.kill(1)
+        with pytest.raises(Partly):
+            await do(mq.put_topic(TopicConfig("template", retention_s=888.0), template=True))
+        brokers.start(1)
+        brokers.wait_for()
+    async with entered(connect(brokers.url, timeout=20)) as mq:
+        with pytest.raises(Conflict, match="b1: retention_s 777"):
+            await do(mq.template())
+        assert (await do(mq.template(broker="b1"))).retention_s == 777.0
+    [shown] = towline_cli(brokers, "topic", "edit", "--template", "--retention", "999")
+    assert shown["retention_s"] == 999.0
+    async with entered(connect(brokers.url, timeout=20)) as mq:
+        assert (await do(mq.template())).retention_s == 999.0
 
 
 async def test_delayed_messages_are_cancelled_where_they_wait(connect: Any, brokers: Brokers, topic: str) -> None:

@@ -11,6 +11,8 @@ from towline.cli.confirm import DryRun, Yes, confirm, tell
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, many, note, print_json, print_pairs, print_table, size, span, stamp
 from towline.cli.times import Duration, parse_duration
+from towline.client.blocking import Client
+from towline.errors import Conflict
 from towline.model import TopicConfig
 from towline.protocol.messages import TopicState
 
@@ -105,13 +107,13 @@ def edit(
     except ValueError as error:
         raise Usage(f"--retention: {error}") from None
     with connection.connect() as client:
-        config = client.template() if template else client.topic(name).config
         changed: dict[str, Any] = {}
         if retention is not None or broker_retention:
             changed["retention_s"] = kept_s
         changed |= {} if business_line is None else {"business_line": business_line}
         changed |= {} if author is None else {"author": author}
         changed |= {} if alarm_emails is None else {"alarm_emails": tuple(email for email in alarm_emails if email)}
+        config = _template(client, changes=bool(changed)) if template else client.topic(name).config
         if changed:
             config = msgspec.structs.replace(config, **changed)
             client.put_topic(config, template=template)
@@ -237,6 +239,16 @@ def purge(
     rows = [(group, f"{passed:,}") for group, passed in purged.groups]
     print_table(("GROUP", "#NOT CONSUMED"), rows, empty="no groups")
     return 0
+
+
+def _template(client: Client, *, changes: bool) -> TopicConfig:
+    """The template; brokers that have different ones are given one by a change, which begins from the first one's."""
+    try:
+        return client.template()
+    except Conflict:
+        if not changes:
+            raise
+        return client.template(broker=client.separate_brokers()[0])
 
 
 def _retention(state: TopicState) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from towline.client import flows, looking, sharding, spreading
+from towline.client import flows, joining, looking, sharding, spreading
 from towline.client.errand import Errand, Everywhere, Here, There, offered
 from towline.client.fleet import Fleet
 from towline.client.receipts import Receipts
@@ -69,9 +69,13 @@ class Administering:
         yield from self._tell(config.name, lambda: flows.put_topic(config, template=template), what)
 
     @offered
-    def template(self) -> Errand[TopicConfig]:
-        """The settings that a topic takes over when it is made by the first send to it."""
-        return self._here(flows.template())
+    def template(self, *, broker: str | None = None) -> Errand[TopicConfig]:
+        """The settings that a topic takes over when it is made by the first send to it. Where each broker keeps its own
+        messages: the one that all have (`Conflict` if they differ, because one was away when it was changed), or that
+        of one `broker`."""
+        if self._fleet is None or self._fleet.shared:
+            return self._here(flows.template())
+        return self._consult("", broker, lambda _: flows.template(), joining.join_templates)
 
     @offered
     def delete_topic(self, name: str) -> Errand[None]:

@@ -11,11 +11,32 @@ import msgspec
 from towline.client.spreading import Outcome, merge_figures, merge_outcomes
 from towline.client.steps import Flow
 from towline.client.survey import survey
+from towline.errors import Conflict
+from towline.model import TopicConfig
 from towline.protocol.access import Measured
 from towline.protocol.cluster import ClientState
-from towline.protocol.survey import GROUP_ORDERS, TOPIC_ORDERS, Alarms, GroupRow, ListPage, PageListed, Pulsed, TopicRow
+from towline.protocol.survey import (
+    GROUP_ORDERS,
+    TOPIC_ORDERS,
+    Alarms,
+    GroupRow,
+    ListPage,
+    PageListed,
+    Pulsed,
+    Stored,
+    TopicRow,
+)
 
-__all__ = ["join_alarms", "join_clients", "join_figures", "join_pages", "join_pulses", "whole_survey"]
+__all__ = [
+    "join_alarms",
+    "join_clients",
+    "join_figures",
+    "join_pages",
+    "join_pulses",
+    "join_storage",
+    "join_templates",
+    "whole_survey",
+]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -132,3 +153,47 @@ def join_clients(outcomes: Sequence[Outcome[list[ClientState]]], label: Callable
         for one in outcome.result or ()
     ]
     return sorted(found, key=lambda one: (one.topic, one.group, one.rank, one.broker, one.address))
+
+
+def join_templates(outcomes: Sequence[Outcome[TopicConfig]], label: Callable[[str], str]) -> TopicConfig:
+    """The one that all have. A broker that was away when it was changed has another."""
+    first, *others = merge_outcomes(outcomes, "asking", catch_up=True)
+    if any(one != first for one in others):
+        shown = "; ".join(f"{label(one.broker.id)}: {_about(one.result)}" for one in outcomes if one.result is not None)
+        raise Conflict(
+            f"the brokers of this cluster have different templates for new topics ({shown}): set it once more, which "
+            "reaches all, or ask for that of one (broker=…)"
+        )
+    return first
+
+
+def _about(template: TopicConfig) -> str:
+    facts = msgspec.to_builtins(template)
+    said = [f"{name} {value}" for name, value in facts.items() if value and name not in ("name", "created_at_us")]
+    return ", ".join(said) or "as a broker is made"
+
+
+def join_storage(outcomes: Sequence[Outcome[Stored]], label: Callable[[str], str]) -> Stored:
+    """What all have, added up; segments with their broker's name, and settings that differ by broker."""
+    merge_outcomes(outcomes, "asking", catch_up=True)
+    found = sorted(
+        ((label(one.broker.id), one.result) for one in outcomes if one.result is not None), key=lambda one: one[0]
+    )
+    if len(found) == 1:
+        return found[0][1]
+    settings: dict[str, Any] = {}
+    for name in sorted({name for _, one in found for name in one.settings}):
+        values = [(at, one.settings.get(name)) for at, one in found]
+        same = all(value == values[0][1] for _, value in values)
+        settings[name] = values[0][1] if same else ", ".join(f"{at}: {value}" for at, value in values)
+    segments = [
+        msgspec.structs.replace(segment, name=f"{segment.name}@{at}") for at, one in found for segment in one.segments
+    ]
+    return Stored(
+        ", ".join(dict.fromkeys(one.store for _, one in found)),
+        sum(one.size_bytes for _, one in found),
+        sum(one.free_bytes for _, one in found),
+        sum(one.total_bytes for _, one in found),
+        sorted(segments, key=lambda segment: segment.last_at_us),
+        settings,
+    )

@@ -52,9 +52,12 @@ class Surveying(Administering):
         return merge_figures((yield from self._gather("", flows.stat)))
 
     @offered
-    def storage(self) -> Errand[Stored]:
-        """The files of the store, the room on its disk, and the broker's settings."""
-        return self._here(survey.storage())
+    def storage(self, *, broker: str | None = None) -> Errand[Stored]:
+        """The files of the store, the room on its disk, and the broker's settings. Where each broker has its own: those
+        of all together, or of one `broker`."""
+        if self._fleet is None or self._fleet.shared:
+            return self._here(survey.storage())
+        return self._consult("", broker, lambda _: survey.storage(), joining.join_storage)
 
     @offered
     def alarms(self) -> Errand[Alarms]:

@@ -12,6 +12,7 @@ from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
 from towline.client.aio import Client
 from towline.client.message import DeadLetter
+from towline.console.letters import number_of
 from towline.errors import BadRequest, NotFound, Refused, TowlineError
 from towline.model import check_group, check_topic
 
@@ -32,12 +33,12 @@ def download_routes() -> APIRouter:
         return _file(found.body, f"{found.topic}-{found.lane}-{found.seq}.bin")
 
     @router.get("/letter")
-    async def letter(request: Request, topic: str, group: str, number: int) -> Response:
+    async def letter(request: Request, topic: str, group: str, number: str) -> Response:
         try:
-            found = await _client(request).dead_letter(topic[:100], group[:100], number)
+            found = await _client(request).dead_letter(topic[:100], group[:100], number_of(number[:100]))
         except TowlineError as error:
             return _sorry(error)
-        return _file(found.body, f"{check_topic(topic)}-dead-{number}.bin")
+        return _file(found.body, f"{check_topic(topic)}-dead-{int(found.number)}.bin")
 
     @router.get("/dead")
     async def dead(request: Request, topic: str, group: str, reason: str = "") -> Response:
@@ -88,7 +89,8 @@ def _line(one: DeadLetter) -> dict[str, Any]:
     except UnicodeDecodeError:
         body = {"body_base64": base64.b64encode(one.body).decode()}
     return {
-        "number": one.number,
+        "number": int(one.number),
+        **({"broker": one.broker} if one.broker else {}),
         "origin": one.origin,
         "key": one.key,
         "attempt": one.attempt,

@@ -11,6 +11,7 @@ from towline.client.message import DeadLetter
 from towline.console.body import preview
 from towline.console.dialogs import confirm, form
 from towline.console.frame import View, act, badge, button, console_page, empty, facts, go, head, panel, say
+from towline.console.letters import NewestLetters, name_of, number_of
 from towline.console.pages.message import show_body
 from towline.console.reasons import Reasons
 from towline.console.resending import Resending
@@ -88,6 +89,7 @@ class _Letters:
         self.reason = view.asked("reason")
         self.key = view.asked("key")
         self.sifting: Sifting | None = None
+        self._newest = NewestLetters(view.mq, topic, group)
         self.job: Resending | None = None
 
     async def build(self) -> None:
@@ -136,7 +138,8 @@ class _Letters:
         self._some.set_enabled(bool(ids))
 
     async def _search(self) -> None:
-        self.sifting = Sifting(self.topic, self.group, self.reason, self.key) if self.reason or self.key else None
+        sought = bool(self.reason or self.key)
+        self.sifting = Sifting(self.topic, self.group, self.reason, self.key) if sought else None
         self._sifted.set_visibility(self.sifting is not None)
         await self._sift()
 
@@ -154,25 +157,13 @@ class _Letters:
         if self.sifting is not None:
             some = self.sifting.found[query.first : query.first + query.limit]
             return len(self.sifting.found), [self._row(one) for one in some]
-        page = await self.view.mq.dead_letters(self.topic, self.group, first=0, max_messages=1, max_bytes=1)
-        total = page.end - page.start
-        until = page.end - query.first
-        first = max(until - query.limit, page.start)
-        if until <= first:
-            return total, []
-        letters: list[DeadLetter] = []
-        while first < until:
-            page = await self.view.mq.dead_letters(self.topic, self.group, first=first, max_messages=until - first)
-            letters += page
-            if page.next <= first:
-                break
-            first = page.next
-        return total, [self._row(one) for one in reversed(letters)]
+        letters = await self._newest.page(query.first, query.limit)
+        return self._newest.total, [self._row(one) for one in letters]
 
     def _row(self, one: DeadLetter) -> dict[str, Any]:
         return {
-            "id": str(one.number),
-            "number": {"text": str(one.number), "href": f"/dead/{self.topic}/{self.group}/{one.number}"},
+            "id": name_of(one),
+            "number": {"text": name_of(one), "href": f"/dead/{self.topic}/{self.group}/{name_of(one)}"},
             "reason": plain(one.reason),
             "key": plain(one.key or ""),
             "attempt": str(one.attempt),
@@ -228,7 +219,7 @@ class _Letters:
     # Sending again
 
     async def _send_selected(self) -> None:
-        numbers = [int(one) for one in self._table.selected]
+        numbers = [number_of(one) for one in self._table.selected]
         text = f"{many(len(numbers), 'message')} to group {self.group}, and to no other."
         if await confirm(self.view, "Send them again?", text, label="Send again", danger=False):
             self._table.table.selected = []
@@ -237,7 +228,7 @@ class _Letters:
     def _send_all(self) -> None:
         async def save() -> bool:
             per_s = float(rate.value or 100)
-            numbers = sorted(one.number for one in self.sifting.found) if self.sifting is not None else None
+            numbers = [one.number for one in reversed(self.sifting.found)] if self.sifting is not None else None
             ui.timer(0, lambda: self._run(numbers, per_s, self._count if numbers is None else len(numbers)), once=True)
             return True
 
@@ -288,10 +279,9 @@ class _Letters:
 @console_page("/dead/{topic}/{group}/{number}", "Dead letter")
 async def letter_page(view: View) -> None:
     topic, group = view.part("topic"), view.part("group")
-    text = view.part("number")
-    letter = await view.mq.dead_letter(topic, group, int(text) if text.isdigit() and len(text) < 19 else 0)
+    letter = await view.mq.dead_letter(topic, group, number_of(view.part("number")))
     crumb = ("Dead letters", f"/dead?topic={topic}&group={group}")
-    with head(f"Dead letter {letter.number}", f"of group {group} on topic {topic}", crumb=crumb):
+    with head(f"Dead letter {name_of(letter)}", f"of group {group} on topic {topic}", crumb=crumb):
         if letter.resent:
             badge("sent again", "good")
         button("Edit and send …", icon="edit", on_click=lambda: _revise(view, topic, group, letter)).classes("tl-plain")
@@ -301,7 +291,8 @@ async def letter_page(view: View) -> None:
     with ui.element("div").classes("tl-grid2"):
         with panel("Body"):
             show_body(
-                letter.body, "/download/letter?" + urlencode({"topic": topic, "group": group, "number": letter.number})
+                letter.body,
+                "/download/letter?" + urlencode({"topic": topic, "group": group, "number": name_of(letter)}),
             )
         with panel("About it"):
             facts(
@@ -325,7 +316,7 @@ async def letter_page(view: View) -> None:
 
 async def _resend(view: View, topic: str, group: str, letter: DeadLetter) -> None:
     if await act(view.mq.resend(topic, group, [letter.number]), "It was sent again"):
-        go(f"/dead/{topic}/{group}/{letter.number}")
+        go(f"/dead/{topic}/{group}/{name_of(letter)}")
 
 
 def _revise(view: View, topic: str, group: str, letter: DeadLetter) -> None:
@@ -340,7 +331,7 @@ def _revise(view: View, topic: str, group: str, letter: DeadLetter) -> None:
             view.mq.revise(topic, group, letter.number, body=changed, key=key.value or ""), "It was sent again"
         )
         if done:
-            go(f"/dead/{topic}/{group}/{letter.number}")
+            go(f"/dead/{topic}/{group}/{name_of(letter)}")
         return done
 
     about = "The letter itself stays as it is; what you send goes to its group alone."
