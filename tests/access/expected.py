@@ -62,6 +62,6 @@ def furnish(broker: Secured) -> None:
     for name in ("orders", "stock"):
         mq.send(name, b"x", key="k")
     with mq.consumer("orders", group="billing") as consumer:
-        for message in consumer.pull(max_messages=1, wait=10):
+        for message in consumer.pull(max_messages=1, wait=60):
             message.dead("no such customer")
         consumer.flush()

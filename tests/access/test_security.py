@@ -430,7 +430,7 @@ def test_whoever_describes_a_topic_sees_a_trace_without_the_message(broker: Secu
     sent = broker.admin.send(name, b"a secret", key="k", shard_key="k" if shards else None)
     for group in ("billing", "shipping"):
         with broker.admin.consumer(name, group=group) as consumer:
-            consumer.pull(wait=10).ack()
+            consumer.pull(wait=60).ack()
             consumer.flush()
     refusals = len(broker.admin.access.audit(limit=1000, outcome="refused").entries)
     with broker.token(f"looker-{shards}", roles=["viewer"]) as viewer:

@@ -221,7 +221,7 @@ def test_dead_letters_are_filtered_counted_shown_and_exported(cli: Cli, mq: towl
 def test_the_stack_of_a_reason_is_shown_with_its_letter_only(cli: Cli, mq: towline.Client, topic: str) -> None:
     mq.send_many(topic, [b"one", b"two"])
     with mq.consumer(topic, group="g") as consumer:
-        for line, message in enumerate(consumer.pull(wait=10)):
+        for line, message in enumerate(consumer.pull(wait=60)):
             message.dead(f"ValueError: no\n  shop.py:{line} bill: raise")
     assert cli("dead", "count", topic, "g", "-o", "json").line == {"reason": "ValueError: no", "count": 2}
     assert "shop.py" not in cli("dead", "ls", topic, "g").text + cli("trace", f"{topic}/middle/0").text

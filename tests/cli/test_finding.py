@@ -9,7 +9,7 @@ from tests.cli.conftest import Cli
 def test_a_trace_is_a_timeline_for_people_and_json_for_programs(cli: Cli, mq: towline.Client, topic: str) -> None:
     mq.send(topic, b"hello", key="k1")
     with mq.consumer(topic, group="billing", name="anna") as consumer:
-        (message,) = consumer.pull(wait=10)
+        (message,) = consumer.pull(wait=60)
         message.dead("no such customer")
         consumer.flush()
     lines = cli("trace", f"{topic}/middle/0").text.splitlines()

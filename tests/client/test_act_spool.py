@@ -43,8 +43,8 @@ async def spooled(folder: Path, size: int) -> None:
 
 async def pull_durably(consumer: Any, count: int) -> Any:
     """A batch whose lease survives a killed broker: what follows it, an ack, is durable."""
-    batch = await do(consumer.pull(count, wait=10, min_messages=count))
-    await do((await do(consumer.pull(1, wait=10))).ack())
+    batch = await do(consumer.pull(count, wait=60, min_messages=count))
+    await do((await do(consumer.pull(1, wait=60))).ack())
     return batch
 
 
@@ -53,8 +53,8 @@ import json, sys, time, towline
 url, spool = sys.argv[1:]
 with towline.connect(url) as mq:
     consumer = mq.consumer("orders", group="g", name="one", spool_dir=spool)
-    batch = consumer.pull(10, wait=10, min_messages=10)
-    consumer.pull(1, wait=10).ack()
+    batch = consumer.pull(10, wait=60, min_messages=10)
+    consumer.pull(1, wait=60).ack()
     print("pulled", flush=True)
     sys.stdin.readline()
     for message in batch.messages[:6]:
@@ -93,7 +93,7 @@ async def test_the_next_process_tells_what_the_killed_one_could_not(
     serve(*flags, port=broker.port)
     async with entered(connect(url)) as mq:
         async with entered(mq.consumer("orders", group="g", name="one", spool_dir=spool)) as consumer:
-            batch = await do(consumer.pull(10, wait=10, min_messages=3))
+            batch = await do(consumer.pull(10, wait=60, min_messages=3))
             # Neither the six acked nor the dead one; what was open has lost nothing, what was nacked counts.
             assert sorted((m.body, m.attempt) for m in batch) == [(b"6", 2), (b"8", 1), (b"9", 1)]
             await do(batch.ack())
@@ -131,10 +131,10 @@ async def test_a_batch_kept_on_disk_counts_as_acked_and_close_keeps_the_rest(
     flags = ("--store", f"file:{tmp_path / 'data'}", *FLAGS)
     broker = serve(*flags)
     url, spool = f"towline://{broker.address}", tmp_path / "spool"
-    async with entered(connect(url, timeout=2)) as mq:
+    async with entered(connect(url, timeout=5)) as mq:
         await do(mq.send_many("orders", [b"%d" % number for number in range(5)]))
         async with entered(mq.consumer("orders", group="g", name="one", spool_dir=spool)) as consumer:
-            first = await do(consumer.pull(2, wait=10))
+            first = await do(consumer.pull(2, wait=60))
             second = await pull_durably(consumer, 2)
             broker.stop(kill=True)
             await do(first.ack())
@@ -145,7 +145,7 @@ async def test_a_batch_kept_on_disk_counts_as_acked_and_close_keeps_the_rest(
         entered(connect(url)) as mq,
         entered(mq.consumer("orders", group="g", name="one", spool_dir=spool)) as consumer,
     ):
-        assert (await do(consumer.pull(10, wait=10))).bodies() == [b"3"]
+        assert (await do(consumer.pull(10, wait=60))).bodies() == [b"3"]
 
 
 async def test_kept_acks_of_messages_that_others_have_are_dropped(

@@ -237,7 +237,7 @@ async def test_too_many_stuck_threads_stop_the_handler_and_it_recovers(topic: st
             await mq.send(topic, b"3")
             # Another consumer gets what the unhealthy one does not take.
             async with mq.consumer(topic, group="g") as other:
-                (message,) = await other.pull(wait=10)
+                (message,) = await other.pull(wait=60)
                 assert message.body == b"3"
                 message.nack(delay=0.0)
             assert b"3" not in calls
@@ -288,7 +288,7 @@ async def test_stopping_lets_handlers_end_and_gives_back_the_rest(url: str, topi
             release.set()
         assert len(done) == 1
         async with mq.consumer(topic, group="g") as consumer:
-            left = await consumer.pull(100, wait=10, min_messages=9)
+            left = await consumer.pull(100, wait=60, min_messages=9)
             assert sorted([*done, *left.bodies()]) == [b"%d" % number for number in range(10)]
             assert {message.attempt for message in left} == {1}
             await left.ack()
@@ -318,7 +318,7 @@ async def test_what_does_not_end_in_time_goes_back(topic: str) -> None:
         assert cancelled == [b"x"]
         for group in ("sync", "async"):
             async with mq.consumer(topic, group=group) as consumer:
-                (message,) = await consumer.pull(wait=10)
+                (message,) = await consumer.pull(wait=60)
                 assert message.attempt == 1
                 message.ack()
         release.set()

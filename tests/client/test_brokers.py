@@ -29,7 +29,7 @@ async def test_everything_goes_on_when_the_broker_comes_back(
         entered(mq.producer()) as producer,
     ):
         stored = (await do(mq.send("orders", b"first"))).seq
-        assert (await do(consumer.pull(wait=10))).bodies() == [b"first"]
+        assert (await do(consumer.pull(wait=60))).bodies() == [b"first"]
 
         broker.stop(kill=kill)
         pending = await do(producer.send("orders", b"second"))

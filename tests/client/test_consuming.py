@@ -47,7 +47,7 @@ async def test_a_pull_waits_for_messages(connect: Any, url: str, topic: str) -> 
     ):
         assert not await do(consumer.pull(wait=0.01))
         await do(other.send(topic, b"late"))
-        assert (await do(consumer.pull(wait=10))).bodies() == [b"late"]
+        assert (await do(consumer.pull(wait=60))).bodies() == [b"late"]
 
 
 async def test_high_goes_before_low(connect: Any, url: str, topic: str) -> None:
@@ -188,7 +188,7 @@ async def test_a_failed_message_is_tried_again_and_dies_in_the_end(connect: Any,
             assert not letter.resent
 
             assert await do(mq.resend(topic, "g", [letter.number])) == 1
-            (again,) = await do(consumer.pull(wait=10))
+            (again,) = await do(consumer.pull(wait=60))
             assert (again.body, again.key, again.attempt) == (b"poison", "k", 1)
             again.ack()
             await do(consumer.flush())
@@ -256,13 +256,13 @@ async def test_consumers_without_a_group_see_everything(connect: Any, url: str, 
             assert (two.group, one.config.ephemeral, two.config.ephemeral) == ("~two", True, False)
             await do(mq.send(topic, b"to all"))
             for consumer in (one, two):
-                batch = await do(consumer.pull(wait=10))
+                batch = await do(consumer.pull(wait=60))
                 assert batch.bodies() == [b"to all"]
                 await do(batch.ack())
         # The one with a name goes on where it was, and the other is forgotten.
         await do(mq.send(topic, b"more"))
         async with entered(mq.consumer(topic, name="two")) as two:
-            assert (await do(two.pull(wait=10))).bodies() == [b"more"]
+            assert (await do(two.pull(wait=60))).bodies() == [b"more"]
         while [state.config.name for state in await do(mq.groups(topic))] != ["~two"]:
             await asyncio.sleep(0.01)
 
@@ -272,7 +272,7 @@ async def test_a_group_may_begin_at_the_end(connect: Any, url: str, topic: str) 
         await do(mq.send(topic, b"old"))
         async with entered(mq.consumer(topic, group="g", start="latest")) as consumer:
             await do(mq.send(topic, b"new"))
-            assert (await do(consumer.pull(wait=10))).bodies() == [b"new"]
+            assert (await do(consumer.pull(wait=60))).bodies() == [b"new"]
 
 
 async def test_two_consumers_share_the_work(connect: Any, url: str, topic: str) -> None:
@@ -296,7 +296,7 @@ async def test_a_consumer_that_was_taken_over_loses_its_messages(connect: Any, u
                 assert all(message.lost for message in batch)
                 with pytest.raises(LeaseLost):
                     await do(batch.ack())
-                assert sorted((await do(new.pull(wait=10))).bodies()) == [b"a", b"b"]
+                assert sorted((await do(new.pull(wait=60))).bodies()) == [b"a", b"b"]
 
 
 async def test_a_lost_lease_is_reported(connect: Any, url: str, topic: str) -> None:
@@ -307,7 +307,7 @@ async def test_a_lost_lease_is_reported(connect: Any, url: str, topic: str) -> N
         async with entered(opening) as consumer:
             first, _ = await do(consumer.pull())
             async with entered(mq.consumer(topic, group="g")) as other:
-                assert sorted((await do(other.pull(wait=10))).bodies()) == [b"a", b"b"]
+                assert sorted((await do(other.pull(wait=60))).bodies()) == [b"a", b"b"]
             first.ack()
             await do(consumer.flush())
             assert consumer.lost >= 1

@@ -350,7 +350,7 @@ async def test_a_consumer_that_was_given_up_attaches_again(connect: Any) -> None
             entered(mq.consumer("orders", group="g", on_lost=lost.append)) as consumer,
         ):
             first = await do(consumer.pull())
-            second = await do(consumer.pull(wait=10))
+            second = await do(consumer.pull(wait=60))
             assert first.lost
             assert not second.lost
             assert [(one.pull, one.count) for one in lost] == [(41, 1)]
@@ -374,7 +374,7 @@ async def test_a_consumer_with_a_name_tells_the_user_first(connect: Any) -> None
         ):
             with pytest.raises(LeaseLost, match="same name"):
                 await do(consumer.pull())
-            assert (await do(consumer.pull(wait=10))).bodies() == [b"a"]
+            assert (await do(consumer.pull(wait=60))).bodies() == [b"a"]
 
 
 async def test_a_busy_consumer_beats(connect: Any) -> None:

@@ -157,7 +157,7 @@ async def test_an_asyncio_pull_that_was_cancelled_loses_nothing(topic: str) -> N
                 async with asyncio.timeout(0.02):
                     await consumer.pull(wait=60)
             await mq.send(topic, b"%d" % number)
-            batch = await consumer.pull(wait=10)
+            batch = await consumer.pull(wait=60)
             assert batch.bodies() == [b"%d" % number]
             await batch.ack()
 

@@ -16,9 +16,9 @@ async def test_a_trace_tells_the_life_of_a_message_in_every_group(connect: Any, 
         await do(mq.send(topic, b"hello", key="k1"))
         await do(mq.put_group(GroupConfig(topic, "failing", retry=RetryPolicy(3, (3600.0,)))))
         async with entered(mq.consumer(topic, group="done", name="anna")) as consumer:
-            await do((await do(consumer.pull(wait=10))).ack())
+            await do((await do(consumer.pull(wait=60))).ack())
         async with entered(mq.consumer(topic, group="failing", name="bert")) as consumer:
-            (message,) = await do(consumer.pull(wait=10))
+            (message,) = await do(consumer.pull(wait=60))
             message.nack("no such customer")
             await do(consumer.flush())
         found = await do(mq.trace(f"{topic}/middle/0"))
@@ -44,7 +44,7 @@ async def test_a_trace_tells_when_the_group_rested(connect: Any, url: str, topic
     async with entered(connect(url)) as mq:
         await do(mq.send(topic, b"early"))
         async with entered(mq.consumer(topic, group="g")) as consumer:
-            batch = await do(consumer.pull(wait=10))
+            batch = await do(consumer.pull(wait=60))
             await do(mq.pause(topic, "g", reason="deploying"))
             await do(mq.send(topic, b"late"))
             # Of a message that came while the group rested, …
@@ -52,7 +52,7 @@ async def test_a_trace_tells_when_the_group_rested(connect: Any, url: str, topic
             assert [(step.what, step.reason) for step in life.steps] == [("paused", "deploying")]
             await do(mq.resume(topic, "g"))
             await do(batch.ack())
-            late = await do(consumer.pull(wait=10))
+            late = await do(consumer.pull(wait=60))
             await do(mq.pause(topic, "g"))
             await do(late.ack())
             await do(mq.resume(topic, "g"))

@@ -111,7 +111,7 @@ async def test_a_nack_whose_broker_is_away_goes_to_another_with_the_whole_messag
         entered(mq.consumer(topic, "g", retry=retry, ack_interval=0.05)) as consumer,
     ):
         await do(mq.send(topic, b"work", key="k", headers={"a": "b"}, priority="high"))
-        first = (await do(consumer.pull(wait=10)))[0]
+        first = (await do(consumer.pull(wait=60)))[0]
         [home] = [one for one in await do(mq.brokers()) if await _holds(connect, one.address, topic)]
         number = brokers.ports.index(int(home.address.rpartition(":")[2]))
         brokers.kill(number)

@@ -100,7 +100,7 @@ def bury(mq: towline.Client, topic: str, count: int, reason: str = "no such cust
     with mq.consumer(topic, group=group, retry=RetryPolicy(1, (0,))) as consumer:
         left = count
         while left:
-            for message in consumer.pull(max_messages=count, wait=10):
+            for message in consumer.pull(max_messages=count, wait=60):
                 message.dead(reason)
                 left -= 1
         consumer.flush()

@@ -100,7 +100,7 @@ def test_a_failed_message_is_traced_mended_and_sent_again(visit: Visit, mq: towl
     mq.send("payments", b"broken", key="p-1")
     with mq.consumer("payments", group="ledger", retry=RetryPolicy(2, (0,))) as consumer:
         for reason in ("first failure", "the bank said no"):
-            (message,) = consumer.pull(wait=10)
+            (message,) = consumer.pull(wait=60)
             message.nack(reason)
             consumer.flush()
     until(lambda: mq.group("payments", "ledger").dead == 1)
@@ -115,7 +115,7 @@ def test_a_failed_message_is_traced_mended_and_sent_again(visit: Visit, mq: towl
     page.get_by_role("dialog").get_by_role("button", name="Send").click()
     expect(page.get_by_text("sent again", exact=True)).to_be_visible()
     with mq.consumer("payments", group="ledger") as consumer:
-        (message,) = consumer.pull(wait=10)
+        (message,) = consumer.pull(wait=60)
         assert message.body == b"mended"
         message.ack()
 
@@ -151,8 +151,8 @@ def test_dead_letters_are_filtered_exported_and_sent_again_at_a_rate(visit: Visi
 def test_a_group_is_watched_paused_moved_and_its_consumer_kicked(visit: Visit, mq: towline.Client) -> None:
     mq.send_many("stock", [b"x"] * 50)
     with mq.consumer("stock", group="count", name="worker-1") as consumer:
-        consumer.pull(max_messages=20, wait=10).ack()
-        consumer.pull(max_messages=5, wait=10)
+        consumer.pull(max_messages=20, wait=60).ack()
+        consumer.pull(max_messages=5, wait=60)
         page = visit("/groups")
         page.get_by_label("Search").fill("count")
         page.get_by_role("link", name="count", exact=True).click()

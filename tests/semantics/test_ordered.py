@@ -25,7 +25,7 @@ async def pull_all(consumer: Any, count: int) -> dict[str, list[bytes]]:
     """Pull and ack so many messages: by key, in the order in which they came."""
     seen: dict[str, list[bytes]] = defaultdict(list)
     while sum(map(len, seen.values())) < count:
-        batch = await do(consumer.pull(wait=10))
+        batch = await do(consumer.pull(wait=60))
         for message in batch:
             seen[message.key].append(message.body)
         await do(batch.ack())
@@ -248,7 +248,7 @@ async def test_messages_of_shards_are_found_traced_and_browsed(connect: Any, url
         async with entered(mq.consumer(topic, group="g", name="anna")) as consumer:
             done = 0
             while done < 2:
-                for message in await do(consumer.pull(wait=10)):
+                for message in await do(consumer.pull(wait=60)):
                     if message.lost:
                         continue
                     if message.body == b"bad":
@@ -269,7 +269,7 @@ async def test_messages_of_shards_are_found_traced_and_browsed(connect: Any, url
             (letter,) = await do(mq.dead_letters(topic, "g"))
             assert (letter.body, letter.shard_key, letter.origin) == (b"bad", "k2", bad.id)
             assert await do(mq.resend(topic, "g")) == 1
-            (again,) = await do(consumer.pull(wait=10))
+            (again,) = await do(consumer.pull(wait=60))
             assert (again.body, again.lane, again.shard_key) == (b"bad", "own-middle", "k2")
             again.ack()
             await do(consumer.flush())

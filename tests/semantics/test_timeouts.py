@@ -89,7 +89,7 @@ async def test_the_broker_takes_away_what_its_consumer_does_not_end(connect: Any
             stuck, other, patient = batch
             other.ack()
             await do(one.flush())
-            again = await do(two.pull(wait=10))
+            again = await do(two.pull(wait=60))
             assert [(message.body, message.attempt) for message in again] == [(b"stuck", 2)]
             await do(again.ack())
             patient.ack()
@@ -192,7 +192,7 @@ async def test_a_dead_letter_that_is_sent_again_keeps_its_timeout(connect: Any, 
     async with entered(connect(url)) as mq:
         await do(mq.send(topic, b"a", timeout=7, key="k"))
         async with entered(mq.consumer(topic, group="g", retry=RetryPolicy(1, (0.01,)))) as consumer:
-            (message,) = await do(consumer.pull(wait=10))
+            (message,) = await do(consumer.pull(wait=60))
             message.nack("no")
             await do(consumer.flush())
             async with asyncio.timeout(60):
@@ -200,5 +200,5 @@ async def test_a_dead_letter_that_is_sent_again_keeps_its_timeout(connect: Any, 
                     await asyncio.sleep(0.01)
             assert letters[0].timeout == 7
             await do(mq.resend(topic, "g"))
-            (again,) = await do(consumer.pull(wait=10))
+            (again,) = await do(consumer.pull(wait=60))
             assert (again.body, again.timeout) == (b"a", 7)

@@ -111,7 +111,7 @@ def _use_everything(mq: towline.Client) -> None:
         tx.send("orders", b"a")
         tx.send("stock", b"b")
     with mq.consumer("orders", "billing") as consumer:
-        batch = consumer.pull(max_messages=100, wait=10)
+        batch = consumer.pull(max_messages=100, wait=60)
         for number, message in enumerate(batch):
             message.ack() if number % 2 else message.nack("why not")
         consumer.flush()
