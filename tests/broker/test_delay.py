@@ -200,6 +200,41 @@ def test_nothing_is_delivered_and_time_does_not_pass_it_before_it_is_durable() -
     asyncio.run(main())
 
 
+def test_messages_that_wait_together_are_listed_cancelled_and_delivered_each_at_its_time(disk: World) -> None:
+    """A frame whose messages lie minutes apart: some wait in the slot of the first of them."""
+    minutes = [3 + 7 * number for number in range(16)]
+
+    async def main() -> None:
+        clock = ManualClock()
+        begin_us = clock.now_us()
+        async with disk.open(clock) as bench:
+            bodies = [b"%d" % minute for minute in minutes]
+            await bench.send("orders", *bodies, deliver_at_us=[-minute * 60 * SECOND_US for minute in minutes])
+            assert len(bench.broker.scheduler.schedule.slots) < 4
+            await bench.broker.maintain()
+        async with disk.open(clock) as bench:
+            listed, after = list[int](), (0, 0)
+            while page := (await bench.broker.delayed(ListDelayed("orders", *after, 3))).messages:
+                listed += [one.id for one in page]
+                after = page[-1].deliver_at_us, page[-1].id
+            assert listed == list(range(1, 17))
+            await pass_time(bench, clock, 60)
+            assert (await bench.broker.cancel_delayed(CancelDelayed("orders", [7, 16]))).count == 2
+            moved = await bench.broker.move_delayed(MoveDelayed("orders", [6], "", -SECOND_US))
+            assert moved.count == 1
+            expected: set[bytes] = set()
+            for number, minute in enumerate(minutes, 1):
+                await pass_time(bench, clock, minute * 60 - 1 - (clock.now_us() - begin_us) / SECOND_US)
+                expected |= {b"38"}
+                assert (await lanes(bench)).keys() == expected
+                await pass_time(bench, clock, 1)
+                expected |= {b"%d" % minute} if number not in (7, 16) else set()
+                assert (await lanes(bench)).keys() == expected
+            assert bench.broker.figures()["delayed"] == 0
+
+    asyncio.run(main())
+
+
 def test_a_deleted_topic_takes_its_delayed_messages_with_it(world: World) -> None:
     async def main() -> None:
         clock = ManualClock()

@@ -55,7 +55,7 @@ async def list_delayed(scheduler: Scheduler, request: ListDelayed) -> Delayed:
             rows = _soonest(rows, request.max_messages)
             if max(row.deliver_at_us for row in rows.values()) < slot.place.begin_us:
                 break
-        if slot.place.level < 4 and slot.place.end_us <= request.after_us:
+        if slot.last_us < request.after_us:
             continue
         async for seq, parcel in agenda.parcels(slot):
             wanted = not request.topic or parcel.topic == request.topic
@@ -118,23 +118,26 @@ async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> F
     schedule, packed = agenda.schedule, key.encode()
     found: Found = []
     missing = set(ids)
-    # Coarse before fine: what moves meanwhile is seen where it goes to.
-    for place in sorted(schedule.slots, key=lambda place: (-place.level, place.number)):
-        slot = schedule.slots.get(place)
-        if slot is None or (ids and not any(slot.min_id <= one <= slot.max_id for one in missing)):
-            continue
-        async for seq, opened in _opened(agenda, slot, lambda parcel: parcel.topic == topic, tuple(missing)):
-            places = _with_key(opened, packed) if key else _with_ids(opened, missing)
-            for at in places:
-                number = opened.ids(at, at + 1)[0]
-                position = Position(place, seq, at, number, opened.times[at])
-                if schedule.is_waiting(position):
-                    found.append((position, opened))
-                    missing.discard(number)
-            if len(found) > FOUND_MAX:
-                raise TooLarge(f"more than {FOUND_MAX} delayed messages of topic {topic} have this key")
-        if ids and not missing:
-            break
+    seen: set[Place] = set()
+    # Coarse before fine: what moves meanwhile is seen where it goes to, also if that is a slot that was not there yet.
+    while fresh := sorted(schedule.slots.keys() - seen, key=lambda place: (-place.level, place.number)):
+        seen.update(fresh)
+        for place in fresh:
+            if ids and not missing:
+                return found
+            slot = schedule.slots.get(place)
+            if slot is None or (ids and not any(slot.min_id <= one <= slot.max_id for one in missing)):
+                continue
+            async for seq, opened in _opened(agenda, slot, lambda parcel: parcel.topic == topic, tuple(missing)):
+                places = _with_key(opened, packed) if key else _with_ids(opened, missing)
+                for at in places:
+                    number = opened.ids(at, at + 1)[0]
+                    position = Position(place, seq, at, number, opened.times[at])
+                    if schedule.is_waiting(position):
+                        found.append((position, opened))
+                        missing.discard(number)
+                if len(found) > FOUND_MAX:
+                    raise TooLarge(f"more than {FOUND_MAX} delayed messages of topic {topic} have this key")
     return found
 
 

@@ -28,6 +28,7 @@ NEAR_BYTES: Final = 64 << 20
 RUN_PARCELS: Final = 64
 CANCELLED_MAX: Final = 1_000_000
 ANSWERS_MAX: Final = 1_000
+FOREVER_US: Final = (1 << 63) - 1
 
 
 class Position(NamedTuple):
@@ -55,6 +56,8 @@ class SlotSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """When the oldest of it was written."""
     cancelled: list[tuple[int, list[int]]] = []
     ahead: list[tuple[int, int]] = []
+    last_us: int = 0
+    """When the last of it is due; 0 is not known."""
 
 
 class ScheduleSnapshot(msgspec.Struct, frozen=True):
@@ -81,6 +84,7 @@ class Slot:
         "begin_us",
         "cancelled",
         "end",
+        "last_us",
         "loaded_to",
         "loading",
         "max_id",
@@ -101,6 +105,7 @@ class Slot:
         self.min_id = (1 << 63) - 1
         self.max_id = -1
         self.since_us = since_us
+        self.last_us = 0
         self.cancelled: dict[int, set[int]] = {}
         """By parcel, the places of the messages in it that are not to be delivered."""
         self.ahead: dict[int, int] = {}
@@ -113,11 +118,12 @@ class Slot:
         self.loaded_to: int | None = None
         """… those from this one on come there by themselves."""
 
-    def note(self, seq: int, low: int, high: int) -> None:
-        """A parcel with ids from `low` to `high` is in the slot."""
+    def note(self, seq: int, low: int, high: int, last_us: int) -> None:
+        """A parcel with ids from `low` to `high` is in the slot, all of it due by `last_us`."""
         self.end = seq + 1
         self.min_id = min(self.min_id, low)
         self.max_id = max(self.max_id, high)
+        self.last_us = max(self.last_us, last_us)
         run = self.runs[-1] if self.runs else None
         if run is None or seq - run[0] >= RUN_PARCELS:
             self.runs.append([seq, low, high])
@@ -158,7 +164,7 @@ class Schedule:
         if slot is None:
             slot = self.slots[place] = Slot(place, seq, at_us)
         low, high = parcel.id_range()
-        slot.note(seq, low, high)
+        slot.note(seq, low, high, parcel.last_us)
         slot.messages += parcel.count
         if high >= self.next_id:
             self.next_id = high + 1
@@ -309,6 +315,7 @@ class Schedule:
             slot.runs = [[one.next, *one.ids]]
             slot.cancelled = {seq: set(indices) for seq, indices in one.cancelled}
             slot.ahead = dict(one.ahead)
+            slot.last_us = one.last_us or FOREVER_US
             self.slots[slot.place] = slot
             self.cancelled += sum(map(len, slot.cancelled.values()))
 
@@ -327,4 +334,5 @@ def _slot_out(slot: Slot) -> SlotSnapshot:
         since_us=slot.since_us,
         cancelled=[(seq, sorted(indices)) for seq, indices in sorted(slot.cancelled.items())],
         ahead=sorted(slot.ahead.items()),
+        last_us=slot.last_us,
     )

@@ -5,7 +5,12 @@ its time, counted from `until`: the time up to which everything has been deliver
 comes near, all of it fits into the finer level, and is moved there. What lies beyond even the coarsest wheel goes to
 its last slot, and is looked at again when that comes near.
 
-So there are some 1,000 streams whatever the number of messages, and each message is moved at most once a level.
+Only a slot of seconds must hold nothing that is due later. Where the messages of a frame lie so far apart that nearly
+each would go to another slot, some go together to the slot of the first (see `parcel`): when that comes near, the
+others are put where they belong, together with those of other frames.
+
+So there are some 1,000 streams whatever the number of messages, and each message is moved at most once a level, and
+once more.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import Final, NamedTuple
 
 from towline.clock import SECOND_US
 
-__all__ = ["LEVELS", "Place", "is_over", "place_of", "ripe_at_us", "slot_stream", "span_end_us"]
+__all__ = ["LEVELS", "Place", "is_over", "level_end_us", "place_of", "ripe_at_us", "slot_stream", "span_end_us"]
 
 
 class Level(NamedTuple):
@@ -72,6 +77,12 @@ def span_end_us(place: Place, until_us: int) -> int:
     if place.level == _TOP and place.number - until_us // width_us >= slots - 1:
         return 1 << 63
     return place.end_us
+
+
+def level_end_us(level: int, until_us: int) -> int:
+    """From this time on, messages go to a coarser level."""
+    width_us, slots = LEVELS[level]
+    return 1 << 63 if level == _TOP else (until_us // width_us + slots) * width_us
 
 
 def ripe_at_us(place: Place) -> int:
