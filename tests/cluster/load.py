@@ -14,6 +14,9 @@ from towline.errors import LeaseLost, TowlineError
 
 __all__ = ["Load"]
 
+PACE_S = 0.01
+LATE_S = 0.05
+
 
 class Load:
     """Blocking: producers that batch, and consumers that ack what they pulled. Every message is a number of its own."""
@@ -45,7 +48,9 @@ class Load:
         self._consuming = threading.Event()
         self._producers = [threading.Thread(target=self._guarded, args=(self._produce,)) for _ in range(producers)]
         self._consumers = [threading.Thread(target=self._guarded, args=(self._consume,)) for _ in range(consumers)]
-        for thread in (*self._consumers, *self._producers):
+        self._beats: list[float] = []
+        self._pace = threading.Thread(target=self._keep_pace)
+        for thread in (*self._consumers, *self._producers, self._pace):
             thread.start()
 
     @property
@@ -105,15 +110,24 @@ class Load:
     def stop(self) -> None:
         self.stop_sending()
         self._consuming.set()
-        for thread in self._consumers:
+        for thread in (*self._consumers, self._pace):
             thread.join(60)
         self._mq.close()
 
-    @staticmethod
-    def longest_gap(of: list[tuple[float, int]], since: float, until: float) -> float:
-        """The longest time in which nothing was acknowledged, or consumed."""
+    def longest_gap(self, of: list[tuple[float, int]], since: float, until: float) -> float:
+        """The longest time in which nothing was acknowledged, or consumed; without that in which this machine had no
+        time for anybody."""
         times = [since, *sorted(at for at, _ in list(of) if since <= at <= until), until]
-        return max(after - before for before, after in pairwise(times))
+        return max(after - before - self._stood_still(before, after) for before, after in pairwise(times))
+
+    def _stood_still(self, since: float, until: float) -> float:
+        """By how much a thread that only looks at the clock came late."""
+        beats = [since, *(at for at in list(self._beats) if since < at < until), until]
+        return sum(max(after - before - LATE_S, 0.0) for before, after in pairwise(beats))
+
+    def _keep_pace(self) -> None:
+        while not self._consuming.wait(PACE_S):
+            self._beats.append(time.monotonic())
 
     def lost(self) -> set[int]:
         return {number for _, number in self.acked} - {number for _, number in self.seen}

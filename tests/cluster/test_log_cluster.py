@@ -48,7 +48,7 @@ def test_a_broker_that_hangs_is_passed_over_and_used_again(brokers: Brokers, top
         brokers.freeze(2)
         time.sleep(3.0)
         until = time.monotonic()
-        assert load.longest_gap(load.acked, frozen_at, until) < 2.0
+        assert load.longest_gap(load.acked, frozen_at, until) < 2.5
         brokers.thaw(2)
         load.stop_sending()
         assert not load.failed

@@ -144,7 +144,7 @@ def test_brokers_come_and_go_at_random(brokers: Brokers, topic: str, request: py
         for _ in range(rounds):
             eventually(lambda: len(holders_of(brokers)) == REALMS, 60)
             wanted: Load | OrderedLoad = chance.choice((load, ordered))
-            gap, how = _strike(brokers, wanted, chance)
+            gap, how = _strike(brokers, load, wanted, chance)
             gaps[how].append(gap)
             time.sleep(chance.random())  # so that it happens at any time
         load.stop_sending()
@@ -172,7 +172,7 @@ def test_brokers_come_and_go_at_random(brokers: Brokers, topic: str, request: py
     assert max(every) < TAKEOVER_S + BUSY_S, gaps
 
 
-def _strike(brokers: Brokers, wanted: Load | OrderedLoad, chance: random.Random) -> tuple[float, str]:
+def _strike(brokers: Brokers, load: Load, wanted: Load | OrderedLoad, chance: random.Random) -> tuple[float, str]:
     """Kill or freeze the broker of a topic, and bring it back; for how long nothing of that topic was acknowledged."""
     victim = owner_of(brokers, wanted.topic)
     frozen = chance.random() < 0.5
@@ -181,7 +181,7 @@ def _strike(brokers: Brokers, wanted: Load | OrderedLoad, chance: random.Random)
     begun = len(wanted.acked)
     # What was acknowledged by the victim may still be on its way to us: more than that must follow.
     eventually(lambda: len(wanted.acked) > begun + 20, 30)
-    gap = Load.longest_gap(wanted.acked, struck_at, time.monotonic())
+    gap = load.longest_gap(wanted.acked, struck_at, time.monotonic())
     brokers.thaw(victim) if frozen else brokers.start(victim)
     return gap, "frozen" if frozen else "killed"
 
