@@ -29,7 +29,7 @@ class Load:
         producers: int = 3,
         consumers: int = 2,
         pause_s: float = 0.002,
-        delivery_timeout_s: float = 20.0,
+        delivery_timeout_s: float = 100.0,
     ) -> None:
         self.topic = topic
         self.acked: list[tuple[float, int]] = []
@@ -105,13 +105,13 @@ class Load:
     def stop_sending(self) -> None:
         self._sending.set()
         for thread in self._producers:
-            thread.join(60)
+            thread.join(150)
 
     def stop(self) -> None:
         self.stop_sending()
         self._consuming.set()
         for thread in (*self._consumers, self._pace):
-            thread.join(60)
+            thread.join(150)
         self._mq.close()
 
     def longest_gap(self, of: list[tuple[float, int]], since: float, until: float) -> float:
