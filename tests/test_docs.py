@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import ROOT
+from tests.house_rules import ROOT
 from towline.cli import app
 from towline.cli.serve import settings
 

@@ -10,14 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import towline
 from tests.access.secured import PASSWORD, PATIENCE_S, Secured, secured
 from tests.eventually import eventually
 from tests.server.process import BrokerProcess, failing_start
-from towline.broker.audit import verify
 from towline.client.access import Quota
 from towline.client.blocking import Client
 from towline.errors import BadRequest, Conflict, NotFound, NotLetIn, ProtocolError, QueueFull, Refused, TowlineError
@@ -164,10 +162,7 @@ def test_a_token_is_rotated_without_a_gap(broker: Secured) -> None:
 def test_a_token_expires_also_for_those_who_are_in(broker: Secured) -> None:
     made = broker.admin.access.create_token("brief", expires=4)
     with broker.connect("brief", made.secret) as client:
-        began = time.monotonic()
-        while not is_out(client):
-            assert time.monotonic() - began < PATIENCE_S
-            time.sleep(0.05)
+        eventually(lambda: is_out(client))
     with pytest.raises(NotLetIn):
         broker.connect("brief", made.secret)
 
@@ -350,74 +345,6 @@ def test_a_client_certificate_stands_for_exactly_one_user(certificates: Path, tm
             connect("alice2", token="alice")
         with pytest.raises(TowlineError):
             connect(None, "setup", "x", timeout=2)
-
-
-# The audit log
-
-
-def test_the_audit_log_tells_who_did_what_and_holds_no_secret(tmp_path: Path) -> None:
-    with secured(tmp_path, store=f"file:{tmp_path}/data") as broker:
-        made = broker.admin.access.create_token("audited")
-        with broker.connect("audited", made.secret) as client, pytest.raises(Refused):
-            client.delete_topic("orders")
-        with pytest.raises(NotLetIn):
-            broker.connect("audited", "a wrong secret")
-        broker.admin.create_topic("orders")
-        broker.admin.purge("orders", dry_run=True)
-        broker.admin.delete_topic("orders")
-        with pytest.raises(Conflict):
-            broker.admin.access.create_token("audited")
-        entries = broker.admin.access.audit().entries
-        told = [(one.actor, one.what, one.target, one.outcome) for one in reversed(entries)]
-        assert told == [
-            ("setup", "login", "by setup", "done"),
-            ("setup", "PutUser", "user root", "done"),
-            ("root", "login", "by user", "done"),
-            ("root", "CreateToken", "token audited", "done"),
-            ("audited", "DeleteTopic", "topic orders", "refused"),
-            ("audited", "login", "", "refused"),
-            ("root", "CreateTopic", "topic orders", "done"),
-            ("root", "DeleteTopic", "topic orders", "done"),
-            ("root", "CreateToken", "token audited", "conflict"),
-        ]
-        page = broker.admin.access.audit(limit=4, actor="root")
-        assert [one.what for one in page.entries] == ["CreateToken", "DeleteTopic", "CreateTopic", "CreateToken"]
-        rest = broker.admin.access.audit(before=page.next, actor="root")
-        assert [one.what for one in rest.entries] == ["login"]
-        broker.process.stop()
-        broker.process.wait()
-        log = broker.process.errors
-    path = tmp_path / "data" / "audit.jsonl"
-    text = path.read_text()
-    for secret in (made.secret, PASSWORD, "a wrong secret"):
-        assert secret not in text
-        assert secret not in log
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert verify(path) == (9, None)
-    lines = text.splitlines(keepends=True)
-    changed = tmp_path / "changed.jsonl"
-    for broken in (
-        [*lines[:4], lines[4].replace("refused", "done"), *lines[5:]],
-        [*lines[:4], *lines[5:]],
-        [lines[1], lines[0], *lines[2:]],
-    ):
-        changed.write_text("".join(broken))
-        assert verify(changed)[1] is not None
-
-
-def test_a_torn_line_of_the_audit_log_is_cut_and_the_log_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "data" / "audit.jsonl"
-    with secured(tmp_path, store=f"file:{tmp_path}/data"):
-        pass
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"number":3,"at')
-    with BrokerProcess(store=f"file:{tmp_path}/data", security=True) as process:
-        url = f"towline://127.0.0.1:{process.port}"
-        with towline.connect(url, token="root", secret=PASSWORD, timeout=PATIENCE_S) as admin:
-            numbers = [one.number for one in admin.access.audit().entries]
-    assert numbers == [3, 2, 1, 0]
-    assert verify(path) == (4, None)
-    assert msgspec.json.decode(path.read_bytes().splitlines()[3])["what"] == "login"
 
 
 # What is seen of a message

@@ -11,7 +11,8 @@ import pytest
 
 import towline
 from tests.alarms.conftest import PATIENCE_S, Mailbox
-from tests.cli.conftest import Cli, until
+from tests.cli.conftest import Cli
+from tests.eventually import eventually
 from towline.alarms.rule import AlarmRule
 from towline.load.broker import BrokerProcess
 from towline.model import RetryPolicy
@@ -47,7 +48,7 @@ def bury(mq: towline.Client, topic: str, count: int = 1) -> None:
                 message.dead("no such customer")
                 left -= 1
         consumer.flush()
-    until(lambda: mq.group(topic, "billing").dead == count)
+    eventually(lambda: mq.group(topic, "billing").dead == count)
 
 
 def look(mq: towline.Client) -> None:
@@ -70,9 +71,9 @@ def test_dead_letters_are_mailed_to_the_rule_and_to_the_topic_and_cleared(
     assert (active.rule, active.topic, active.group, active.value) == ("dead", "orders", "billing", 2)
 
     mq.resend("orders", "billing")
-    until(lambda: not mq.pulse().now["dead"] and not mq.alarms().active)
+    eventually(lambda: not mq.pulse().now["dead"] and not mq.alarms().active)
     assert mailbox[0].next()["Subject"] == "[harbour] cleared: dead on topic orders, group billing"
-    until(lambda: len(mq.alarms().told) == 2)
+    eventually(lambda: len(mq.alarms().told) == 2)
     assert [(one.subject.split("]")[1].split(":")[0].strip(), one.error) for one in mq.alarms().told[:2]] == [
         ("cleared", ""),
         ("alarm", ""),
@@ -102,7 +103,7 @@ def test_backlog_age_failures_and_lonely_groups_reach_a_webhook_whose_path_nobod
             seen.update({one["what"]: one["value"] for one in said["alarms"] if one["state"] == "begun"})
         return len(seen) == 4
 
-    until(all_four)
+    eventually(all_four)
     assert seen["backlog"] == 10
     assert seen["failures"] == 3
     assert 0 < seen["age"] < 600

@@ -14,7 +14,7 @@ import pytest
 
 from tests.alarms.conftest import PATIENCE_S, Mailbox
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
-from tests.broker.test_recovery import until
+from tests.eventually import eventually_done
 from towline.alarms.rule import UNITS, AlarmRule, What
 from towline.clock import SystemClock
 from towline.protocol.messages import Resend
@@ -76,7 +76,7 @@ async def trouble(bench: Bench, clock: FastClock) -> None:
     await look(bench)
     await bench.act(member, DEAD, got, (1, 0, 2), reason="never")
     await bench.act(member, NACK, got, (1, 2, 2), reason="not now")
-    await until(lambda: bench.broker.group_state("orders", "billing").dead == 2)
+    await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2)
     await bench.broker.detach(member)
     await look(bench)
     clock.ahead_s += 100
@@ -131,7 +131,9 @@ def test_each_kind_is_told_together_repeated_sparingly_and_cleared(
             await mend(bench, clock, AlarmRule("disk", "disk", 0, **to))
             assert await heard(bench) == all_of("cleared")
             assert alarms.listed().active == []
-            await until(lambda: not any(one.error for one in alarms.listed().told) and len(alarms.listed().told) >= 3)
+            await eventually_done(
+                lambda: not any(one.error for one in alarms.listed().told) and len(alarms.listed().told) >= 3
+            )
 
     asyncio.run(main())
     assert mailbox[0].mails.empty()

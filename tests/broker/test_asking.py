@@ -10,6 +10,7 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from tests.broker.test_transactions import checks, decide, prepare, states
+from tests.eventually import eventually_done
 from towline.broker.broker import Broker
 from towline.clock import ManualClock
 from towline.protocol.transactions import Resolve
@@ -84,12 +85,15 @@ def test_a_waiting_producer_is_asked_as_soon_as_a_transaction_is_due_and_each_ro
 def test_a_decided_transaction_is_not_asked_after(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         await prepare(bench.broker, check_after_s=0.001)
-        bench.broker.transactions.asking.look_round()
-        await asyncio.sleep(0.002)
-        bench.broker.transactions.asking.look_round()
-        assert bench.broker.transactions.asking._ready
+        asking = bench.broker.transactions.asking
+
+        def is_ready() -> bool:
+            asking.look_round()
+            return bool(asking._ready)
+
+        await eventually_done(is_ready)
         await decide(bench.broker, True)
-        assert not bench.broker.transactions.asking._ready, "nothing is left of it"
+        assert not asking._ready, "nothing is left of it"
         assert await checks(bench.broker, 1) == []
 
     world.run(scenario)

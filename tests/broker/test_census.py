@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.eventually import eventually_done
 from towline.aio import connect
 from towline.model import RetryPolicy
 
@@ -47,10 +48,8 @@ def test_figures_over_time_and_the_store(tmp_path: Path) -> None:
                 for message in await consumer.pull(max_messages=40, wait=60):
                     message.dead("no such customer")
                 await consumer.flush()
-            while (await mq.group("orders", "billing")).dead != 40:
-                await asyncio.sleep(0.01)
-            while (pulse := await mq.pulse()).now["dead"] != 40:
-                await asyncio.sleep(0.05)
+            await eventually_done(lambda: mq.group("orders", "billing"), holds=lambda group: group.dead == 40)
+            pulse = await eventually_done(mq.pulse, holds=lambda pulse: pulse.now["dead"] == 40)
             assert pulse.now["backlog"] == 60
             assert pulse.now["failed"] == 40
             assert len(pulse.at_us) == len(pulse.series["backlog"]) >= 1

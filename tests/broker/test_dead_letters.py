@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
-from tests.broker.test_recovery import until
+from tests.eventually import eventually_done
 from towline.broker.obituary import EVERY_S, Obituary
 from towline.clock import ManualClock
 from towline.errors import Conflict, NotFound
@@ -21,7 +21,7 @@ async def die(bench: Bench, count: int = 3, **config: Any) -> None:
     await bench.send("orders", *(b"%d" % n for n in range(count)), keys=[f"k{n}" for n in range(count)])
     member = await bench.attach(**config)
     await bench.act(member, DEAD, await bench.pull(member), reason="never")
-    await until(lambda: bench.broker.group_state("orders", "billing").dead == count)
+    await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == count)
     await bench.flush()
 
 
@@ -128,7 +128,7 @@ def test_letters_that_died_of_different_reasons_keep_their_own(world: World) -> 
             if (lane, n) not in ((1, 3), (1, 4))
         ]
         await bench.broker.settle(member, acts)
-        await until(lambda: bench.broker.group_state("orders", "billing").dead == 2 * count)
+        await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2 * count)
         found: dict[str, tuple[bytes, str, str]] = {}
         at = 0
         while len(found) < 2 * count:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.broker.conftest import ACK, NACK, Bench, World
-from tests.broker.test_recovery import until
+from tests.eventually import eventually_done
 from towline.model import TopicConfig
 from towline.protocol.messages import Browse
 
@@ -66,7 +66,7 @@ def test_expired_messages_go_to_the_dead_letters_where_a_group_wants_them(world:
         got = await mq.pull(one)
         assert got.bodies == [b"b"]
         await mq.act(one, ACK, got)
-        await until(lambda: mq.broker.group_state("orders", "billing").dead == 1)
+        await eventually_done(lambda: mq.broker.group_state("orders", "billing").dead == 1)
         browsed, _ = await mq.broker.browse(Browse("orders", 0, "billing"))
         assert browsed.end == 1
 

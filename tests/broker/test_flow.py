@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 from crc32c import crc32c
 
-from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
+from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
+from tests.eventually import eventually_done
 from towline.broker.dispatcher import Dispatcher
 from towline.errors import BadFrame, BadRequest, Conflict, LeaseLost, NotFound, Refused, TooLarge, Unavailable
 from towline.frame import Frame, encode, encode_events
@@ -58,7 +58,7 @@ def test_a_waiting_pull_gets_a_message_as_it_comes(world: World) -> None:
         await bench.broker.create_topic(TopicConfig("orders"))
         member = await bench.attach()
         waiting = asyncio.create_task(bench.pull(member, wait_ms=20_000))
-        await _until(lambda: member.waiting)
+        await eventually_done(lambda: member.waiting)
         await bench.send("orders", b"now")
         assert (await waiting).bodies == [b"now"]
 
@@ -71,7 +71,7 @@ def test_waiting_pulls_are_served_first_come_first_served(world: World) -> None:
         tasks = []
         for member in members:
             tasks.append(asyncio.create_task(bench.pull(member, 1, wait_ms=20_000)))
-            await _until(partial(getattr, member, "waiting"))
+            await eventually_done(partial(getattr, member, "waiting"))
         for n in range(3):
             await bench.send("orders", b"%d" % n)
         assert [(await task).bodies for task in tasks] == [[b"0"], [b"1"], [b"2"]]
@@ -83,7 +83,7 @@ def test_a_cancelled_wait_takes_nothing_away(world: World, monkeypatch: pytest.M
     async def scenario(bench: Bench) -> None:
         member = await bench.attach()
         task = asyncio.create_task(bench.pull(member, wait_ms=20_000))
-        await _until(lambda: member.waiting)
+        await eventually_done(lambda: member.waiting)
         serve = Dispatcher.serve
 
         def serve_and_cancel(dispatcher: Dispatcher) -> None:
@@ -114,7 +114,7 @@ def test_a_pull_may_wait_for_a_number_of_messages(world: World) -> None:
         await bench.send("orders", b"a")
         member = await bench.attach()
         waiting = asyncio.create_task(bench.pull(member, wait_ms=20_000, min_messages=3))
-        await _until(lambda: member.waiting)
+        await eventually_done(lambda: member.waiting)
         await bench.send("orders", b"b", b"c")
         assert len((await waiting).bodies) == 3
         await bench.send("orders", b"d")
@@ -150,7 +150,7 @@ def test_a_nacked_message_comes_again_with_its_attempt_and_then_dies(world: Worl
         again = await bench.pull(member, wait_ms=20_000)
         assert (again.bodies, again.attempts) == ([b"bad"], [2])
         await bench.act(member, NACK, again, reason="still none")
-        await _until(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+        await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
         state = bench.broker.group_state("orders", "billing")
         assert (state.lag, state.dying) == (0, 0)
         browsed, buffers = await bench.broker.browse(Browse("orders", group="billing"))
@@ -174,7 +174,7 @@ def test_a_dead_letter_sent_again_reaches_its_own_group_only_and_once(world: Wor
         await bench.act(mail, ACK, await bench.pull(mail))
         member = await bench.attach()
         await bench.act(member, DEAD, await bench.pull(member), reason="wrong")
-        await _until(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+        await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
         assert (await bench.broker.resend(Resend("orders", "billing", [0]))).count == 1
         got = await bench.pull(member)
         assert (got.bodies, got.attempts, got.parts[0].lane) == ([b"x"], [1], 3)
@@ -185,101 +185,9 @@ def test_a_dead_letter_sent_again_reaches_its_own_group_only_and_once(world: Wor
         with pytest.raises(NotFound, match="dead letter 7"):
             await bench.broker.resend(Resend("orders", "billing", [7]))
         await bench.act(member, DEAD, got, reason="wrong again")
-        await _until(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+        await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
         assert (await bench.broker.resend(Resend("orders", "billing"))).count == 1
         assert (await bench.pull(member)).bodies == [b"x"]
-
-    world.run(scenario)
-
-
-def test_a_vanished_consumers_messages_go_to_another_before_its_heartbeats_are_missed(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.send("orders", b"a", b"b")
-        one, two = await bench.attach(consumer="c1"), await bench.attach(consumer="c2")
-        got = await bench.pull(one)
-        bench.broker.consumers.disconnected(one)
-        again = await bench.pull(two, wait_ms=20_000)
-        assert (again.bodies, again.attempts) == ([b"a", b"b"], [2, 2])
-        with pytest.raises(LeaseLost):
-            await bench.act(one, ACK, got)
-        assert bench.broker.group_state("orders", "billing").lag == 2
-
-    world.run(scenario, reconnect_grace_s=0.1, heartbeat_s=60.0)
-
-
-def test_a_consumer_that_comes_back_in_time_keeps_what_it_works_on(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.send("orders", b"a", b"b")
-        one = await bench.attach()
-        first, second = await bench.pull(one, 1), await bench.pull(one, 1)
-        bench.broker.consumers.disconnected(one)
-        back = await bench.attach(holding=(first.pull,))
-        assert back.held == [first.pull]
-        assert (await bench.act(back, ACK, first)).refused == []
-        got = await bench.pull(back)
-        assert (got.bodies, got.attempts) == ([b"b"], [1])
-        assert (await bench.act(back, ACK, second)).refused[0][1] == "conflict"
-
-    world.run(scenario, reconnect_grace_s=10.0)
-
-
-def test_a_silent_consumer_loses_its_lease(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.send("orders", b"a")
-        one = await bench.attach(consumer="c1")
-        await bench.pull(one)
-        two = await bench.attach(consumer="c2")
-        pull = asyncio.create_task(bench.pull(two, wait_ms=20_000))
-        while not pull.done():
-            bench.broker.consumers.beat(two)
-            await asyncio.sleep(0.01)
-        assert (await pull).attempts == [2]
-
-    world.run(scenario, heartbeat_s=1.5)
-
-
-def test_a_pull_that_is_not_settled_in_time_is_taken_away(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.send("orders", b"slow")
-        one = await bench.attach(consumer="c1", timeout_s=0.05)
-        two = await bench.attach(consumer="c2")
-        got = await bench.pull(one)
-        again = await bench.pull(two, wait_ms=20_000)
-        assert (again.bodies, again.attempts) == ([b"slow"], [2])
-        assert (await bench.act(one, ACK, got)).refused[0][1] in {"conflict", "lease-lost"}
-
-    world.run(scenario)
-
-
-def test_a_pull_is_taken_away_in_time_though_nobody_waits(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.send("orders", b"slow")
-        await bench.pull(await bench.attach(timeout_s=0.05))
-        await _until(lambda: bench.broker.group_state("orders", "billing").retrying == 1)
-
-    world.run(scenario)
-
-
-def test_a_consumer_leaving_in_order_gives_back_at_once_without_an_attempt(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.send("orders", b"a")
-        one, two = await bench.attach(consumer="c1"), await bench.attach(consumer="c2")
-        await bench.pull(one)
-        await bench.broker.detach(one)
-        got = await bench.pull(two)
-        assert (got.bodies, got.attempts) == ([b"a"], [1])
-
-    world.run(scenario)
-
-
-def test_messages_given_back_come_again_in_the_same_attempt(world: World) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.send("orders", b"a", b"b")
-        member = await bench.attach()
-        got = await bench.pull(member)
-        await bench.act(member, GIVE_BACK, got, (1, 0, 1))
-        again = await bench.pull(member)
-        assert (again.bodies, again.attempts) == ([b"a"], [1])
 
     world.run(scenario)
 
@@ -399,7 +307,7 @@ def test_a_broadcast_consumer_has_its_own_progress_and_an_unnamed_one_is_forgott
         passing = await bench.attach(group="~passing", consumer="passing", ephemeral=True)
         assert (await bench.pull(one)).bodies == (await bench.pull(passing)).bodies == [b"a"]
         await bench.broker.detach(passing)
-        await _until(lambda: bench.broker.topic_state("orders").groups == ["~one"])
+        await eventually_done(lambda: bench.broker.topic_state("orders").groups == ["~one"])
 
     world.run(scenario)
 
@@ -411,7 +319,7 @@ def test_the_in_flight_limit_holds_a_consumer_back_until_it_acks(world: World) -
         got = await bench.pull(member)
         assert len(got.bodies) == 4
         waiting = asyncio.create_task(bench.pull(member, wait_ms=20_000))
-        await _until(lambda: member.waiting)
+        await eventually_done(lambda: member.waiting)
         await bench.act(member, ACK, got)
         assert len((await waiting).bodies) == 4
 
@@ -452,10 +360,3 @@ def test_attaching_with_settings_of_another_group_is_refused(world: World) -> No
             await bench.broker.attach(Attach("orders", "billing", "c", GroupConfig("orders", "other")))
 
     world.run(scenario)
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    """Let the broker work until something is true."""
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.broker.conftest import ACK, Bench, Got, World
+from tests.eventually import eventually_done
 from towline.broker.delivering import Buffers
 from towline.broker.member import Member
 from towline.protocol.messages import Act, Pull, Pulled
@@ -33,8 +34,7 @@ class Hand:
 
 
 async def until_waiting(member: Member) -> None:
-    while not member.waiting:
-        await asyncio.sleep(0)
+    await eventually_done(lambda: member.waiting)
 
 
 def test_a_waiting_consumer_is_handed_what_came_and_it_is_the_answer_too(world: World) -> None:

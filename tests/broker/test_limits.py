@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.broker.conftest import NACK, Bench, World
-from tests.broker.test_recovery import crash, until
+from tests.broker.test_recovery import crash
+from tests.eventually import eventually_done
 from towline.broker.limits import GRACE_US
 from towline.clock import SECOND_US, ManualClock
 from towline.frame.layout import limit_of
@@ -39,7 +40,7 @@ def test_what_is_out_keeps_its_timeout_through_a_restart(disk: World, tmp_path: 
         clock.advance(60)
         async with left.open(clock, heartbeat_s=3600) as bench:
             dispatcher = bench.broker.groups.named("orders", "billing")
-            await until(lambda: bool(dispatcher._limits))
+            await eventually_done(lambda: bool(dispatcher._limits))
             due_us = dispatcher._limits.next_us()
             assert due_us == clock.now_us() + 5 * SECOND_US + GRACE_US
             two = await bench.attach(consumer="c2")
@@ -70,6 +71,6 @@ def test_what_is_out_is_tried_as_often_as_it_says_through_a_restart(disk: World,
             await bench.act(member, NACK, got, (1, 0, 3), reason="no")
             again = await bench.pull(member)
             assert (again.bodies, again.attempts) == ([b"three"], [2])
-            await until(lambda: bench.broker.group_state("orders", "billing").dead == 2)
+            await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2)
 
     asyncio.run(main())

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
+from tests.eventually import eventually_done
 from towline.clock import SECOND_US, ManualClock
 from towline.errors import BadRequest, Conflict, WrongShard
 from towline.frame import encode
@@ -64,8 +65,7 @@ def test_a_dead_letter_of_a_shard_is_sent_again_on_the_groups_own_lane(world: Wo
         got = await mq.pull(one)
         await mq.act(one, DEAD, got, (3, 0, 1))
         await mq.act(one, ACK, got)
-        while not mq.broker.group_state("orders", "billing").dead:
-            await asyncio.sleep(0.01)
+        await eventually_done(lambda: mq.broker.group_state("orders", "billing").dead)
         await mq.broker.resend(Resend("orders", "billing"))
         again = await mq.pull(one)
         assert again.bodies == [b"a"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.eventually import eventually_done
 from towline.broker import publishing
 from towline.broker.broker import Broker
 from towline.broker.opening import open_store
@@ -52,10 +53,7 @@ def test_a_publication_goes_on_after_a_restart(
 
     async def second() -> None:
         broker = await Broker.open(await open_store(settings), settings)
-        for _ in range(1000):
-            if not broker.staging._state.running:
-                break
-            await asyncio.sleep(0.01)
+        await eventually_done(lambda: not broker.staging._state.running)
         assert broker.staging.sink(AskSink("sink")).epoch == 1
         assert (await broker.staging.publish(Publish("sink", 1, []))).duplicate
         browsed, _ = await broker.browse(Browse("orders", 1))

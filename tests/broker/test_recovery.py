@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
+from tests.eventually import eventually_done
 from towline.broker.broker import Broker
 from towline.errors import LeaseLost, QueueFull
 from towline.model import TopicConfig
@@ -31,12 +31,6 @@ def _copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 async def _busy_history(bench: Bench) -> tuple[int, int]:
     """A group with everything in it: settled, leased, retrying, dead and waiting messages. Gives two open pulls."""
     await bench.send("orders", *(b"%d" % n for n in range(100)))
@@ -47,7 +41,7 @@ async def _busy_history(bench: Bench) -> tuple[int, int]:
     failing = await bench.pull(member, 10)
     await bench.act(member, NACK, failing, (1, 20, 5), reason="later")
     await bench.act(member, DEAD, failing, (1, 25, 2), reason="never")
-    await until(lambda: bench.broker.group_state("orders", "billing").dead == 2)
+    await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2)
     open_pull = await bench.pull(member, 10)
     await bench.flush()
     return failing.pull, open_pull.pull
@@ -171,12 +165,12 @@ def test_a_dying_message_reaches_the_dead_letters_once_whenever_the_crash_comes(
             got = await bench.pull(member)
             await bench.act(member, DEAD, got, reason="never")
             during = crash(disk, tmp_path / "during")
-            await until(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+            await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
             afterwards = crash(disk, tmp_path / "afterwards")
         for world in (during, afterwards):
             async with world.open() as bench:
                 broker = bench.broker
-                await until(partial(_has_dead, broker))
+                await eventually_done(partial(_has_dead, broker))
                 assert (await bench.broker.resend(Resend("orders", "billing"))).count == 1
                 assert (await bench.pull(await bench.attach())).bodies == [b"a"]
 
@@ -189,7 +183,7 @@ def test_a_dead_letter_sent_again_survives_a_crash_and_is_not_sent_twice(disk: W
             await bench.send("orders", b"a")
             member = await bench.attach()
             await bench.act(member, DEAD, await bench.pull(member))
-            await until(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+            await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
             await bench.broker.resend(Resend("orders", "billing"))
             after = crash(disk, tmp_path / "crashed")
         async with after.open() as bench:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
-from tests.broker.test_recovery import until
+from tests.eventually import eventually_done
 from towline.broker import tracing
 from towline.errors import NotFound
 from towline.protocol.messages import Resend, Trace, Traced
@@ -36,7 +36,7 @@ async def a_life(bench: Bench) -> None:
     await bench.act(member, ACK, got, (1, 0, 1))
     await bench.act(member, NACK, got, (1, 1, 1), reason="no such customer")
     await bench.act(member, DEAD, got, (1, 3, 2), reason="never")
-    await until(lambda: bench.broker.group_state("orders", "billing").dead == 2)
+    await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2)
     await bench.broker.resend(Resend("orders", "billing", [1]))
     await bench.flush()
 
@@ -97,7 +97,7 @@ def test_a_message_sent_again_is_followed_on_its_own_lane(world: World) -> None:
         assert got.bodies == [b"4"]
         assert (await trace(bench, 4)).status == "RUNNING"
         await bench.act(member, DEAD, got, reason="still not")
-        await until(lambda: bench.broker.group_state("orders", "billing").dead == 2)
+        await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2)
         await bench.broker.resend(Resend("orders", "billing", [2]))
         got = await bench.pull(member, 1)
         await bench.act(member, ACK, got)

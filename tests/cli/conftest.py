@@ -7,8 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,14 +75,6 @@ def stop(process: subprocess.Popen[bytes], number: signal.Signals) -> Result:
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE_S)
     return Result(process.returncode, out, err.decode())
-
-
-def until(happened: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-    """Wait for something that is sure to happen soon."""
-    deadline = time.monotonic() + within_s
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ import pty
 import pytest
 
 import towline
-from tests.cli.conftest import Cli, until
+from tests.cli.conftest import Cli
+from tests.eventually import eventually
 from towline.model import GroupConfig
 
 
@@ -125,7 +126,7 @@ def test_lag_tells_what_waits_flies_retries_and_died(cli: Cli, mq: towline.Clien
         first.nack("not now", delay=3600)
         second.dead("never")
         consumer.flush()
-        until(lambda: mq.group(topic, "slow").dead == 1)
+        eventually(lambda: mq.group(topic, "slow").dead == 1)
         line = row(cli("group", "lag", topic).text, topic)
         facts = cli("group", "lag", topic, "-o", "json").line
         shown = cli("group", "info", topic, "slow").text
@@ -157,7 +158,7 @@ def kill(mq: towline.Client, topic: str, bodies: list[bytes]) -> None:
             for message in consumer.pull(wait=60):
                 message.dead(f"cannot bill {message.body.decode('utf-8', 'replace')}")
                 left -= 1
-    until(lambda: mq.group(topic, "g").dead == len(bodies))
+    eventually(lambda: mq.group(topic, "g").dead == len(bodies))
 
 
 def test_dead_letters_are_listed_with_their_story(cli: Cli, mq: towline.Client, topic: str) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import towline
-from tests.cli.conftest import Cli, stop, until
+from tests.cli.conftest import Cli, stop
+from tests.eventually import eventually
 from towline.model import GroupConfig
 
 ENDS = ("--no-follow",)
@@ -97,7 +98,7 @@ def test_from_a_number_or_a_time(cli: Cli, mq: towline.Client, topic: str) -> No
 def test_from_latest_sees_only_what_comes(cli: Cli, mq: towline.Client, topic: str) -> None:
     mq.send(topic, b"before")
     with cli.start("consume", topic, "-g", "g", "--from", "latest", "-n", "1") as process:
-        until(lambda: any(group.members for group in mq.groups(topic)))
+        eventually(lambda: any(group.members for group in mq.groups(topic)))
         mq.send(topic, b"after")
         assert process.communicate()[0] == b"after\n"
         assert process.returncode == 0
@@ -142,7 +143,7 @@ def test_a_closed_pipe_ends_it_cleanly_and_what_was_not_written_comes_again(
     cli: Cli, mq: towline.Client, topic: str
 ) -> None:
     with cli.start("consume", topic, "-g", "g") as process:
-        until(lambda: any(group.members for group in mq.groups(topic)))
+        eventually(lambda: any(group.members for group in mq.groups(topic)))
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import towline
-from tests.cli.conftest import Cli, until
+from tests.cli.conftest import Cli
+from tests.eventually import eventually
 
 
 def test_a_message_is_sent_for_later(cli: Cli, mq: towline.Client, topic: str) -> None:
     begun = cli("send", topic, "soon", "--delay", "200ms").text
     assert begun.startswith(f"{topic}/delay/")
-    until(lambda: len(mq.browse(topic)))
+    eventually(lambda: len(mq.browse(topic)))
     assert mq.browse(topic)[0].body == b"soon"
     receipts = cli("send", topic, "--delay-level", "18", "-o", "json", input=b"a\nb\n").lines
     assert [receipt["lane"] for receipt in receipts] == ["delay", "delay"]
@@ -43,7 +44,7 @@ def test_messages_are_cancelled_and_moved(cli: Cli, mq: towline.Client, topic: s
     assert cli("delay", "cancel", topic, "--key", "k").text == "cancelled 2 delayed messages\n"
     assert cli("delay", "move", topic, one, "--delay", "2h", "--dry-run").text == "would move 1 delayed message\n"
     assert cli("delay", "move", topic, one, "--delay", "0s", "-o", "json").line["moved"] == 1
-    until(lambda: len(mq.browse(topic)))
+    eventually(lambda: len(mq.browse(topic)))
     assert "does not wait any more" in cli("delay", "cancel", topic, one, code=1).err
 
 

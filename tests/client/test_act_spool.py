@@ -16,6 +16,7 @@ import pytest
 from tests.client.conftest import ROOT
 from tests.client.either import do, entered
 from tests.client.peer import Peer
+from tests.eventually import eventually_done
 from towline.client.act_spool import KeptAct
 from towline.client.spool import SpoolFile
 from towline.errors import BadRequest, StoreLocked
@@ -36,9 +37,7 @@ def kept_in(folder: Path) -> list[KeptAct]:
 
 async def spooled(folder: Path, size: int) -> None:
     """Wait until the spool is larger than this."""
-    async with asyncio.timeout(60):
-        while sum(path.stat().st_size for path in folder.glob("*.acts")) <= size:
-            await asyncio.sleep(0.01)
+    await eventually_done(lambda: sum(path.stat().st_size for path in folder.glob("*.acts")) > size)
 
 
 async def pull_durably(consumer: Any, count: int) -> Any:

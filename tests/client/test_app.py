@@ -18,33 +18,23 @@ import pytest
 
 import towline
 from tests.client.conftest import ROOT
-from tests.eventually import eventually
+from tests.eventually import eventually, eventually_done
 from towline import Message, Reject, Retry, RetryPolicy
 from towline.errors import BadRequest
 
 QUICK = RetryPolicy(max_attempts=3, delays_s=(0.01,))
 
 
-async def until(condition: Callable[[], Any], timeout: float = 60.0) -> None:
-    async with asyncio.timeout(timeout):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def settled(mq: Any, topic: str, group: str = "g") -> Any:
     """The state of a group that has nothing left to do."""
-    async with asyncio.timeout(60):
-        while (state := await mq.group(topic, group)).lag or state.in_flight:
-            await asyncio.sleep(0.01)
-    return state
+    return await eventually_done(
+        lambda: mq.group(topic, group), holds=lambda state: not state.lag and not state.in_flight
+    )
 
 
 async def buried(mq: Any, topic: str, count: int) -> list[Any]:
     """The dead letters. Dying ones do not lag, but on a database they can be read only once they are committed."""
-    async with asyncio.timeout(60):
-        while len(letters := await mq.dead_letters(topic, "g")) < count:
-            await asyncio.sleep(0.01)
-    return list(letters)
+    return list(await eventually_done(lambda: mq.dead_letters(topic, "g"), holds=lambda found: len(found) >= count))
 
 
 async def test_sync_and_async_handlers_get_every_message_once(url: str, topic: str) -> None:
@@ -66,7 +56,7 @@ async def test_sync_and_async_handlers_get_every_message_once(url: str, topic: s
     async with towline.aio.connect(url) as mq:
         await mq.send_many(topic, bodies)
         async with app:
-            await until(lambda: len(seen["sync"]) >= 500 and len(seen["async"]) >= 500)
+            await eventually_done(lambda: len(seen["sync"]) >= 500 and len(seen["async"]) >= 500)
         for kind in ("sync", "async"):
             assert sorted(seen[kind]) == sorted(bodies)
             assert (await settled(mq, topic, kind)).dead == 0
@@ -87,11 +77,11 @@ async def test_an_at_most_once_handler_takes_no_more_than_it_can_begin(url: str,
     async with towline.aio.connect(url) as mq:
         await mq.send_many(topic, [b"%d" % number for number in range(10)])
         async with app:
-            await until(lambda: len(seen) == 2)
+            await eventually_done(lambda: len(seen) == 2)
             state = await mq.group(topic, "g")
             assert (state.lag, state.in_flight) == (8, 0), "the others wait at the broker, where they are safe"
             go_on.set()
-            await until(lambda: len(seen) == 10)
+            await eventually_done(lambda: len(seen) == 10)
         assert sorted(seen) == [b"%d" % number for number in range(10)]
         assert (await settled(mq, topic)).dead == 0
 
@@ -115,7 +105,7 @@ async def test_what_a_handler_raises_decides(url: str, topic: str) -> None:
     async with towline.aio.connect(url) as mq:
         await mq.send_many(topic, [b"good", b"never", b"later", b"fails", b"wrong"])
         async with app:
-            await until(lambda: len(attempts) >= 10)
+            await eventually_done(lambda: len(attempts) >= 10)
             await settled(mq, topic)
         assert sorted(attempts) == [
             (b"fails", 1), (b"fails", 2), (b"fails", 3), (b"good", 1), (b"later", 1), (b"later", 2), (b"never", 1),
@@ -146,7 +136,7 @@ async def test_a_batch_is_settled_as_a_whole_or_singly(url: str, topic: str) -> 
     async with towline.aio.connect(url) as mq:
         await mq.send_many(topic, [b"%d" % number for number in range(30)])
         async with app:
-            await until(lambda: sum(sizes) >= 40)
+            await eventually_done(lambda: sum(sizes) >= 40)
             await settled(mq, topic)
         (dead,) = await buried(mq, topic, 1)
     assert (dead.body, dead.reason) == (b"13", "unlucky")
@@ -183,7 +173,7 @@ async def test_a_call_that_takes_too_long_is_nacked_and_its_late_ack_ignored(
         sent = await mq.send(topic, b"x")
         async with app:
             # One slot only: the second attempt shows that the stuck one was replaced.
-            await until(lambda: attempts == [1, 2])
+            await eventually_done(lambda: attempts == [1, 2])
             assert app.healthy
             release.set()
             await settled(mq, topic)
@@ -210,10 +200,10 @@ async def test_a_busy_thread_is_interrupted(topic: str) -> None:
     async with towline.aio.connect(f"memory:{topic}") as mq:
         await mq.send(topic, b"x")
         async with app:
-            await until(lambda: interrupted)
+            await eventually_done(lambda: interrupted)
             await settled(mq, topic)
             assert app.figures()[f"{topic}/g"]["timed_out"] == 1
-            await until(lambda: not app.figures()[f"{topic}/g"]["stuck"])
+            await eventually_done(lambda: not app.figures()[f"{topic}/g"]["stuck"])
     assert interrupted == ["Interrupted"]
 
 
@@ -231,7 +221,7 @@ async def test_too_many_stuck_threads_stop_the_handler_and_it_recovers(topic: st
     async with towline.aio.connect(f"memory:{topic}") as mq:
         await mq.send_many(topic, [b"1", b"2"])
         async with app:
-            await until(lambda: not app.healthy)
+            await eventually_done(lambda: not app.healthy)
             (problem,) = app.problems()
             assert topic in problem
             await mq.send(topic, b"3")
@@ -242,8 +232,8 @@ async def test_too_many_stuck_threads_stop_the_handler_and_it_recovers(topic: st
                 message.nack(delay=0.0)
             assert b"3" not in calls
             release.set()
-            await until(lambda: b"3" in calls)
-            await until(lambda: app.healthy)
+            await eventually_done(lambda: b"3" in calls)
+            await eventually_done(lambda: app.healthy)
 
 
 async def test_a_slow_handler_does_not_hold_up_another(topic: str) -> None:
@@ -264,7 +254,7 @@ async def test_a_slow_handler_does_not_hold_up_another(topic: str) -> None:
         async with app:
             for number in range(20):
                 await mq.send(f"{topic}-quick", b"%d" % number)
-                await until(lambda number=number: len(quick) == number + 1)  # type: ignore[misc]
+                await eventually_done(lambda number=number: len(quick) == number + 1)  # type: ignore[misc]
             assert not release.is_set()
             release.set()
 
@@ -283,7 +273,7 @@ async def test_stopping_lets_handlers_end_and_gives_back_the_rest(url: str, topi
     async with towline.aio.connect(url) as mq:
         await mq.send_many(topic, [b"%d" % number for number in range(10)])
         async with app:
-            await until(begun.is_set)
+            await eventually_done(begun.is_set)
             app.stop()
             release.set()
         assert len(done) == 1
@@ -314,7 +304,7 @@ async def test_what_does_not_end_in_time_goes_back(topic: str) -> None:
     async with towline.aio.connect(f"memory:{topic}") as mq:
         await mq.send(topic, b"x")
         async with app:
-            await until(lambda: begun.is_set() and all(one["running"] for one in app.figures().values()))
+            await eventually_done(lambda: begun.is_set() and all(one["running"] for one in app.figures().values()))
         assert cancelled == [b"x"]
         for group in ("sync", "async"):
             async with mq.consumer(topic, group=group) as consumer:

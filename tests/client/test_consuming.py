@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from tests.client.either import do, each, entered
+from tests.eventually import eventually_done
 from towline.client.lease import LostLease
 from towline.client.verdict import Reject, Retry, describe
 from towline.delivery.group import REASON_MAX
@@ -122,8 +122,7 @@ async def test_a_block_may_ask_for_another_try_or_give_its_message_up(connect: A
                     raise error
             assert seen == [(b"later", 1), (b"never", 1), (b"later", 2)]
             await do(consumer.flush())
-            while not (dead := await do(mq.dead_letters(topic, "g"))):
-                await asyncio.sleep(0.01)
+            dead = await eventually_done(lambda: do(mq.dead_letters(topic, "g")))
             (letter,) = dead
             assert (letter.body, letter.attempt, letter.reason) == (b"never", 1, "no such customer")
 
@@ -176,8 +175,7 @@ async def test_a_failed_message_is_tried_again_and_dies_in_the_end(connect: Any,
                     break
             assert attempts == [1, 2, 3]
             await do(consumer.flush())
-            while not (dead := await do(mq.dead_letters(topic, "g"))):
-                await asyncio.sleep(0.01)
+            dead = await eventually_done(lambda: do(mq.dead_letters(topic, "g")))
             (letter,) = dead
             assert (letter.body, letter.key, letter.attempt) == (b"poison", "k", 3)
             assert letter.origin == f"{topic}/middle/0"
@@ -218,8 +216,7 @@ async def test_a_message_can_be_put_off_or_given_up(connect: Any, url: str, topi
                     seen.append((message.body, message.attempt))
                     message.ack()
             assert sorted(seen) == [(b"later", 2), (b"whole", 2)]
-            while not (dead := await do(mq.dead_letters(topic, "g"))):
-                await asyncio.sleep(0.01)
+            dead = await eventually_done(lambda: do(mq.dead_letters(topic, "g")))
             assert [letter.reason for letter in dead] == ["hopeless"]
 
 
@@ -231,8 +228,7 @@ async def test_single_acks_are_told_by_themselves(connect: Any, url: str, topic:
             first, _, third = await do(consumer.pull())
             first.ack()
             third.ack()
-            while (await do(mq.group(topic, "g"))).in_flight != 1:
-                await asyncio.sleep(0.01)
+            await eventually_done(lambda: do(mq.group(topic, "g")), holds=lambda group: group.in_flight == 1)
             assert consumer.in_flight == 1
 
 
@@ -263,8 +259,9 @@ async def test_consumers_without_a_group_see_everything(connect: Any, url: str, 
         await do(mq.send(topic, b"more"))
         async with entered(mq.consumer(topic, name="two")) as two:
             assert (await do(two.pull(wait=60))).bodies() == [b"more"]
-        while [state.config.name for state in await do(mq.groups(topic))] != ["~two"]:
-            await asyncio.sleep(0.01)
+        await eventually_done(
+            lambda: do(mq.groups(topic)), holds=lambda states: [state.config.name for state in states] == ["~two"]
+        )
 
 
 async def test_a_group_may_begin_at_the_end(connect: Any, url: str, topic: str) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tests.client.conftest import ROOT
 from tests.client.either import do, entered
 from tests.client.peer import Peer
+from tests.eventually import eventually_done
 from towline.client.frame_spool import FrameSpool, KeptFrame
 from towline.client.rerouting import cut_by_shard
 from towline.client.sharding import shard_of
@@ -38,9 +39,7 @@ async def stored(mq: Any, topic: str, count: int, lane: str = "middle") -> list[
 
 
 async def emptied(spool: Path) -> None:
-    async with asyncio.timeout(60):
-        while any(path.stat().st_size > 8 for path in spool.glob("*.frames")):
-            await asyncio.sleep(0.01)
+    await eventually_done(lambda: all(path.stat().st_size <= 8 for path in spool.glob("*.frames")))
 
 
 async def test_what_no_broker_takes_is_sent_in_order_when_one_is_back(

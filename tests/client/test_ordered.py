@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import pytest
 from crc32c import crc32c
 
 from tests.client.either import do, each, entered
+from tests.eventually import eventually_done
 from towline.client.sharding import KnownKeys
 from towline.errors import BadRequest, LeaseLost
 
@@ -120,8 +121,7 @@ async def test_a_dead_letter_sent_again_says_where_it_is(connect: Any, url: str,
                 [message] = await do(consumer.pull(wait=60))
                 message.dead("no use")
                 await do(consumer.flush())
-                while not await do(mq.resend(name, "g")):
-                    await asyncio.sleep(0.01)
+                await eventually_done(partial(lambda name: do(mq.resend(name, "g")), name))
                 [again] = await do(consumer.pull(wait=60))
                 assert (again.body, again.lane, again.priority) == (b"a", f"own-{priority}", priority)
                 assert again.id == message.id

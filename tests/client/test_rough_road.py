@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from tests.client.either import do, each, entered
 from tests.client.rough_road import RoughRoad
+from tests.eventually import eventually_done
 
 COUNT = 3000
 
@@ -73,8 +73,7 @@ async def test_a_consumer_sees_everything_and_what_it_acked_is_acked(
             # What came twice had been lost in between, and was reported.
             assert len(acked) - COUNT <= consumer.lost
             road.mend()
-        while (await do(direct.group(topic, "g"))).lag:
-            await asyncio.sleep(0.01)
+        await eventually_done(lambda: do(direct.group(topic, "g")), holds=lambda group: not group.lag)
     assert road.breaks
 
 

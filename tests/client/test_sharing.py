@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from pathlib import Path
 
 import pytest
 
 import towline
+from tests.eventually import eventually
 from towline.errors import BadRequest, Closed, NotFound, StoreLocked
 
 
@@ -53,8 +53,7 @@ def test_closing_ends_what_other_threads_wait_for(topic: str) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not mq.group(topic, "g").members[0].waiting:
-        time.sleep(0.01)
+    eventually(lambda: mq.group(topic, "g").members[0].waiting)
     mq.close()
     thread.join(timeout=60)
     assert not thread.is_alive()

@@ -14,6 +14,7 @@ import towline
 from tests.client.conftest import Served
 from tests.client.either import do, entered
 from tests.client.peer import Peer
+from tests.eventually import eventually_done
 from towline.client import draft as drafts
 from towline.client.connection import Call
 from towline.client.sharding import ShardMap
@@ -358,8 +359,9 @@ async def test_an_error_after_store_leaves_it_to_the_check(connect: Any, url: st
             return word
 
         async with entered(mq.on_check("shop", what_became)):
-            while (await do(mq.find_transaction(tx.id))).state != "committed":
-                await asyncio.sleep(0.01)
+            await eventually_done(
+                lambda: do(mq.find_transaction(tx.id)), holds=lambda found: found.state == "committed"
+            )
         assert [(check.name, check.attempt) for check in asked] == [("order-7", n) for n in (1, 2, 3, 4)]
         assert await bodies(mq, topic) == [b"a"]
 
@@ -375,8 +377,7 @@ async def test_a_check_may_be_answered_by_a_coroutine(topic: str) -> None:
         await tx.send(topic, b"a")
         await tx.store()
         mq.on_check("shop", what_became)
-        while (await mq.find_transaction(tx.id)).state != "rolled back":
-            await asyncio.sleep(0.01)
+        await eventually_done(lambda: mq.find_transaction(tx.id), holds=lambda found: found.state == "rolled back")
 
 
 async def test_another_client_of_the_group_is_asked_and_strangers_are_not(connect: Any, url: str, topic: str) -> None:
@@ -392,8 +393,7 @@ async def test_another_client_of_the_group_is_asked_and_strangers_are_not(connec
         await do(tx.send(topic, b"a"))
         await do(tx.store())
         friend.on_check("shop", lambda check: "commit")
-        while (await do(mq.find_transaction(tx.id))).state != "committed":
-            await asyncio.sleep(0.01)
+        await eventually_done(lambda: do(mq.find_transaction(tx.id)), holds=lambda found: found.state == "committed")
         assert strangers == []
         assert await bodies(mq, topic) == [b"a"]
 
@@ -429,8 +429,7 @@ async def test_a_commit_is_told_again_to_a_broker_that_was_restarted(
         await do(one.commit())
         await do(one.commit())
         assert await bodies(mq, topic) == [b"one"]
-        while "two" not in asked:
-            await asyncio.sleep(0.01)
+        await eventually_done(lambda: "two" in asked)
         await do(two.rollback())
         assert await bodies(mq, topic) == [b"one"]
 

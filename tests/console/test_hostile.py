@@ -7,8 +7,8 @@ import re
 from playwright.sync_api import expect
 
 import towline
-from tests.cli.conftest import until
 from tests.console.conftest import Visit, bury
+from tests.eventually import eventually
 from towline.console.body import Form, guess, preview, render
 from towline.console.words import plain
 
@@ -39,7 +39,7 @@ def test_hostile_bodies_keys_headers_and_reasons_are_shown_harmlessly(visit: Vis
         expect(page.get_by_text("<b>x</b>")).to_be_visible()
         assert page.evaluate("window.hacked") is None
     bury(mq, "hostile-dead", 1, reason=SCRIPT)
-    until(lambda: mq.group("hostile-dead", "billing").dead == 1)
+    eventually(lambda: mq.group("hostile-dead", "billing").dead == 1)
     page = visit("/dead?topic=hostile-dead&group=billing")
     expect(page.get_by_text("<script>window.hacked").first).to_be_visible()
     page = visit("/dead/hostile-dead/billing/0")

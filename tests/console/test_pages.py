@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import towline
-from tests.cli.conftest import until
 from tests.console.conftest import Visit, bury
+from tests.eventually import eventually
 from towline.model import RetryPolicy
 
 PAGES = {
@@ -103,7 +103,7 @@ def test_a_failed_message_is_traced_mended_and_sent_again(visit: Visit, mq: towl
             (message,) = consumer.pull(wait=60)
             message.nack(reason)
             consumer.flush()
-    until(lambda: mq.group("payments", "ledger").dead == 1)
+    eventually(lambda: mq.group("payments", "ledger").dead == 1)
     page = visit("/message/payments/middle/0")
     expect(page.get_by_text("DEAD", exact=True)).to_be_visible()
     expect(page.locator(".tl-line li")).to_have_count(5)
@@ -123,7 +123,7 @@ def test_a_failed_message_is_traced_mended_and_sent_again(visit: Visit, mq: towl
 def test_dead_letters_are_filtered_exported_and_sent_again_at_a_rate(visit: Visit, mq: towline.Client) -> None:
     bury(mq, "invoices", 40)
     bury(mq, "invoices", 3, reason="TimeoutError: too slow")
-    until(lambda: mq.group("invoices", "billing").dead == 43)
+    eventually(lambda: mq.group("invoices", "billing").dead == 43)
     page = visit("/dead")
     page.get_by_role("row", name=re.compile("billing.*invoices")).get_by_role("link").click()
     expect(page.get_by_text("43 dead letters of group billing on topic invoices")).to_be_visible()
@@ -138,7 +138,7 @@ def test_dead_letters_are_filtered_exported_and_sent_again_at_a_rate(visit: Visi
     page.get_by_role("button", name="Send selected again").click()
     sure(page)
     expect(page.get_by_text("1 of 1 sent again, 0 failed: done")).to_be_visible()
-    until(lambda: mq.group("invoices", "billing").dead == 42)
+    eventually(lambda: mq.group("invoices", "billing").dead == 42)
 
     page = visit("/dead?topic=invoices&group=billing")
     page.get_by_role("button", name="Send all again").click()
@@ -160,7 +160,7 @@ def test_a_group_is_watched_paused_moved_and_its_consumer_kicked(visit: Visit, m
         expect(page.get_by_text("worker-1")).to_be_visible()
         page.get_by_role("button", name="Kick").click()
         sure(page)
-        until(lambda: mq.group("stock", "count").in_flight == 0)
+        eventually(lambda: mq.group("stock", "count").in_flight == 0)
     page.get_by_role("button", name="Pause").click()
     page.get_by_label("Why").fill("deploying")
     page.get_by_role("dialog").get_by_role("button", name="Pause").click()
@@ -177,13 +177,13 @@ def test_a_group_is_watched_paused_moved_and_its_consumer_kicked(visit: Visit, m
     page.get_by_role("dialog").get_by_role("button", name="Move", exact=True).click()
     expect(page.get_by_role("dialog")).to_have_count(2)  # the question comes on top
     sure(page)
-    until(lambda: mq.group("stock", "count").lag == 40)
+    eventually(lambda: mq.group("stock", "count").lag == 40)
     page = visit("/groups/stock/count")
     page.get_by_role("button", name="More").click()
     page.get_by_text("Skip the backlog").click()
     expect(page.get_by_text("40 messages passed over")).to_be_visible()
     sure(page, "count")
-    until(lambda: mq.group("stock", "count").lag == 0)
+    eventually(lambda: mq.group("stock", "count").lag == 0)
 
 
 def test_delayed_messages_are_moved_and_cancelled(visit: Visit, mq: towline.Client) -> None:
@@ -218,7 +218,7 @@ def test_a_stuck_transaction_is_decided(visit: Visit, mq: towline.Client) -> Non
 
 def test_an_alarm_is_made_rings_and_is_removed(visit: Visit, mq: towline.Client) -> None:
     bury(mq, "alarming", 2)
-    until(lambda: mq.group("alarming", "billing").dead == 2)
+    eventually(lambda: mq.group("alarming", "billing").dead == 2)
     page = visit("/alarms")
     page.get_by_role("button", name="New rule").click()
     page.get_by_label("Name", exact=True).fill("too-many-dead")
@@ -226,7 +226,7 @@ def test_an_alarm_is_made_rings_and_is_removed(visit: Visit, mq: towline.Client)
     page.get_by_label("Topic (name").fill("alarming")
     page.get_by_label("E-mails", exact=True).fill("ops@example.com")
     page.get_by_role("button", name="Save").click()
-    until(lambda: mq.pulse().now["dead"] and any(one.topic == "alarming" for one in mq.alarms().active))
+    eventually(lambda: mq.pulse().now["dead"] and any(one.topic == "alarming" for one in mq.alarms().active))
     page = visit("/alarms")
     expect(page.get_by_text("alarming · billing")).to_be_visible()
     expect(page.get_by_text("knows no mail server")).to_be_visible()
@@ -235,7 +235,7 @@ def test_an_alarm_is_made_rings_and_is_removed(visit: Visit, mq: towline.Client)
     page.get_by_role("button", name="Rule too-many-dead").click()
     page.get_by_text("Remove …").click()
     sure(page)
-    until(lambda: not mq.alarms().rules)
+    eventually(lambda: not mq.alarms().rules)
 
 
 def test_a_topic_is_purged_and_deleted_only_when_its_name_is_typed(visit: Visit, mq: towline.Client) -> None:
@@ -247,7 +247,7 @@ def test_a_topic_is_purged_and_deleted_only_when_its_name_is_typed(visit: Visit,
     sure(page, "doome")
     expect(page.get_by_text("That is not doomed.")).to_be_visible()
     sure(page, "doomed")
-    until(lambda: sum(lane.end - lane.first for lane in mq.topic("doomed").lanes) == 0)
+    eventually(lambda: sum(lane.end - lane.first for lane in mq.topic("doomed").lanes) == 0)
     page = visit("/topics/doomed")
     page.get_by_role("button", name="More").click()
     page.get_by_text("Delete …").click()

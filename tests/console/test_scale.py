@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 import towline
-from tests.cli.conftest import until
 from tests.console.conftest import PATIENCE_MS, bury
 from tests.console.process import ConsoleProcess
+from tests.eventually import eventually
 from towline.load.broker import BrokerProcess
 
 TOPICS = 10_000
@@ -30,9 +30,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleProcess]:
                         tx.send(f"topic-{n:05}", b"x")
             bury(mq, "topic-00000", DEAD - SLOW)
             bury(mq, "topic-00000", SLOW, reason="TimeoutError: too slow\n  with a stack behind it")
-            until(lambda: mq.group("topic-00000", "billing").dead == DEAD)
+            eventually(lambda: mq.group("topic-00000", "billing").dead == DEAD)
             # Lists are read off a walk over all topics, which is made the more seldom the longer it takes.
-            until(lambda: mq.survey("topics", limit=1).total == TOPICS, within_s=60)
+            eventually(lambda: mq.survey("topics", limit=1).total == TOPICS, within_s=60)
         with ConsoleProcess(broker.url, folder) as console:
             yield console
 

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import towline
 from tests.access.secured import secured
 from tests.cli.conftest import Cli
+from tests.eventually import eventually
 from tests.ports import free_port
 from tests.server.process import BrokerProcess, failing_start
 from towline.broker.metrics_server import FRESH_S
@@ -93,10 +94,7 @@ def test_the_metrics_tell_what_happened(broker: Measured) -> None:
         held = consumer.pull(20)
         consumer.flush()
         patient.flush()
-        deadline = time.monotonic() + 60
-        while client.group("orders", "billing").dead < 5:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually(lambda: client.group("orders", "billing"), holds=lambda group: group.dead >= 5)
         seen = fresh(broker.metrics)
         assert seen["towline_topic_messages_in_total", "orders", ""] == 100
         assert seen["towline_topic_bytes_in_total", "orders", ""] > 1000

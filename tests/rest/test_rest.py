@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import towline
 from tests.access.secured import Secured, secured
 from tests.cluster.conftest import Brokers
+from tests.eventually import eventually
 from tests.ports import free_port
 from tests.rest.door import Http, rest_door
 from tests.server.process import BrokerProcess
@@ -31,13 +31,6 @@ def broker() -> Iterator[BrokerProcess]:
 def http(broker: BrokerProcess) -> Iterator[Http]:
     with rest_door(f"towline://127.0.0.1:{broker.port}") as url, Http(url) as client:
         yield client
-
-
-def until(happened: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_what_is_sent_can_be_pulled_and_settled(http: Http) -> None:
@@ -65,7 +58,7 @@ def test_what_is_sent_can_be_pulled_and_settled(http: Http) -> None:
     again = http("POST", "/topics/orders/groups/billing/pull", {"wait_s": 20})["messages"]
     assert [(one["body"], one["attempt"]) for one in again] == [("1", 2)]
     assert http("POST", "/ack", {"receipts": [again[0]["receipt"], receipts[3]]})["settled"] == 2
-    until(lambda: http("GET", "/topics/orders/groups/billing")["dead"])
+    eventually(lambda: http("GET", "/topics/orders/groups/billing")["dead"])
     group = http("GET", "/topics/orders/groups/billing")
     assert (group["lag"], group["in_flight"], group["dead"]) == (0, 0, 1)
 
@@ -123,7 +116,7 @@ def test_dead_letters_are_mended_and_sent_again(http: Http) -> None:
     pulled = http("POST", "/topics/dying/groups/g/pull", {"wait_s": 20})["messages"]
     receipts = [one["receipt"] for one in pulled]
     http("POST", "/nack", {"receipts": receipts, "reason": "no such customer", "dead": True})
-    until(lambda: http("GET", "/topics/dying/groups/g")["dead"] == 2)
+    eventually(lambda: http("GET", "/topics/dying/groups/g")["dead"] == 2)
     letters = http("GET", "/topics/dying/groups/g/dead")["letters"]
     assert [(one["number"], one["body"], one["reason"]) for one in letters] == [
         (0, "1", "no such customer"),
@@ -273,7 +266,7 @@ def test_every_broker_of_a_cluster_is_listed(tmp_path: Path) -> None:
     brokers = Brokers(tmp_path, 2).start()
     try:
         with rest_door(brokers.url) as url, Http(url) as http:
-            until(lambda: [one["state"] for one in http("GET", "/brokers")["brokers"]] == ["alive", "alive"])
+            eventually(lambda: [one["state"] for one in http("GET", "/brokers")["brokers"]] == ["alive", "alive"])
             found = http("GET", "/brokers")["brokers"]
             assert {one["address"] for one in found} == {brokers.address(0), brokers.address(1)}
             assert [one["connected"] for one in found] == [True, False]
@@ -341,7 +334,7 @@ def test_what_is_an_alarm_now_is_told(http: Http) -> None:
     def active() -> list[dict[str, Any]]:
         return list(http("GET", "/alarms/active")["alarms"])
 
-    until(active)  # the broker looks every few seconds
+    eventually(active)  # the broker looks every few seconds
     (alarm,) = active()
     assert (alarm["rule"], alarm["topic"], alarm["group"], alarm["value"]) == ("backlog", "late", "billing", 1)
     assert alarm["since"] <= alarm["told_at"]

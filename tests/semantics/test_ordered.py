@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import defaultdict
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.client.either import do, entered
+from tests.eventually import eventually_done
 from towline.client.sharding import shard_of
 from towline.errors import BadRequest, NotFound
 from towline.model import GroupConfig, RetryPolicy
@@ -257,9 +257,7 @@ async def test_messages_of_shards_are_found_traced_and_browsed(connect: Any, url
                         message.ack()
                         done += 1
                     await do(consumer.flush())
-            async with asyncio.timeout(60):
-                while (await do(mq.group(topic, "g"))).dead < 1:
-                    await asyncio.sleep(0.01)
+            await eventually_done(lambda: do(mq.group(topic, "g")), holds=lambda group: group.dead >= 1)
             (life,) = (await do(mq.trace(bad.id))).groups
             assert (life.status, [step.what for step in life.steps]) == (
                 "DEAD",

@@ -10,6 +10,7 @@ import pytest
 
 import towline
 from tests.client.either import do, each, entered
+from tests.eventually import eventually_done
 from towline.errors import BadName, LeaseLost
 from towline.model import RetryPolicy
 
@@ -107,9 +108,8 @@ async def test_an_app_handles_topics_that_come_later(url: str, topic: str) -> No
 
     async with towline.aio.connect(url) as mq:
         await mq.send(f"{topic}.early", b"x")
-        async with app, asyncio.timeout(60):
-            while not seen:
-                await asyncio.sleep(0.01)
+        async with app:
+            await eventually_done(lambda: seen)
             await mq.send(f"{topic}.late", b"x")
             await done.wait()
     assert seen == [(f"{topic}.early", 1), (f"{topic}.late", 1), (f"{topic}.late", 2)]

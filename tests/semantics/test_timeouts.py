@@ -12,6 +12,7 @@ import pytest
 
 import towline
 from tests.client.either import do, each, entered
+from tests.eventually import eventually_done
 from towline.client.time_limit import HandlerTimeout
 from towline.errors import BadRequest, LeaseLost
 from towline.model import RetryPolicy
@@ -195,9 +196,7 @@ async def test_a_dead_letter_that_is_sent_again_keeps_its_timeout(connect: Any, 
             (message,) = await do(consumer.pull(wait=60))
             message.nack("no")
             await do(consumer.flush())
-            async with asyncio.timeout(60):
-                while not (letters := await do(mq.dead_letters(topic, "g"))):
-                    await asyncio.sleep(0.01)
+            letters = await eventually_done(lambda: do(mq.dead_letters(topic, "g")))
             assert letters[0].timeout == 7
             await do(mq.resend(topic, "g"))
             (again,) = await do(consumer.pull(wait=60))

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import pytest
 import uvloop
 
+from tests.eventually import eventually_done
 from tests.protocol import samples
 from tests.server.raw_client import RawClient
 from towline.broker.accounts import ACCOUNTS
@@ -173,12 +174,6 @@ class SlowDisk:
             future.set_result(m.Sent([0], 1))
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():
-            await asyncio.sleep(0.005)
-
-
 async def stands_still(value: Callable[[], int]) -> int:
     """The value, once it has not changed for a while."""
     before = -1
@@ -206,7 +201,7 @@ def test_a_client_that_sends_faster_than_the_disk_is_held_back(
                     assert client.read() == (1, m.Sent([0], 1))
 
         user = asyncio.create_task(asyncio.to_thread(use))
-        await until(lambda: disk.bytes > limit)
+        await eventually_done(lambda: disk.bytes > limit)
         taken = await stands_still(lambda: disk.bytes)
         assert taken < limit + 20_000
         disk.write(10)
@@ -236,7 +231,7 @@ def test_a_failed_write_is_told_to_each_sender(run: Callable[..., None], monkeyp
                 assert codes == ["store-failed", "unavailable", "error", ""]
 
         user = asyncio.create_task(asyncio.to_thread(use))
-        await until(lambda: len(disk.waiting) == 4)
+        await eventually_done(lambda: len(disk.waiting) == 4)
         disk.waiting[0].set_exception(StoreFailed())
         disk.waiting[1].cancel()
         disk.waiting[2].set_exception(OSError("what the disk says is for the log"))
@@ -263,7 +258,7 @@ def test_draining_waits_for_what_is_not_durable_yet(run: Callable[..., None], mo
                 assert last.code == "stopping"
 
         user = asyncio.create_task(asyncio.to_thread(use))
-        await until(lambda: len(disk.waiting) == 3)
+        await eventually_done(lambda: len(disk.waiting) == 3)
         drained = asyncio.create_task(server.drain_and_close())
         await asyncio.sleep(0.1)
         assert not drained.done()
@@ -291,10 +286,10 @@ def test_who_leaves_while_attaching_is_not_left_behind(
         await asyncio.to_thread(client.post, m.Attach("t", "g", "c"))
         await attaching.wait()
         client.socket.close()
-        await until(lambda: server.connections == 0)
+        await eventually_done(lambda: server.connections == 0)
         go_on.set()
-        await until(lambda: any(state.members for state in broker.group_states()))
-        await until(lambda: not any(state.members for state in broker.group_states()))
+        await eventually_done(lambda: any(state.members for state in broker.group_states()))
+        await eventually_done(lambda: not any(state.members for state in broker.group_states()))
 
     run(scenario)
 

@@ -1,0 +1,286 @@
+"""The rules that `test_architecture.py` holds the package to.
+
+Every check is a pure function from source text to a list of violations, so that each is also tried on a bad example.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_LINES = 450
+
+GROUND = {"model", "errors", "clock"}
+
+# What each area of the package may import, besides itself. An area that is not listed is a tool at the very top: it may
+# import everything, and nothing that is listed may import it.
+MAY_IMPORT: dict[str, set[str]] = {
+    "model": GROUND,
+    "errors": GROUND,
+    "clock": GROUND,
+    "settings": GROUND,
+    "alarms": GROUND,
+    "frame": GROUND,
+    "delivery": GROUND | {"frame"},
+    "store": GROUND | {"frame"},
+    "protocol": GROUND | {"frame", "alarms"},
+    "broker": GROUND | {"settings", "frame", "delivery", "store", "protocol", "alarms"},
+    "client": GROUND | {"settings", "frame", "protocol", "alarms"},
+    # What a client's calls answer is made of the protocol's structs.
+    "console": GROUND | {"frame", "client", "towline", "protocol", "alarms"},
+    "spark": GROUND | {"frame", "client", "towline"},
+}
+
+# Single modules that may see one thing more than their area.
+EXCEPTIONS: dict[str, set[str]] = {
+    "towline.client.embedded": {"towline.broker"},
+    "towline.spark": {
+        "towline.store.log",
+        "towline.delivery.events",
+        # What a folder's schedule holds is found as a broker that starts finds it.
+        "towline.delivery.parcel",
+        "towline.delivery.schedule",
+        "towline.delivery.schedule_events",
+        "towline.delivery.wheel",
+    },
+}
+
+WAITING = {"asyncio", "multiprocessing", "select", "selectors", "socket", "ssl", "subprocess", "threading", "uvloop"}
+FORBIDDEN_MODULES: dict[str, set[str]] = {
+    "delivery": WAITING | {"os", "pathlib", "random", "secrets", "shutil", "tempfile", "time"},
+    "protocol": WAITING | {"random", "time"},
+    "alarms": WAITING | {"os", "pathlib", "random", "secrets", "smtplib", "time"},
+    "frame": WAITING | {"random", "time"},
+}
+
+HEAVY = {"asyncmy", "cyclopts", "fastapi", "nicegui", "numpy", "pyarrow", "pyspark", "rich", "sqlalchemy"}
+SLOW = HEAVY | {"asyncio", "crc32c", "msgspec", "ssl", "uvloop"}
+"""What takes a while to import, besides."""
+VAGUE = {"common", "helper", "helpers", "misc", "util", "utils"}
+UNSAFE_MODULES = {"cloudpickle", "dill", "marshal", "pickle", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "os.popen", "os.system", "yaml.load", "yaml.unsafe_load"}
+
+Sources = Mapping[str, str]
+"""Source text by dotted name; a package goes by its own name, without `__init__`."""
+
+
+def read_sources(root: Path, package: str) -> dict[str, str]:
+    sources = {}
+    for path in sorted((root / package).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
+    return sources
+
+
+def packages_in(sources: Sources) -> set[str]:
+    return {name.rpartition(".")[0] for name in sources} | {"towline"}
+
+
+# --- what a module imports --------------------------------------------------------------------------------------------
+
+MODULE_STRING = re.compile(r"towline(\.\w+)*(:\w+)?")
+
+
+def imports_of(name: str, source: str, *, modules: Iterable[str] = (), is_package: bool = False) -> set[str]:
+    """Everything the module imports, anywhere in it, by full dotted name.
+
+    `from a import b` counts as `a.b` where that is one of `modules`, else as `a`.
+    """
+    known = set(modules)
+    found: set[str] = set()
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _base_of(name, node, is_package=is_package)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                found.add(full if full in known else base)
+    return found | _imports_by_string(tree)
+
+
+def _base_of(name: str, node: ast.ImportFrom, *, is_package: bool) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = name.split(".")
+    parts = parts[: max(1, len(parts) - node.level + is_package)]
+    return ".".join([*parts, node.module] if node.module else parts)
+
+
+def _imports_by_string(tree: ast.Module) -> set[str]:
+    """Modules given to `import_module`, and entry points such as "towline.cli.topics:app".
+
+    Where `import_module` is called with a variable, every string that looks like a module of ours may be meant.
+    """
+    calls = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and _dotted(node.func).endswith("import_module")
+    ]
+    named = {arg.value for call in calls for arg in call.args[:1] if isinstance(arg, ast.Constant)}
+    by_variable = any(call.args and not isinstance(call.args[0], ast.Constant) for call in calls)
+    found = {text for text in named if isinstance(text, str)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and MODULE_STRING.fullmatch(node.value):
+            module, colon, _ = node.value.partition(":")
+            if colon or by_variable:
+                found.add(module)
+    return found
+
+
+def _dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{_dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
+
+
+def all_imports(sources: Sources) -> dict[str, set[str]]:
+    packages = packages_in(sources)
+    return {
+        name: imports_of(name, source, modules=sources, is_package=name in packages) for name, source in sources.items()
+    }
+
+
+# --- the checks -------------------------------------------------------------------------------------------------------
+
+
+def area_of(module: str) -> str:
+    """`towline.store.log.segment` is in `store`; the package itself is the area `towline`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def _is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def wrong_directions(sources: Sources) -> list[str]:
+    return [
+        f"{name} imports {target}"
+        for name, targets in all_imports(sources).items()
+        for target in sorted(targets)
+        if _is_within(target, "towline") and not _may_import(name, target)
+    ]
+
+
+def _may_import(name: str, target: str) -> bool:
+    area = area_of(name)
+    if name == "towline" or area not in MAY_IMPORT or area_of(target) in MAY_IMPORT[area] | {area}:
+        return True
+    return any(
+        _is_within(name, module) and _is_within(target, allowed)
+        for module, extras in EXCEPTIONS.items()
+        for allowed in extras
+    )
+
+
+def impure_imports(sources: Sources) -> list[str]:
+    return [
+        f"{name} imports {target}"
+        for name, targets in all_imports(sources).items()
+        for target in sorted(targets)
+        if target.partition(".")[0] in FORBIDDEN_MODULES.get(area_of(name), set())
+    ]
+
+
+def is_entry_point(module: str) -> bool:
+    return re.fullmatch(r"towline(\.(__main__|cli\w*|demo(\.__main__)?))?", module) is not None
+
+
+def dead_modules(sources: Sources, entered: Iterable[str] = ()) -> list[str]:
+    """Modules that no entry point reaches; `entered` are reached from outside the package."""
+    imports = all_imports(sources)
+    waiting = [name for name in sources if is_entry_point(name)] + list(entered)
+    reached: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting.extend(imports.get(name, ()))
+            waiting.append(name.rpartition(".")[0])
+    return sorted(set(sources) - reached)
+
+
+def export_faults(name: str, source: str) -> list[str]:
+    """What is wrong with `__all__`, if there is one. The order is ruff's: CONSTANTS, then Classes, then the rest."""
+    tree = ast.parse(source)
+    faults = []
+    for node in tree.body:
+        if not (isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and "__all__" in _bound_by(node)):
+            continue
+        try:
+            exported = list(ast.literal_eval(node.value)) if node.value else []
+        except ValueError:
+            faults.append(f"{name}: __all__ is not a plain list of strings")
+            continue
+        if exported != sorted(set(exported), key=_export_order):
+            faults.append(f"{name}: __all__ is not sorted")
+        bound = set(_bound_names(tree))
+        if not bound & {"*", "__getattr__"}:
+            faults.extend(f"{name}: {item} is in __all__ but does not exist" for item in exported if item not in bound)
+    return faults
+
+
+def _export_order(item: str) -> tuple[int, list[tuple[int, str]]]:
+    kind = 0 if len(item) > 1 and item.isupper() else 1 if item[:1].isupper() else 2
+    return kind, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", item)]
+
+
+def _bound_names(tree: ast.Module) -> Iterator[str]:
+    """Names bound at the top level of a module, also inside `if`, `try` and `with`."""
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        yield from _bound_by(node)
+        if isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.ExceptHandler):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _bound_by(node: ast.AST) -> list[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Import(names=aliases):
+            return [alias.asname or alias.name.partition(".")[0] for alias in aliases]
+        case ast.ImportFrom(names=aliases):
+            return [alias.asname or alias.name for alias in aliases]
+        case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.For():
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+    return []
+
+
+def vague_names(modules: Iterable[str]) -> list[str]:
+    return [module for module in modules if module.rpartition(".")[2].strip("_") in VAGUE]
+
+
+def is_too_long(source: str, limit: int = MAX_LINES) -> bool:
+    return len(source.splitlines()) > limit
+
+
+def unsafe_code(name: str, source: str) -> list[str]:
+    found = [f"{name} imports {module}" for module in imports_of(name, source) if module in UNSAFE_MODULES]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            call = _dotted(node.func)
+            if call in UNSAFE_CALLS:
+                found.append(f"{name}:{node.lineno} calls {call}")
+            if any(keyword.arg == "shell" and not _is_false(keyword.value) for keyword in node.keywords):
+                found.append(f"{name}:{node.lineno} runs a shell")
+    return found
+
+
+def _is_false(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and not value.value
+
+
+def heavy_modules_after(statement: str, heavy: set[str] = HEAVY) -> list[str]:
+    """Which heavy packages a fresh interpreter has loaded after the statement."""
+    script = f"import sys\n{statement}\nprint(*sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
