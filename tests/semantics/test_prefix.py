@@ -66,13 +66,18 @@ async def test_topics_take_turns_and_iteration_settles_each_at_its_own(connect: 
         for name in names:
             await do(mq.send_many(name, [b"%d" % number for number in range(300)]))
         order: list[str] = []
-        async with entered(mq.consumer(f"{topic}.*", group="g", max_messages=100, idle_timeout=0.5)) as consumer:
+        seen = 0
+        async with entered(mq.consumer(f"{topic}.*", group="g", max_messages=100)) as consumer:
             async for message in each(consumer):
                 with message:
                     if not order or order[-1] != message.topic:
                         order.append(message.topic)
+                seen += 1
+                if seen == 900:
+                    break
         assert sorted(order[:3]) == names, "one after the other"
-        assert Counter(order) == Counter(dict.fromkeys(names, 3))
+        # More turns, if the machine stood still for so long that a consumer takes less at a time.
+        assert min(Counter(order)[name] for name in names) >= 3, order
         assert [group.lag for group in await do(mq.groups(f"{topic}.*"))] == [0, 0, 0]
 
 

@@ -25,18 +25,24 @@ async def test_with_message_is_interrupted_when_its_time_is_over(connect: Any, u
         await do(mq.send(topic, b"slow", timeout=0.5))
         await do(mq.send(topic, b"quick", timeout=5))
         await do(mq.send(topic, b"any"))
-        done, late = [], []
-        async with entered(mq.consumer(topic, group="g", retry=QUICK, idle_timeout=1)) as consumer:
+        done: dict[bytes, tuple[int, float | None]] = {}
+        late: set[str] = set()
+        async with entered(mq.consumer(topic, group="g", retry=RetryPolicy(100, (0.01,)))) as consumer:
             async for message in each(consumer):
                 try:
                     with message:
                         if message.body == b"slow" and message.attempt == 1:
                             await spin(connect)
-                        done.append((message.body, message.attempt, message.timeout))
                 except HandlerTimeout as error:
-                    late.append(str(error))
-        assert late == ["the message was worked on for longer than 0.5 s"]
-        assert sorted(done) == [(b"any", 1, None), (b"quick", 1, 5.0), (b"slow", 2, 0.5)]
+                    late.add(f"{message.body.decode()}: {error}")
+                else:
+                    done[message.body] = message.attempt, message.timeout
+                if len(done) == 3:
+                    break
+        assert "slow: the message was worked on for longer than 0.5 s" in late
+        # At least the second attempt: a machine that stands still in the middle of it costs another.
+        assert done[b"slow"][0] >= 2
+        assert {body: timeout for body, (_, timeout) in done.items()} == {b"any": None, b"quick": 5.0, b"slow": 0.5}
 
 
 async def spin(connect: Any) -> None:
