@@ -47,6 +47,8 @@ __all__ = [
 VERSION: Final = 1
 FOLD_AT: Final = 64
 """So many commits are folded into one file."""
+LOOKS: Final = 20
+"""So often a manifest is read that changes meanwhile."""
 MANIFEST: Final = "_manifest"
 TEMPORARY: Final = "_tmp"
 BASE: Final = f"{MANIFEST}/base.json"
@@ -146,17 +148,31 @@ class Archive:
         return archive
 
     def load(self) -> None:
+        """Read the manifest. While a job adds to the archive it may fold commits away that were listed already: then
+        their sum is there, and all is read again."""
+        for _ in range(LOOKS):
+            numbers = self._numbers()
+            if self._load(numbers):
+                return
+            if numbers == self._numbers():
+                break
+        raise StoreDamaged(f"{self.place}: commit {self.number + 1} of the manifest is missing")
+
+    def _load(self, numbers: list[int]) -> bool:
+        self.number, self.last = 0, None
+        self.entries, self.positions, self.lost = {}, {}, []
         base = self.place.read(BASE)
         if base is not None:
             self._apply(self._decode(BASE, base))
-        for number in self._numbers():
+        for number in numbers:
             if number <= self.number:
                 continue
             name = _commit_name(number)
             data = self.place.read(name)
             if data is None or number != self.number + 1:
-                raise StoreDamaged(f"{self.place}: commit {self.number + 1} of the manifest is missing")
+                return False
             self._apply(self._decode(name, data))
+        return True
 
     def _numbers(self) -> list[int]:
         names = [name.rpartition("/")[2] for name in self.place.sizes(MANIFEST)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
 
@@ -100,6 +101,8 @@ class _Day:
         return self.name, Entry(self.stream, self.first, end, path, *facts)
 
     def drop(self) -> None:
+        with suppress(OSError, pa.ArrowException):
+            self._writer.close()  # before its file is, or it complains when it is collected
         self._file.__exit__(RuntimeError, RuntimeError("dropped"), None)
 
 

@@ -2,7 +2,8 @@
 
 `/data/archive` and `file:///data/archive` are local folders; `hdfs://…`, `s3://…`, `gs://…` and their like go through
 `pyarrow.fs`. Locally a file that is replaced or published is there after a power cut; elsewhere the file system's own
-promise counts.
+promise counts. Elsewhere no document is renamed over another, which Hadoop's file systems refuse and Arrow does in two
+steps; and what is missing is looked for, because an error of Hadoop's does not say so.
 """
 
 from __future__ import annotations
@@ -83,9 +84,17 @@ class Place:
 
     def read(self, name: str) -> bytes | None:
         """The whole of a small file; None if there is none."""
+        data = self._read(name)
+        if data is None and not self.local:  # being replaced, or it was when its writer died
+            data = self._read(_old(name)) or self._read(name)
+        return data
+
+    def _read(self, name: str) -> bytes | None:
         try:
             if self.local:
                 return Path(self.path(name)).read_bytes()
+            if not self.exists(name):  # libhdfs would print a trace
+                return None
             with self._fs.open_input_stream(self.path(name)) as source:
                 data: bytes = source.read()
                 return data
@@ -129,7 +138,12 @@ class Place:
         temporary = f"{name}.{secrets.token_hex(4)}.tmp"
         with self.writing(temporary) as sink:
             sink.write(data)
+        if not self.local and self.exists(name):
+            self.remove([_old(name)])
+            self.move(name, _old(name))
         self.move(temporary, name)
+        if not self.local:
+            self.remove([_old(name)])
         self.sync([name])
 
     @contextmanager
@@ -156,7 +170,7 @@ class Place:
             raise StoreFailed(f"{path} cannot be written: {error}") from None
 
     def move(self, name: str, to: str) -> bool:
-        """Rename, over what may be there; False if there is nothing to be renamed any more."""
+        """Rename, locally over what may be there; False if there is nothing to be renamed any more."""
         try:
             if self.local:
                 os.makedirs(os.path.dirname(self.path(to)), exist_ok=True)  # noqa: PTH103, PTH120
@@ -164,9 +178,9 @@ class Place:
             else:
                 self._fs.create_dir(self.path(to).rpartition("/")[0], recursive=True)
                 self._fs.move(self.path(name), self.path(to))
-        except FileNotFoundError:
-            return False
         except OSError as error:
+            if not self.exists(name):
+                return False
             raise StoreFailed(f"{self.path(name)} cannot be renamed to {self.path(to)}: {error}") from None
         return True
 
@@ -186,6 +200,9 @@ class Place:
                     self._fs.delete_file(self.path(name))
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                if self.exists(name):
+                    raise StoreFailed(f"{self.path(name)} cannot be removed: {error}") from None
 
     def remove_folder(self, folder: str) -> None:
         assert folder, "the whole place is not ours to remove"
@@ -225,24 +242,33 @@ class Place:
             return
         me = f"{os.uname().nodename}/{os.getpid()}/{secrets.token_hex(4)}"
         found = self.read(name)
-        if found:
+        if found is not None:
             held = msgspec.json.decode(found, type=_Owner)
             if time.time() - held.at_s < LEASE_S:
                 raise Conflict(
                     f"{self}: another job ({held.owner}) {what}: stop it; if it is gone already, wait {LEASE_S:g} s"
                 )
 
+        def is_others() -> bool:
+            held = self.read(name)
+            return held is not None and msgspec.json.decode(held, type=_Owner).owner != me
+
         def renew() -> None:
-            mine = self.read(name)
-            if mine and msgspec.json.decode(mine, type=_Owner).owner != me:
+            if is_others():
                 raise Conflict(f"{self}: another job took over, because this one was silent for {LEASE_S:g} s")
             self.replace(name, msgspec.json.encode(_Owner(me, time.time())))
 
         self.replace(name, msgspec.json.encode(_Owner(me, time.time())))
+        renew()  # of two that found it free, the later one has it
         try:
             yield renew
         finally:
-            self.remove([name])
+            if not is_others():
+                self.remove([name])
+
+
+def _old(name: str) -> str:
+    return f"{name}.old"
 
 
 def _sync(path: str, flags: int) -> None:

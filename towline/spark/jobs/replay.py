@@ -124,7 +124,7 @@ def replay(
         check_topic(chosen.to_topic)
     begin = time.monotonic()
     own = Place(state)
-    with own.lock("lock", f"replays {job}"):
+    with own.lock("lock", f"replays {job}") as renew:
         plan = _plan(spark, archive, door, own, chosen, rate)
         done = set(msgspec.json.decode(own.read("done.json") or b"[]", type=list[int]))
         replayed = Replayed(job, len(plan.chunks), len(done))
@@ -140,6 +140,7 @@ def replay(
             replayed.rows += sum(in_tasks(spark, work, pieces, int, f"replay {job}"))
             done |= {chunk.number for run in wave for chunk in run}
             waiting = [chunk for chunk in waiting if chunk.number not in done]
+            renew()
             own.replace("done.json", msgspec.json.encode(sorted(done)))
             replayed.done = len(done)
             replayed.seconds = time.monotonic() - begin
