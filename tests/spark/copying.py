@@ -10,6 +10,7 @@ def main(master: str, url: str, how: str, folder: str) -> None:
     from pyspark.sql import SparkSession
 
     import towline.spark
+    from tests.spark.session import run_to_end
 
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
     for name, value in {
@@ -37,8 +38,7 @@ def main(master: str, url: str, how: str, folder: str) -> None:
         rows = rows.repartition(2)  # an order that does not repeat
     sink = rows.writeStream.format("towline").options(**options, topic="copies")
     sink = sink.option("checkpointLocation", f"{folder}/checkpoint")
-    query = (sink if how == "live" else sink.trigger(availableNow=True)).start()
-    query.awaitTermination()
+    run_to_end((sink if how == "live" else sink.trigger(availableNow=True)).start)
     Path(folder, "done").touch()
 
 

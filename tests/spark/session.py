@@ -1,13 +1,13 @@
-"""A Spark session for tests: small, local, and quick to start."""
+"""A Spark session for tests: small, local, and quick to start; and streams that run to their end."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -51,6 +51,7 @@ def sessions(folder: Path, master: str = "local[2,3]", **conf: str) -> Iterator[
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.python.authenticate.socketTimeout": "300s",
         "spark.log.level": "ERROR",
         **conf,
     }
@@ -62,3 +63,19 @@ def sessions(folder: Path, master: str = "local[2,3]", **conf: str) -> Iterator[
         yield spark
     finally:
         spark.stop()
+
+
+def run_to_end(start: Callable[[], Any]) -> Any:
+    """Run a query until it ends by itself. Spark gives each Python process of a stream ten seconds to start, and no
+    setting changes that: on a machine that is busy for so long the query fails, and is started again, from its
+    checkpoint."""
+    for _ in range(20):
+        query = start()
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            if "Python worker failed to connect back" not in str(error):
+                raise
+        else:
+            return query
+    raise AssertionError("Spark's Python workers do not start on this machine")

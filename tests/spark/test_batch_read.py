@@ -13,6 +13,8 @@ from tests.server.process import BrokerProcess
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader, SparkSession
 
+pytestmark = pytest.mark.stores("log", "mariadb")
+
 
 def fill(mq: towline.Client, topic: str, count: int) -> None:
     for first in range(0, count, 500):
@@ -29,8 +31,10 @@ def test_messages_become_rows(spark: SparkSession, broker: BrokerProcess, mq: to
     mq.send("orders", b"urgent", priority="high", headers={"from": "shop"}, key="vip")
     over_network = source(spark, broker).option("topic", "orders").option("rowsPerPartition", "5000").load()
     assert over_network.rdd.getNumPartitions() == 4
-    folder = spark.read.format("towline").option("path", str(tmp_path / "data")).option("topic", "orders").load()
-    for frame in (over_network, folder):
+    frames = [over_network]
+    if (tmp_path / "data").exists():
+        frames.append(spark.read.format("towline").options(path=str(tmp_path / "data"), topic="orders").load())
+    for frame in frames:
         assert frame.count() == 12_001
         (urgent,) = frame.where("lane = 'high'").collect()
         assert (urgent.id, urgent.key, bytes(urgent.body), urgent.headers) == (
@@ -42,9 +46,11 @@ def test_messages_become_rows(spark: SparkSession, broker: BrokerProcess, mq: to
         assert frame.where("lane = 'middle'").selectExpr("sum(cast(string(body) as long))").collect()[0][0] == sum(
             range(12_000)
         )
-    assert over_network.drop("broker", "headers").exceptAll(folder.drop("broker", "headers")).isEmpty()
+    for folder in frames[1:]:
+        assert over_network.drop("broker", "headers").exceptAll(folder.drop("broker", "headers")).isEmpty()
 
 
+@pytest.mark.stores("log")
 def test_a_schema_prunes_and_types_are_checked(spark: SparkSession, broker: BrokerProcess, mq: towline.Client) -> None:
     fill(mq, "orders", 1_000)
     pruned = source(spark, broker).option("topic", "orders").schema("body string, seq long").load()
@@ -84,6 +90,7 @@ def test_dead_letters_and_events_can_be_read(spark: SparkSession, broker: Broker
     assert "reason" in dead.columns
 
 
+@pytest.mark.stores("log")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -113,6 +120,7 @@ def test_permission_denied_is_told(spark: SparkSession, tmp_path: Path) -> None:
         assert "wrong-one" not in str(caught.value)
 
 
+@pytest.mark.stores("log")
 def test_damage_fails_the_query_unless_it_is_to_be_skipped(
     spark: SparkSession, broker: BrokerProcess, mq: towline.Client, tmp_path: Path
 ) -> None:

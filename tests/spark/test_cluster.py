@@ -12,6 +12,7 @@ import pytest
 
 import towline
 from tests.cluster.conftest import Brokers
+from tests.spark.session import run_to_end
 from towline.client.fleet import rendezvous
 from towline.client.publishing import Addressed, Publisher
 from towline.errors import Conflict, NotFound, Unavailable
@@ -108,7 +109,7 @@ def test_a_stream_has_offsets_of_each_broker(spark: SparkSession, brokers: Broke
     def run() -> list[int]:
         live = spark.readStream.format("towline").options(url=brokers.url, topic=topic, progressGroup="spark").load()
         query = live.select("body").writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "check"))
-        query.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination()
+        run_to_end(lambda: query.trigger(availableNow=True).start(str(tmp_path / "out")))
         return numbers(spark.read.parquet(str(tmp_path / "out")).collect())
 
     sent = fill(brokers, topic)

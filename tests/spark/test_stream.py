@@ -10,9 +10,12 @@ import pytest
 
 import towline
 from tests.server.process import BrokerProcess
+from tests.spark.session import run_to_end
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.stores("log", "mariadb")
 
 
 def url(broker: BrokerProcess) -> str:
@@ -39,9 +42,7 @@ class Run:
             self.batches.append(sorted(int(row.body) for row in batch.select("body").collect()))
 
         query = frame.writeStream.foreachBatch(note).option("checkpointLocation", str(self.folder / "checkpoint"))
-        started = query.trigger(availableNow=True).start()
-        started.awaitTermination()
-        return started
+        return run_to_end(query.trigger(availableNow=True).start)
 
     @property
     def rows(self) -> list[int]:
@@ -67,6 +68,7 @@ def test_every_message_is_in_one_batch_also_after_a_restart(
     assert list(last) == sorted(last)
 
 
+@pytest.mark.stores("log")
 def test_a_stream_reads_a_folder_and_counts_bytes(
     spark: SparkSession, broker: BrokerProcess, mq: towline.Client, tmp_path: Path
 ) -> None:
@@ -110,7 +112,7 @@ def test_what_is_streamed_arrives_once_though_the_query_is_restarted(
         source = stream(spark, broker, topic="orders", maxMessagesPerTrigger="500")
         rows = source.selectExpr("upper(string(body)) as body", "key").repartition(2)  # an order that does not repeat
         sink = rows.writeStream.format("towline").option("url", url(broker)).option("topic", "copies")
-        sink.option("checkpointLocation", str(tmp_path / "copy")).trigger(availableNow=True).start().awaitTermination()
+        run_to_end(sink.option("checkpointLocation", str(tmp_path / "copy")).trigger(availableNow=True).start)
 
     fill(mq, "orders", 0, 1_200)
     copy()
@@ -147,9 +149,8 @@ def test_a_windowed_count_of_a_stream_is_that_of_the_batch(
         .foreachBatch(lambda batch, _: batch.write.mode("overwrite").parquet(out))
         .option("checkpointLocation", str(tmp_path / "words"))
         .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
+    run_to_end(query.start)
     batch = counted(spark.read.format("towline").option("url", url(broker)).option("topic", "words").load())
     assert sorted(spark.read.parquet(out).collect()) == sorted(batch.collect())
     assert {row.word: row["count"] for row in batch.collect()} == {"tow": 100, "line": 50, "rope": 50}

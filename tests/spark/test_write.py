@@ -15,6 +15,8 @@ from tests.server.process import BrokerProcess
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.stores("log", "mariadb")
+
 
 def write(frame: DataFrame, broker: BrokerProcess, **options: str) -> None:
     url = f"towline://127.0.0.1:{broker.port}"
@@ -129,6 +131,7 @@ def test_a_job_with_the_same_txn_id_is_recognised(
     assert len(bodies(mq, "orders")) == 1_005
 
 
+@pytest.mark.stores("log")
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [

@@ -20,7 +20,7 @@ import pytest
 import towline
 from tests.server.process import BrokerProcess
 from tests.spark.jobs.history import Writer
-from tests.spark.session import ROOT, environment
+from tests.spark.session import ROOT, environment, run_to_end
 from towline.spark.jobs.archive import Options, archive
 from towline.spark.jobs.manifest import Archive
 from towline.spark.jobs.place import Place
@@ -164,7 +164,7 @@ def test_a_stream_over_the_topic_counts_what_the_archive_counts(
     live = spark.readStream.format("towline").option("url", url).option("topic", "words")
     counted = count(live.option("maxMessagesPerTrigger", 700).load())
     query = counted.writeStream.format("memory").queryName("words").outputMode("complete").trigger(availableNow=True)
-    query.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    run_to_end(query.option("checkpointLocation", str(tmp_path / "checkpoint")).start)
     streamed = {row["word"]: row["count"] for row in spark.table("words").collect()}
     batch = count(spark.read.parquet(*Archive.open(str(tmp_path / "archive")).urls("messages")))
     assert streamed == {row["word"]: row["count"] for row in batch.collect()}
