@@ -75,6 +75,8 @@ def _credentials(settings: BrokerSettings) -> Credentials:
             context = ssl.create_default_context(cafile=settings.cluster_ca_file or None)
         except OSError as error:
             raise BadRequest(f"cluster_ca_file {settings.cluster_ca_file}: {error}") from None
+        # Those that ask for certificates of clients ask other brokers as well. (That it loads was seen by `tls_of`.)
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
     return Credentials(settings.cluster_token, secret, context)
 
 

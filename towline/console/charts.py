@@ -32,7 +32,7 @@ class Chart:
         options: dict[str, Any] = {
             "color": list(COLOURS),
             "animation": False,
-            "grid": {"left": 8, "right": 14, "top": 30 if len(names) > 1 else 14, "bottom": 4, "containLabel": True},
+            "grid": {"left": 8, "right": 26, "top": 30 if len(names) > 1 else 14, "bottom": 4, "containLabel": True},
             "legend": {"show": len(names) > 1, "left": 2, "top": 0, "icon": "roundRect", "itemWidth": 10,
                        "itemHeight": 4, "textStyle": {"color": _TEXT, "fontSize": 12}},
             "tooltip": {"trigger": "axis", "confine": True},

@@ -114,6 +114,7 @@ def console_page(path: str, title: str) -> Callable[[Builder], Builder]:
         async def show(request: Request) -> None:
             session = request.scope["state"]["session"]
             view = View(request, session)
+            ui.on_exception(_unexpected)
             await _frame(view, path)
             with ui.element("main").classes("tl-main").props('id="main" tabindex="-1"') as main:
                 view.main = main
@@ -126,6 +127,11 @@ def console_page(path: str, title: str) -> Callable[[Builder], Builder]:
         return build
 
     return wrap
+
+
+def _unexpected(error: Exception) -> None:
+    """Something that was asked for failed before it was done: whoever asked is told."""
+    say(str(error) if isinstance(error, TowlineError) else "This did not work: see the console's log", bad=True)
 
 
 async def _failed(view: View, error: TowlineError) -> None:
@@ -268,7 +274,12 @@ def empty(icon: str, title: str, text: str = "", code: str = "") -> None:
 
 
 def say(text: str, *, bad: bool = False) -> None:
-    ui.notify(words.plain(text)[:300], type="negative" if bad else "positive", position="bottom", timeout=4000)
+    """In a few words at the bottom; what went wrong stays long enough to be read."""
+    shown = words.plain(text)[:300]
+    if bad:
+        ui.notify(shown, type="negative", position="bottom", timeout=20_000, close_button="Close")
+    else:
+        ui.notify(shown, type="positive", position="bottom", timeout=4000)
 
 
 async def act(work: Awaitable[Any], done: str = "") -> bool:
