@@ -19,9 +19,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.access.expected import CLUSTER, Need, granted, group, topic
 from tests.access.secured import PASSWORD, Secured
 from tests.access.secured import secured as secured_broker
-from tests.cli.conftest import until
 from tests.console.conftest import bury
 from tests.console.process import ConsoleProcess
+from tests.eventually import eventually
 from towline.alarms.rule import AlarmRule
 from towline.console import pages
 from towline.model import GroupConfig
@@ -318,7 +318,7 @@ def test_a_deed_is_refused_readably_until_a_role_allows_it(
     admin.change_user("seer", roles=[*SEER, role])
     with opened(seer, deed.path) as page:
         deed.begin(page)
-        until(lambda: doings(broker, deed) != before)
+        eventually(lambda: doings(broker, deed) != before)
     admin.change_user("seer", roles=SEER)
 
 
