@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 600.0
+"""For Spark, on a machine that does much else."""
 
 
 def environment() -> dict[str, str]:
@@ -69,7 +72,8 @@ def run_to_end(start: Callable[[], Any]) -> Any:
     """Run a query until it ends by itself. Spark gives each Python process of a stream ten seconds to start, and no
     setting changes that: on a machine that is busy for so long the query fails, and is started again, from its
     checkpoint."""
-    for _ in range(20):
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
         query = start()
         try:
             query.awaitTermination()
