@@ -12,12 +12,14 @@ from contextlib import contextmanager
 
 import msgspec
 
+import towline
 from bench.figures import Figure, middle, spread
 from bench.stage import Stage
 from bench.table_queue import BATCH
 from tests.sql.server import MariaDb
 from towline.load.broker import BrokerProcess
 from towline.load.job import Job
+from towline.model import GroupConfig
 from towline.store.sql import open_sql, parse_url
 
 __all__ = ["sql", "sql_backlog"]
@@ -127,6 +129,13 @@ def sql_backlog(stage: Stage) -> Iterator[Figure]:
                 begin = time.monotonic()
                 stage.run(broker, Job(role="frames", topics=(topic,), count=count, batch=500, in_flight=IN_FLIGHT))
                 stage.say(f"  {count:,} rows written in {time.monotonic() - begin:.1f} s")
+            with towline.connect(broker.url) as mq:
+                for topic in _SHORT:
+                    for _ in range(FEW // BATCH):
+                        mq.send_many(topic, [bytes(100)] * BATCH)
+            broker.stop()
+            broker.start()  # so that nothing is in its memory
+            pulls_s = _pull_in_turns(broker.url)
         times_s = asyncio.run(_read_in_turns(server.url(database)))
     few, lots = (middle(times_s[topic]) for topic in ("few", "many"))
     shares = [a / b for a, b in zip(times_s["few"], times_s["many"], strict=True)]
@@ -139,9 +148,38 @@ def sql_backlog(stage: Stage) -> Iterator[Figure]:
         note=f"{lots * 1e3:.2f} against {few * 1e3:.2f} ms for {BATCH} messages at median of {len(shares):,} reads "
         "each, in turns, from the beginning on, nothing in the broker's memory",
     )
+    few, lots = (middle(pulls_s[topic]) for topic in ("few", "many"))
+    yield Figure(
+        scenario="sql-backlog",
+        name=f"the same, pulled by a consumer from a broker: {many / 1e6:g} M ÷ {FEW:,}",
+        value=few / lots,
+        unit="×",
+        target=0.9,
+        note=f"{lots * 1e3:.2f} against {few * 1e3:.2f} ms for {BATCH} messages, pulled and acked, at median of "
+        f"{len(pulls_s['few'])} pulls each, in turns; a topic of {FEW:,} for each {FEW // BATCH} pulls",
+    )
 
 
 READS = 1_000
+_SHORT = tuple(f"few-{number}" for number in range(20))
+
+
+def _pull_in_turns(url: str) -> dict[str, list[float]]:
+    """How long a pull of 500 takes and its ack, from a long lane and from short ones that were not read before."""
+    times_s: dict[str, list[float]] = {"few": [], "many": []}
+    with towline.connect(url) as mq:
+        for topic in ("many", *_SHORT):
+            mq.put_group(GroupConfig(topic, "pulling", start="earliest"))
+        with mq.consumer("many", "pulling") as long:
+            for topic in _SHORT:
+                with mq.consumer(topic, "pulling") as short:
+                    for _ in range(FEW // BATCH):
+                        for name, consumer in (("few", short), ("many", long)):
+                            begin = time.perf_counter()
+                            batch = consumer.pull(max_messages=BATCH, wait=10)
+                            batch.ack()
+                            times_s[name].append((time.perf_counter() - begin) * BATCH / len(batch))
+    return times_s
 
 
 async def _read_in_turns(url: str) -> dict[str, list[float]]:
