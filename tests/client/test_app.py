@@ -391,7 +391,7 @@ def test_a_second_signal_does_not_wait(serve: Callable[..., Any], tmp_path: Path
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "client.md").read_text(), re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     for block in blocks:
         code = "import towline\n" + block.replace("towline://127.0.0.1:7400", "memory:")
         (tmp_path / "example.py").write_text(code)
