@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
 
 import towline
 from towline.errors import LeaseLost, TowlineError
+from towline.load.broker import BrokerProcess
 
 TOPIC = "orders"
 GROUP = "billing"
@@ -35,6 +38,19 @@ class Worker:
         assert not self._thread.is_alive(), "it does not end"
         if self.error is not None:
             raise self.error
+
+
+def kill_under_load(broker: BrokerProcess, kills: int, done: Callable[[], int], pause_s: float) -> None:
+    """Kill the broker so often, each time once more was done since it came back, after a moment of chance."""
+    for _ in range(kills):
+        before = done()
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        while done() == before:
+            assert time.monotonic() < deadline, "nothing moves after a restart: " + broker.log[-2000:]
+            time.sleep(0.001)
+        time.sleep(random.random() * pause_s)
+        broker.kill()
+        broker.start()
 
 
 class Producer:

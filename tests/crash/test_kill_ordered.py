@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import towline
-from tests.crash.load import PATIENCE_S, Worker
+from tests.crash.load import PATIENCE_S, Worker, kill_under_load
 from towline.client.sharding import shard_of
 from towline.load.broker import BrokerProcess
 
@@ -62,15 +62,7 @@ def test_shards_get_transactions_and_delayed_messages_whole_and_once(
             mq.create_topic(TOPIC, shards=SHARDS)
         stop = threading.Event()
         clerks = [Clerk(broker.url, f"c{n}", stop) for n in range(2)]
-        for _ in range(kills):
-            before = sum(len(clerk.booked) for clerk in clerks)
-            deadline = time.monotonic() + 120
-            while sum(len(clerk.booked) for clerk in clerks) == before:
-                assert time.monotonic() < deadline, "nothing moves after a restart: " + broker.log[-2000:]
-                time.sleep(0.001)
-            time.sleep(random.random() * 0.3)
-            broker.kill()
-            broker.start()
+        kill_under_load(broker, kills, lambda: sum(len(clerk.booked) for clerk in clerks), 0.3)
         stop.set()
         for clerk in clerks:
             clerk.worker.join()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import towline
-from tests.crash.load import PATIENCE_S, Worker
+from tests.crash.load import PATIENCE_S, Worker, kill_under_load
 from towline.load.broker import BrokerProcess
 from towline.model import Priority
 
@@ -60,20 +60,11 @@ def test_transactions_are_whole_or_absent_however_often_the_broker_is_killed(
     tmp_path: Path, request: pytest.FixtureRequest, durability: str
 ) -> None:
     kills = max(request.config.getoption("--kills") // 4, 1)
-    chance = random.Random(random.randrange(1 << 32))
     settings = {"durability": durability, "segment_bytes": 1 << 20, "maintenance_s": 0.2}
     with BrokerProcess(f"file:{tmp_path / 'data'}", **settings) as broker:
         stop = threading.Event()
         buyers = [Buyer(broker.url, f"b{n}", stop) for n in range(3)]
-        for _ in range(kills):
-            before = sum(len(buyer.acknowledged) for buyer in buyers)
-            deadline = time.monotonic() + 60
-            while sum(len(buyer.acknowledged) for buyer in buyers) == before:
-                assert time.monotonic() < deadline, "nothing moves after a restart: " + broker.log[-2000:]
-                time.sleep(0.001)
-            time.sleep(chance.random() * 0.1)
-            broker.kill()
-            broker.start()
+        kill_under_load(broker, kills, lambda: sum(len(buyer.acknowledged) for buyer in buyers), 0.1)
         stop.set()
         for buyer in buyers:
             buyer.worker.join()

@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +17,11 @@ import pytest
 
 import towline
 from tests.server.process import BrokerProcess
+from tests.spark.jobs.dying import Killed, killed_at
 from tests.spark.jobs.history import Writer
 from tests.spark.session import ROOT, environment, run_to_end
 from towline.spark.jobs.archive import Options, archive
 from towline.spark.jobs.manifest import Archive
-from towline.spark.jobs.place import Place
 from towline.spark.jobs.source import Source
 from towline.spark.jobs.verify import verify
 
@@ -31,31 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STEPS = ("replace", "move", "remove", "remove_folder", "sync")
-
-
-class Killed(BaseException):
-    pass
-
-
-@contextmanager
-def killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """From this step on, the driver changes nothing any more."""
-    left = step
-
-    def dying(method: Any) -> Any:
-        def work(self: Place, *arguments: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Killed
-            return method(self, *arguments)
-
-        return work
-
-    with monkeypatch.context() as patch:
-        for name in STEPS:
-            patch.setattr(Place, name, dying(getattr(Place, name)))
-        yield
 
 
 def test_a_driver_that_dies_at_any_step_leaves_an_exact_archive(
@@ -70,7 +43,7 @@ def test_a_driver_that_dies_at_any_step_leaves_an_exact_archive(
         writer.write()
         sent += 7
         try:
-            with killed_at(step, monkeypatch):
+            with killed_at(step, monkeypatch, STEPS):
                 archive(spark, source, str(to), options)
             survived += 1
         except Killed:

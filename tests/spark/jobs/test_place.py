@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyarrow import fs
 
+from tests.spark.jobs.dying import Killed, killed_at
 from tests.spark.jobs.history import NOON
 from towline.errors import Conflict, StoreDamaged
 from towline.spark.jobs import manifest
@@ -18,6 +18,7 @@ from towline.spark.jobs.manifest import Archive, Entry, Writable
 from towline.spark.jobs.place import Place
 
 URI = "hadoopish:///archive"
+STEPS = ("move", "remove", "writing", "remove_folder")
 
 
 class Hadoopish(fs.FileSystemHandler):  # type: ignore[misc,unused-ignore]
@@ -83,37 +84,12 @@ def _hadoopish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("towline.spark.jobs.place.LEASE_S", 0.0)
 
 
-class Killed(BaseException):
-    pass
-
-
-@contextmanager
-def killed_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """From this step on, this process changes nothing any more."""
-    left = step
-
-    def dying(method: Any) -> Any:
-        def work(self: Place, *arguments: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Killed
-            return method(self, *arguments)
-
-        return work
-
-    with monkeypatch.context() as patch, suppress(Killed):
-        for name in ("move", "remove", "writing", "remove_folder"):
-            patch.setattr(Place, name, dying(getattr(Place, name)))
-        yield
-
-
 def test_a_document_is_the_old_or_the_new_one_after_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(URI)
     assert place.read("some/document") is None
     for step in range(8):
         place.replace("some/document", b"old")
-        with killed_at(step, monkeypatch):
+        with suppress(Killed), killed_at(step, monkeypatch, STEPS):
             place.replace("some/document", b"new")
         assert place.read("some/document") == (b"old" if step < 4 else b"new"), step
         place.replace("some/document", b"newest")
@@ -144,7 +120,7 @@ def test_a_manifest_is_whole_wherever_its_writer_died(monkeypatch: pytest.Monkey
     done, step = 1, 0
     while True:
         survived = False
-        with killed_at(step, monkeypatch), Writable.opened(URI) as shelf:
+        with suppress(Killed), killed_at(step, monkeypatch, STEPS), Writable.opened(URI) as shelf:
             for _ in range(3):
                 add(shelf, shelf.positions["lane/orders/middle"])
             survived = True
