@@ -12,7 +12,8 @@ from tests.store.log_support import content_of, copy_of, indexes, on_loop, one, 
 from towline.errors import NotFound
 from towline.frame import Frame
 from towline.model import Durability
-from towline.store.log import LogStore
+from towline.store.log import LogStore, reader
+from towline.store.log.outside import Outside
 from towline.store.log.reader import dump, stat, verify
 
 
@@ -141,6 +142,51 @@ async def test_the_tools_follow_a_broker_that_writes(tmp_path: Path) -> None:
     for _ in range(8):
         await asyncio.gather(write_during(look_while_segments_go), store.retain(0, 200_000, {}))
     await store.close()
+
+
+@pytest.mark.parametrize("look", ["dump", "outside"])
+def test_what_is_written_while_going_on_to_the_next_segment_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    """The broker fills the segment and goes on in the next, after we saw that nothing is in that."""
+
+    async def write() -> None:
+        store = await open_store(tmp_path)
+        while len(segments(tmp_path)) < 3:
+            await put(store, one("a", b"x" * 900), durability=Durability.OS)
+        await store.close()
+
+    asyncio.run(write())
+    for index in indexes(tmp_path):
+        index.unlink()
+    later = segments(tmp_path)[:2]
+    frames = [frame for frame in dump(tmp_path) if frame.segment == 1]
+    whole = [path.read_bytes() for path in later]
+    cut = frames[-10].position
+    later[0].write_bytes(whole[0][:cut] + bytes(len(whole[0]) - cut))
+    for path in segments(tmp_path)[1:]:
+        path.write_bytes(bytes(path.stat().st_size))
+    really_left = reader._is_left
+    asked = 0
+
+    def is_left(folder: Path, number: int) -> bool:
+        nonlocal asked
+        asked += 1
+        left = really_left(folder, number)
+        if asked == 2:
+            for path, data in zip(later, whole, strict=True):
+                path.write_bytes(data)
+        return left
+
+    monkeypatch.setattr(reader, "_is_left", is_left)
+    if look == "dump":
+        seen = [frame.first for frame in dump(tmp_path)]
+        assert seen == list(range(len(frames) - 10))
+        assert len(list(dump(tmp_path))) > len(frames)
+    else:
+        outside = Outside(tmp_path, lambda _: True)
+        assert outside.look()["a"].end == len(frames) - 10
+        assert outside.look()["a"].end > len(frames)
 
 
 @on_loop

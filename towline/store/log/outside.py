@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from towline.store.log.catalogue import Stream, first_at, first_ending_after
 from towline.store.log.disk import REAL
 from towline.store.log.index import ENTRY, Run, load_directory, map_entries, pack_entry
-from towline.store.log.reader import grown, list_segments, log_folder, opened
+from towline.store.log.reader import Grown, list_segments, log_folder, opened
 from towline.store.log.reading import Wanted, cut, extents
 from towline.store.log.record import FRAME, Record
 from towline.store.log.scan import Scanner
@@ -112,8 +112,9 @@ class Outside:
             if number in self._sealed:
                 continue
             try:
-                if not self._add_sealed(number, with_log=number in logs) and number in logs:
-                    self._add_growing(number)
+                sealed = self._add_sealed(number, with_log=number in logs)
+                if not sealed and number in logs and not self._add_growing(number):
+                    break
             except FileNotFoundError:
                 continue  # retention was faster
         for seen in self.streams.values():
@@ -154,10 +155,12 @@ class Outside:
                 seen.add_run(number, run)
         return True
 
-    def _add_growing(self, number: int) -> None:
+    def _add_growing(self, number: int) -> bool:
+        """Whether all of it was seen, so that later segments may be looked at."""
         position = self._positions.get(number, 0)
         with opened(self._folder, number) as (fd, _):
-            for record in grown(self._folder, fd, number, position):
+            growing = Grown(self._folder, fd, number, position)
+            for record in growing:
                 self._positions[number] = max(self._positions.get(number, 0), record.position + record.length)
                 if not self._wanted(record.stream):
                     continue
@@ -170,6 +173,7 @@ class Outside:
                     seen.first, seen.whole = max(seen.first, min(record.base, seen.end) or record.base), True
                 seen.add_record(number, record)
                 seen.end = max(seen.end, record.base + record.count)
+        return growing.is_left
 
     def locate(self, name: str, time_us: int) -> int:
         """The first record of a stream that was appended at this time or later; its end if there is none."""

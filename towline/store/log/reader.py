@@ -7,7 +7,7 @@ last segment counts as far as it holds whole units.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,13 +25,13 @@ from towline.store.log.segment import Segment, index_path, list_folder, log_path
 
 __all__ = [
     "DamageFound",
+    "Grown",
     "Report",
     "SegmentStat",
     "Stat",
     "StoredFrame",
     "StreamStat",
     "dump",
-    "grown",
     "list_segments",
     "log_folder",
     "opened",
@@ -156,13 +156,15 @@ def dump(
         positions = None if stream is None else _positions(folder, number, stream, first or 0)
         try:
             with opened(folder, number) as (fd, size):
-                scanner = Scanner(REAL, fd, number, size)
-                for record in grown(folder, fd, number) if positions is None else _records_at(scanner, positions):
+                growing = Grown(folder, fd, number) if positions is None else None
+                for record in growing or _records_at(Scanner(REAL, fd, number, size), positions or ()):
                     if left == 0:
                         return
                     if _is_wanted(record, stream, first or 0):
                         left -= 1
                         yield _stored(record, number)
+                if growing is not None and not growing.is_left:
+                    return
         except FileNotFoundError:
             continue
 
@@ -298,38 +300,55 @@ def _positions(folder: Path, number: int, stream: str, first: int) -> list[int] 
     return [place >> 32 for place in entries[run.start * ENTRY + 1 : (run.start + run.entries) * ENTRY : ENTRY]]
 
 
-def _records_at(scanner: Scanner, positions: list[int]) -> Iterator[Record]:
+def _records_at(scanner: Scanner, positions: Sequence[int]) -> Iterator[Record]:
     return (record for position in positions if (record := scanner.record_at(position)) is not None)
 
 
-def grown(folder: Path, fd: int, number: int, position: int = 0) -> Iterator[Record]:
+class Grown:
     """The records of a segment that a broker may be writing to, from a position on.
 
     It is read to its very end before the next segment is, so that nothing is passed over that was written in between.
     What looks damaged is looked at again before it is passed over: it may have been written during the first look.
     """
-    doubted = -1
-    while True:
-        was_left = _has_content(folder, number + 1)
-        expected, held, in_doubt = position, list[Record](), False
-        for unit in _units(Scanner(REAL, fd, number, os.fstat(fd).st_size), position):
-            broken = len(unit) != unit[0].unit_size or not all(record.intact for record in unit)
-            in_doubt = (broken or unit[0].position != expected) and doubted < expected
+
+    def __init__(self, folder: Path, fd: int, number: int, position: int = 0) -> None:
+        self._folder = folder
+        self._fd = fd
+        self._number = number
+        self._position = position
+        self.is_left = False
+        """All of it was read, and the broker goes on in a later one. Until then what is in later segments must not be
+        read: by now, more may have come into this one before it."""
+
+    def __iter__(self) -> Iterator[Record]:
+        doubted, position = -1, self._position
+        while not self.is_left:
+            was_left = _is_left(self._folder, self._number)
+            expected, held, in_doubt = position, list[Record](), False
+            for unit in _units(Scanner(REAL, self._fd, self._number, os.fstat(self._fd).st_size), position):
+                broken = len(unit) != unit[0].unit_size or not all(record.intact for record in unit)
+                in_doubt = (broken or unit[0].position != expected) and doubted < expected
+                if in_doubt:
+                    doubted = expected
+                    break
+                yield from held
+                expected = unit[-1].position + unit[-1].length
+                # A broken unit with nothing behind it may still be on its way: it stays for the next look.
+                held, position = (unit, unit[0].position) if broken else ([], expected)
+                if not broken:
+                    yield from unit
             if in_doubt:
-                doubted = expected
-                break
-            yield from held
-            expected = unit[-1].position + unit[-1].length
-            # A broken unit with nothing behind it may still be on its way: it stays for the next look.
-            held, position = (unit, unit[0].position) if broken else ([], expected)
-            if not broken:
-                yield from unit
-        if in_doubt:
-            continue
-        if was_left:
-            yield from held
-        if was_left or not _has_content(folder, number + 1):
-            return
+                continue
+            if was_left:
+                yield from held
+                self.is_left = True
+            elif not _is_left(self._folder, self._number):
+                return
+
+
+def _is_left(folder: Path, number: int) -> bool:
+    """Whether something is in a later segment."""
+    return any(_has_content(folder, later) for later in list_segments(folder)[0] if later > number)
 
 
 def _has_content(folder: Path, number: int) -> bool:
