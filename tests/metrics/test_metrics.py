@@ -202,15 +202,17 @@ def test_with_security_metrics_are_for_those_who_may_describe_the_cluster(tmp_pa
             f"Bearer root.{watcher.secret}",
         ):
             request = urllib.request.Request(url, headers={"Authorization": header})
-            with pytest.raises(urllib.error.HTTPError, match="401"):
+            with pytest.raises(urllib.error.HTTPError, match="401") as refused:
                 urllib.request.urlopen(request)
+            refused.value.close()
         basic = base64.b64encode(f"watcher:{watcher.secret}".encode()).decode()
         for header in (f"Bearer watcher.{watcher.secret}", f"Basic {basic}"):
             with urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": header})) as answer:
                 assert b"towline_connections" in answer.read()
         broker.admin.access.revoke_token("watcher")
-        with pytest.raises(urllib.error.HTTPError, match="401"):
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
             urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": header}))
+        refused.value.close()
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are(broker: Measured) -> None:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-import asyncmy
+from asyncmy.connection import Connection as RawConnection
 from asyncmy.constants.CLIENT import FOUND_ROWS
 from asyncmy.constants.COMMAND import COM_QUERY
 from sqlalchemy.dialects import mysql
@@ -79,7 +79,8 @@ class Connection:
         self._raw = raw
         self._answer_s = answer_s
         self._prepared: OrderedDict[str, Any] = OrderedDict()
-        self.encoding = BULK if raw._bulk_supported else TEXT
+        self.encoding: Encoding = TEXT
+        """Of rows; known once it is connected."""
         self.host = host
 
     async def send(self, text: str | bytes) -> int:
@@ -227,23 +228,27 @@ class Database:
 
     async def _connect(self, host: tuple[str, int]) -> Connection:
         settings = self.settings
-        async with within(_CONNECT_S):
-            raw = await asyncmy.connect(
-                host=host[0],
-                port=host[1],
-                user=settings.user,
-                password=settings.password,
-                database=settings.database,
-                charset="utf8mb4",
-                autocommit=True,
-                binary_prefix=True,
-                client_flag=FOUND_ROWS,
-                connect_timeout=_CONNECT_S,
-                ssl=self._tls,
-                program_name="towline",
-            )
+        make: Any = RawConnection  # it says nothing of its types
+        raw = make(
+            host=host[0],
+            port=host[1],
+            user=settings.user,
+            password=settings.password,
+            database=settings.database,
+            charset="utf8mb4",
+            autocommit=True,
+            binary_prefix=True,
+            client_flag=FOUND_ROWS,
+            ssl=self._tls,
+            program_name="towline",
+        )
+        # Ours will do. With its own limit, a socket that is open in the very moment in which we are cancelled is lost.
+        raw._connect_timeout = None
         connection = Connection(raw, settings.answer_s, host)
         try:
+            async with within(_CONNECT_S):
+                await raw.connect()
+            connection.encoding = BULK if raw._bulk_supported else TEXT
             await self._make_ready(connection)
         except BaseException:
             connection.drop()
