@@ -153,9 +153,7 @@ class Link:
                             return False
                         self._pump_once(left_s, left_s)
                 finally:
-                    self._pump.release()
-                    if self._waiters:
-                        self._hand_on()
+                    self._leave_pump()
             elif not self._follow(call, deadline):
                 return call.done
         return True
@@ -185,6 +183,13 @@ class Link:
         if turn is not None:
             turn.release()
 
+    def _leave_pump(self) -> None:
+        self._pump.release()
+        if self._waiters:
+            self._hand_on()
+        if self._dead and self._closing.is_set():  # whoever closes did not wait for us
+            self._bury()
+
     def _hand_on(self) -> None:
         with self.lock:
             call = next(iter(self._waiters), None)
@@ -209,9 +214,7 @@ class Link:
                 self._pump_once(0.0, CONNECT_S)
                 timeout_s = 0.0
         finally:
-            self._pump.release()
-            if self._waiters:
-                self._hand_on()
+            self._leave_pump()
 
     def _pump_once(self, timeout_s: float, connect_s: float) -> None:
         transport = self._transport
@@ -271,6 +274,9 @@ class Link:
                     self._retry_at = time.monotonic() + max(0.01, self._backoff.next_s())
             return
         with self.lock:
+            if self._closing.is_set():  # meanwhile, and nobody would close it any more
+                sock.close()
+                return
             self._stash.clear()
             self._opened_at = self.last_received = time.monotonic()
             self._transport = make_transport(sock)
