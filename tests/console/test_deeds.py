@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import TimeoutError as Late
 
 from tests.access.expected import CLUSTER, Need, granted, group, topic
 from tests.access.secured import PASSWORD, Secured
@@ -48,8 +49,16 @@ def press(name: str) -> Callable[[Page], None]:
 
 def choose(menu: str, item: str) -> Callable[[Page], None]:
     def do(page: Page) -> None:
-        page.get_by_role("button", name=menu).click()
-        page.locator(".q-menu .q-item").filter(has_text=item).click()
+        wanted = page.locator(".q-menu .q-item").filter(has_text=item)
+        for _ in range(10):
+            page.get_by_role("button", name=menu).click()
+            try:
+                wanted.click(timeout=6_000)
+                return
+            except Late:
+                # The list was made anew while its menu opened, and took it away.
+                page.keyboard.press("Escape")
+        raise AssertionError(f"the menu {menu} does not show {item}")
 
     return do
 
