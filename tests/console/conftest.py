@@ -10,13 +10,13 @@ from playwright.sync_api import Browser, Error, Page, Request, expect, sync_play
 
 import towline
 from tests.console.process import ConsoleProcess
+from tests.console.visiting import PATIENCE_MS, come_to_rest, visitor
 from towline.load.broker import BrokerProcess
 from towline.model import RetryPolicy
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 """Else Playwright's own, which `./dev test` brings where there is no such package."""
 ZONE = "Asia/Kolkata"
-PATIENCE_MS = 60_000
 
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -61,22 +61,22 @@ Visit = Callable[[str], Page]
 @pytest.fixture
 def visit(browser: Browser, console: ConsoleProcess) -> Iterator[Visit]:
     """Open a page of the console. Whatever leaves this machine, and every error in the page, fails the test."""
-    context = browser.new_context(viewport={"width": 1400, "height": 900}, timezone_id=ZONE, base_url=console.url)
-    context.set_default_timeout(PATIENCE_MS)
-    page = context.new_page()
+    with visitor(browser, console.url, timezone_id=ZONE) as context:
+        yield from watched(context.new_page(), console.url)
+
+
+def watched(page: Page, url: str) -> Iterator[Visit]:
     elsewhere: list[str] = []
     errors: list[str] = []
 
     def asked(request: Request) -> None:
-        if not request.url.startswith((console.url, "data:", "blob:")):
+        if not request.url.startswith((url, "data:", "blob:")):
             elsewhere.append(request.url)
 
     page.on("request", asked)
     page.on(
         "websocket",
-        lambda socket: (
-            None if socket.url.startswith(console.url.replace("http", "ws")) else elsewhere.append(socket.url)
-        ),
+        lambda socket: None if socket.url.startswith(url.replace("http", "ws")) else elsewhere.append(socket.url),
     )
     page.on("pageerror", lambda error: errors.append(str(error)))
 
@@ -93,7 +93,7 @@ def visit(browser: Browser, console: ConsoleProcess) -> Iterator[Visit]:
         return page
 
     yield go
-    context.close()
+    come_to_rest(page)
     assert elsewhere == []
     assert errors == []
 

@@ -22,6 +22,7 @@ from tests.access.secured import PASSWORD, Secured
 from tests.access.secured import secured as secured_broker
 from tests.console.conftest import bury
 from tests.console.process import ConsoleProcess
+from tests.console.visiting import leave, visitor
 from tests.eventually import eventually
 from towline.alarms.rule import AlarmRule
 from towline.console import pages
@@ -272,17 +273,20 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 def seer(browser: Browser, broker: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext]:
     """A browser in which somebody is logged in who sees everything."""
     with ConsoleProcess(broker.url, tmp_path_factory.mktemp("deeds-console")) as console:
-        context = browser.new_context(base_url=console.url, viewport={"width": 1400, "height": 900})
-        page = context.new_page()
-        page.goto("/login")
-        page.get_by_label("Name").fill("seer")
-        page.get_by_label("Password or secret").fill(PASSWORD)
-        page.get_by_role("button", name="Log in").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
-        page.close()
-        yield context
-        context.close()
+        with visitor(browser, console.url) as context:
+            log_in(context)
+            yield context
         assert "Traceback" not in console.log, console.log
+
+
+def log_in(context: BrowserContext) -> None:
+    page = context.new_page()
+    page.goto("/login")
+    page.get_by_label("Name").fill("seer")
+    page.get_by_label("Password or secret").fill(PASSWORD)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+    leave(page)
 
 
 def told(page: Page, text: str) -> None:
@@ -310,7 +314,7 @@ def opened(seer: BrowserContext, path: str) -> Iterator[Page]:
     page.goto(path)
     page.wait_for_function("() => window.socket && window.socket.connected")
     yield page
-    page.close()
+    leave(page)
 
 
 @pytest.mark.parametrize("what", DEEDS, ids=" ".join)
@@ -325,10 +329,12 @@ def test_a_deed_is_refused_readably_until_a_role_allows_it(
         told(page, "'seer' may not")
         assert doings(broker, deed) == before, "nothing was done"
     admin.change_user("seer", roles=[*SEER, role])
-    with opened(seer, deed.path) as page:
-        deed.begin(page)
-        eventually(lambda: doings(broker, deed) != before)
-    admin.change_user("seer", roles=SEER)
+    try:
+        with opened(seer, deed.path) as page:
+            deed.begin(page)
+            eventually(lambda: doings(broker, deed) != before)
+    finally:
+        admin.change_user("seer", roles=SEER)
 
 
 def test_what_was_allowed_is_refused_again_in_the_same_page(broker: Secured, seer: BrowserContext) -> None:

@@ -7,11 +7,12 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, BrowserContext, expect
 
 import towline
-from tests.console.conftest import PATIENCE_MS, bury
+from tests.console.conftest import bury
 from tests.console.process import ConsoleProcess
+from tests.console.visiting import visitor
 from tests.eventually import eventually
 from towline.load.broker import BrokerProcess
 
@@ -37,6 +38,12 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleProcess]:
             yield console
 
 
+@pytest.fixture
+def reader(browser: Browser, large: ConsoleProcess) -> Iterator[BrowserContext]:
+    with visitor(browser, large.url) as one:
+        yield one
+
+
 PATHS = (
     "/", "/topics", "/topics?search=777", "/groups", "/dead", "/dead?topic=topic-00000&group=billing",
     "/dead?topic=topic-00000&group=billing&reason=nowhere",
@@ -55,26 +62,20 @@ def test_each_page_is_there_within_a_second(large: ConsoleProcess, path: str) ->
     assert min(times) < 1.0, times
 
 
-def test_ten_thousand_topics_are_paged_sorted_and_searched(browser: Browser, large: ConsoleProcess) -> None:
-    context = browser.new_context(base_url=large.url)
-    context.set_default_timeout(PATIENCE_MS)
-    page = context.new_page()
+def test_ten_thousand_topics_are_paged_sorted_and_searched(reader: BrowserContext) -> None:
+    page = reader.new_page()
     page.goto("/topics")
     expect(page.get_by_text("1-25 of 10000")).to_be_visible()
     page.get_by_role("button", name="Last page").or_(page.locator(".q-table__bottom button").last).first.click()
     expect(page.get_by_role("link", name="topic-09999")).to_be_visible()
     page.get_by_label("Search").fill("01234")
     expect(page.locator("tbody tr")).to_have_count(1)
-    context.close()
 
 
-def test_reasons_are_counted_over_all_dead_letters(browser: Browser, large: ConsoleProcess) -> None:
-    context = browser.new_context(base_url=large.url)
-    context.set_default_timeout(PATIENCE_MS)
-    page = context.new_page()
+def test_reasons_are_counted_over_all_dead_letters(reader: BrowserContext) -> None:
+    page = reader.new_page()
     page.goto("/dead?topic=topic-00000&group=billing")
     reasons = page.locator(".tl-panel").filter(has=page.get_by_role("heading", name="Reasons"))
     for count, reason in ((f"{DEAD - SLOW:,}", "no such customer"), (f"{SLOW:,}", "TimeoutError: too slow")):
         expect(reasons.locator(".tl-row").filter(has_text=reason).locator(".tl-badge")).to_have_text(count)
     expect(reasons.get_by_role("status")).to_be_hidden()
-    context.close()

@@ -15,8 +15,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import towline
-from tests.console.conftest import PATIENCE_MS
 from tests.console.process import ConsoleProcess
+from tests.console.visiting import visitor
 from tests.server.process import BrokerProcess
 from towline.clock import ManualClock
 from towline.console.sessions import TRIES, Limiter
@@ -53,10 +53,8 @@ def guarded(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def page(browser: Browser, guarded: ConsoleProcess) -> Iterator[Page]:
-    context = browser.new_context(base_url=guarded.url)
-    context.set_default_timeout(PATIENCE_MS)
-    yield context.new_page()
-    context.close()
+    with visitor(browser, guarded.url) as context:
+        yield context.new_page()
 
 
 def ask(url: str, path: str, method: str = "GET", body: str = "", **headers: str) -> http.client.HTTPResponse:
@@ -127,9 +125,11 @@ def test_an_old_password_is_asked_for_again_and_a_wrong_one_destroys_nothing(
     with towline.connect(secured.url, token="root", secret=PASSWORD) as mq:
         mq.send("dear", b"x")
         impatient = "import towline.console.sessions as sessions\nsessions.FRESH_S = 0.0"
-        with ConsoleProcess(secured.url, tmp_path, script=impatient) as process:
-            page = browser.new_context(base_url=process.url).new_page()
-            page.set_default_timeout(PATIENCE_MS)
+        with (
+            ConsoleProcess(secured.url, tmp_path, script=impatient) as process,
+            visitor(browser, process.url) as context,
+        ):
+            page = context.new_page()
             login(page, "root", path="/topics/dear")
             for password in ("wrong", PASSWORD):
                 page.get_by_role("button", name="More").click()
@@ -145,7 +145,6 @@ def test_an_old_password_is_asked_for_again_and_a_wrong_one_destroys_nothing(
                     expect(dialog).to_have_count(0)
             expect(page.get_by_role("heading", level=1)).to_have_text("Topics")
             assert "dear" not in [one.config.name for one in mq.topics()]
-            page.context.close()
 
 
 def test_users_tokens_and_rules_are_made(page: Page, secured: Secured) -> None:
