@@ -12,15 +12,7 @@ from towline.errors import TowlineError
 
 __all__ = ["Column", "Query", "Table"]
 
-Kind = Literal["text", "link", "number", "badge", "mono", "cut"]
-_CELLS: dict[str, str] = {
-    "link": '<q-td :props="props"><a v-if="props.value" :href="props.value.href">{{ props.value.text }}</a></q-td>',
-    "badge": '<q-td :props="props"><span v-if="props.value" class="tl-badge" :class="props.value.tone">'
-    "{{ props.value.text }}</span></q-td>",
-    "number": "<q-td :props=\"props\"><span :class=\"{ 'tl-zero': props.value === '0' }\">{{ props.value }}"
-    "</span></q-td>",
-    "cut": '<q-td :props="props" :title="props.value">{{ props.value }}</q-td>',
-}
+Kind = Literal["text", "link", "number", "badge", "mono", "cut", "button"]
 FEW = 25
 """A list that is no longer needs no pages."""
 _CLASSES = {"number": "num", "cut": "cut", "mono": "mono"}
@@ -35,12 +27,15 @@ class Column(NamedTuple):
     """Left out on narrow screens."""
 
     def as_dict(self) -> dict[str, Any]:
+        """A button's label stands on it, not above it; it is heard as an event of the column's name."""
         classes = f"{_CLASSES.get(self.kind, '')} {'tl-wide' if self.wide else ''}".strip()
         return {
             "name": self.name,
-            "label": self.label,
+            "kind": self.kind,
+            "label": "" if self.kind == "button" else self.label,
+            "press": self.label,
             "field": self.name,
-            "align": "right" if self.kind == "number" else "left",
+            "align": "right" if self.kind in ("number", "button") else "left",
             "sortable": self.sort,
             "classes": classes,
             "headerClasses": classes,
@@ -52,6 +47,10 @@ class Query(NamedTuple):
     descending: bool
     first: int
     limit: int
+
+
+class _Grid(ui.table, component="grid.js"):
+    """Shows cells by their kind, and keeps them when a page is fetched anew."""
 
 
 Fetch = Callable[[Query], Awaitable[tuple[int, list[dict[str, Any]]]]]
@@ -77,7 +76,7 @@ class Table:
             "sortBy": sort, "descending": descending, "page": 1, "rowsPerPage": limit, "rowsNumber": 0,
         }  # fmt: skip
         self._on_select = on_select
-        self.table = ui.table(
+        self.table = _Grid(
             columns=[column.as_dict() for column in columns],
             rows=[],
             row_key="id",
@@ -87,9 +86,6 @@ class Table:
         )
         self.table.classes("tl-table").props('flat :rows-per-page-options="[25, 50, 100]" binary-state-sort')
         self.table.on("request", self._requested, args=["pagination"])
-        for column in columns:
-            if column.kind in _CELLS:
-                self.table.add_slot(f"body-cell-{column.name}", _CELLS[column.kind])
         with ui.element("div").style("width:100%") as self._empty:
             empty(*nothing)
         self._empty.set_visibility(False)

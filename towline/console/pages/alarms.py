@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from nicegui import ui
 
 from towline.alarms.rule import UNITS, AlarmRule
+from towline.alarms.watch import Alarm
 from towline.console.dialogs import confirm, form
-from towline.console.frame import View, act, badge, button, console_page, empty, head, panel
+from towline.console.frame import View, act, badge, button, console_page, head, panel, say
+from towline.console.rows import Rows
 from towline.console.words import number, plain, span
+from towline.errors import TowlineError
+from towline.protocol.survey import Alarms, Told
 
 __all__ = ["alarms_page"]
+
+Then = Callable[[], Awaitable[None]]
 
 _WHAT = {
     "dead": "Dead letters", "failures": "Failures in 5 minutes", "backlog": "Messages waiting",
@@ -21,54 +27,86 @@ _WHAT = {
 
 @console_page("/alarms", "Alarms")
 async def alarms_page(view: View) -> None:
+    page = _Page(view)
     found = await view.mq.alarms()
     with head("Alarms", "The broker looks every few seconds, and tells people"):
-        button("New rule", icon="add", on_click=lambda: _edit(view, None, show)).classes("tl-main-act")
+        button("New rule", icon="add", on_click=lambda: _edit(view, None, page.refresh)).classes("tl-main-act")
+    page.build()
+    page.show(found)
+    ui.timer(10.0, page.refresh)
 
-    @ui.refreshable
-    async def content() -> None:
-        nonlocal found
-        found = await view.mq.alarms()
-        if not found.mail and any(rule.emails or rule.topic_emails for rule in found.rules):
-            with ui.element("div").classes("tl-note warn"):
-                ui.label("This broker knows no mail server, so no e-mail is sent: start it with --smtp HOST:PORT.")
+
+class _Page:
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def build(self) -> None:
+        with ui.element("div").classes("tl-note warn") as self._no_mail:
+            ui.label("This broker knows no mail server, so no e-mail is sent: start it with --smtp HOST:PORT.")
         with panel("Now"):
-            if not found.active:
-                empty("notifications_none", "All is well", "No rule is broken at the moment.")
-            for one in found.active[:200]:
-                with ui.element("div").classes("tl-row"):
-                    badge(one.rule, "bad")
-                    where = f"/groups/{one.topic}/{one.group}" if one.group else "/cluster"
-                    ui.link(f"{one.topic} · {one.group}" if one.group else "this broker", where)
-                    rule = next((rule for rule in found.rules if rule.name == one.rule), None)
-                    ui.label(f"{one.value:,.6g} {UNITS[rule.what] if rule else ''}")
-                    ui.element("div").classes("tl-grow")
-                    ui.label(f"since {view.moment(one.since_us)}").classes("tl-sub")
+            self._now = Rows[tuple[Alarm, str]](
+                lambda one: (one[0].rule, one[0].topic, one[0].group),
+                self._active,
+                nothing=("notifications_none", "All is well", "No rule is broken at the moment."),
+            )
         with panel("Rules"):
-            if not found.rules:
-                empty("rule", "No rules yet", "A rule says from which value on it is an alarm, and who is told.")
-            for rule in found.rules:
-                _rule(view, rule, show)
+            self._rules = Rows[AlarmRule](
+                lambda rule: rule.name,
+                lambda rule: _rule(self.view, rule, self.refresh),
+                nothing=("rule", "No rules yet", "A rule says from which value on it is an alarm, and who is told."),
+            )
         with panel("Last notices"):
-            if not found.told:
-                empty("outgoing_mail", "Nobody was told anything yet")
-            for told in found.told[:30]:
-                with ui.element("div").classes("tl-row"):
-                    badge("failed" if told.error else "told", "bad" if told.error else "good")
-                    ui.label(plain(told.subject)).classes("tl-grow")
-                    ui.label(", ".join(told.to) or "nobody: it is in the broker's log").classes("tl-sub")
-                    ui.label(view.moment(told.at_us)).classes("tl-sub")
-                if told.error:
-                    ui.label(plain(told.error)[:300]).classes("tl-sub")
+            self._told = Rows[Told](
+                lambda told: (told.at_us, told.subject, *told.to),
+                self._notice,
+                nothing=("outgoing_mail", "Nobody was told anything yet"),
+            )
 
-    def show() -> None:
-        content.refresh()
+    async def refresh(self) -> None:
+        """What goes wrong is said."""
+        try:
+            found = await self.view.mq.alarms()
+        except TowlineError as error:
+            say(str(error), bad=True)
+        else:
+            self.show(found)
 
-    await content()
-    ui.timer(10.0, show)
+    def show(self, found: Alarms) -> None:
+        self._no_mail.set_visibility(not found.mail and any(rule.emails or rule.topic_emails for rule in found.rules))
+        units = {rule.name: UNITS[rule.what] for rule in found.rules}
+        self._now.show((one, units.get(one.rule, "")) for one in found.active[:200])
+        self._rules.show(found.rules)
+        self._told.show(found.told[:30])
+
+    def _active(self, shown: tuple[Alarm, str]) -> Callable[[tuple[Alarm, str]], None]:
+        one, _ = shown
+        with ui.element("div").classes("tl-row"):
+            badge(one.rule, "bad")
+            where = f"/groups/{one.topic}/{one.group}" if one.group else "/cluster"
+            ui.link(f"{one.topic} · {one.group}" if one.group else "this broker", where)
+            value = ui.label()
+            ui.element("div").classes("tl-grow")
+            since = ui.label().classes("tl-sub")
+
+        def change(shown: tuple[Alarm, str]) -> None:
+            one, unit = shown
+            value.text = f"{one.value:,.6g} {unit}"
+            since.text = f"since {self.view.moment(one.since_us)}"
+
+        change(shown)
+        return change
+
+    def _notice(self, told: Told) -> None:
+        with ui.element("div").classes("tl-row"):
+            badge("failed" if told.error else "told", "bad" if told.error else "good")
+            ui.label(plain(told.subject)).classes("tl-grow")
+            ui.label(", ".join(told.to) or "nobody: it is in the broker's log").classes("tl-sub")
+            ui.label(self.view.moment(told.at_us)).classes("tl-sub")
+        if told.error:
+            ui.label(plain(told.error)[:300]).classes("tl-sub")
 
 
-def _rule(view: View, rule: AlarmRule, then: Any) -> None:
+def _rule(view: View, rule: AlarmRule, then: Then) -> None:
     with ui.element("div").classes("tl-row").style("border-bottom:1px solid var(--line);padding-bottom:8px"):
         ui.label(rule.name).style("font-weight:600")
         if not rule.enabled:
@@ -93,18 +131,25 @@ def _rule(view: View, rule: AlarmRule, then: Any) -> None:
             ui.menu(),
         ):
             ui.menu_item("Edit …", lambda: _edit(view, rule, then))
-            ui.menu_item("Send a test notice", lambda: act(view.mq.test_alarm(rule.name), "The test notice was taken"))
+            ui.menu_item("Send a test notice", lambda: _test(view, rule))
             ui.menu_item("Remove …", lambda: _remove(view, rule, then))
 
 
-async def _remove(view: View, rule: AlarmRule, then: Any) -> None:
-    if await confirm(view, f"Remove {rule.name}?", "Nobody is told of it any more.", label="Remove") and await act(
-        view.mq.drop_alarm(rule.name), "Removed"
-    ):
-        then()
+async def _remove(view: View, rule: AlarmRule, then: Then) -> None:
+    # In the page, not in the row that was pressed: that may be gone before the question is answered.
+    with view.main:
+        if await confirm(view, f"Remove {rule.name}?", "Nobody is told of it any more.", label="Remove") and await act(
+            view.mq.drop_alarm(rule.name), "Removed"
+        ):
+            await then()
 
 
-def _edit(view: View, rule: AlarmRule | None, then: Any) -> None:
+async def _test(view: View, rule: AlarmRule) -> None:
+    with view.main:
+        await act(view.mq.test_alarm(rule.name), "The test notice was taken")
+
+
+def _edit(view: View, rule: AlarmRule | None, then: Then) -> None:
     async def save() -> bool:
         made = AlarmRule(
             rule.name if rule is not None else (name.value or "").strip(),
@@ -121,11 +166,11 @@ def _edit(view: View, rule: AlarmRule | None, then: Any) -> None:
         )
         done = await act(view.mq.put_alarm(made), "Saved")
         if done:
-            then()
+            await then()
         return done
 
     old = rule or AlarmRule("new", "dead", 1)
-    with form("New rule" if rule is None else f"Rule {rule.name}", "Save", save):
+    with view.main, form("New rule" if rule is None else f"Rule {rule.name}", "Save", save):
         if rule is None:
             name = ui.input("Name").props("outlined dense autofocus maxlength=50")
         with ui.element("div").classes("tl-row"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,6 +16,7 @@ from towline.console.letters import NewestLetters, name_of, number_of
 from towline.console.pages.message import show_body
 from towline.console.reasons import Reasons
 from towline.console.resending import Resending
+from towline.console.rows import Rows
 from towline.console.sifting import Sifting
 from towline.console.table import Column, Query, Table
 from towline.console.words import many, number, plain
@@ -179,13 +181,16 @@ class _Letters:
         if not reasons.counts:
             return
         with panel("Reasons"):
-            rows = ui.element("div").classes("tl-reasons")
+            with ui.element("div").classes("tl-reasons"):
+                rows = Rows[tuple[str, int]](lambda one: one[0], self._reason)
+                rest = ui.label().classes("tl-sub")
             told = ui.label(reasons.told).classes("tl-sub").props('role="status"').mark("counted")
 
         def show() -> None:
-            rows.clear()
-            with rows:
-                self._show_reasons(reasons)
+            top = reasons.counts.most_common(REASONS_SHOWN)
+            rows.show(top)
+            rest.text = _rest(reasons, top)
+            rest.set_visibility(bool(rest.text))
             told.text = reasons.told
             told.set_visibility(not reasons.over)
 
@@ -203,18 +208,18 @@ class _Letters:
         show()
         timer = ui.timer(COUNT_EVERY_S, go_on, active=not reasons.over)
 
-    def _show_reasons(self, reasons: Reasons) -> None:
-        top = reasons.counts.most_common(REASONS_SHOWN)
-        for reason, count in top:
-            href = "/dead?" + urlencode({"topic": self.topic, "group": self.group, "reason": reason[:200]})
-            with ui.element("div").classes("tl-row").style("flex-wrap:nowrap"):
-                badge(f"{count:,}", "bad")
-                ui.link(plain(reason)[:160] or "(no reason given)", href).style("overflow-wrap:anywhere")
-        rest = len(reasons.counts) - len(top)
-        if rest:
-            more = " and more" if reasons.others else ""
-            count = reasons.others + reasons.counts.total() - sum(count for _, count in top)
-            ui.label(f"and {many(rest, 'other reason')}{more}: {many(count, 'dead letter')}").classes("tl-sub")
+    def _reason(self, one: tuple[str, int]) -> Callable[[tuple[str, int]], None]:
+        reason, count = one
+        href = "/dead?" + urlencode({"topic": self.topic, "group": self.group, "reason": reason[:200]})
+        with ui.element("div").classes("tl-row").style("flex-wrap:nowrap"):
+            with ui.element("span").classes("tl-badge bad"):
+                shown = ui.label(f"{count:,}")
+            ui.link(plain(reason)[:160] or "(no reason given)", href).style("overflow-wrap:anywhere")
+
+        def change(one: tuple[str, int]) -> None:
+            shown.text = f"{one[1]:,}"
+
+        return change
 
     # Sending again
 
@@ -341,3 +346,12 @@ def _revise(view: View, topic: str, group: str, letter: DeadLetter) -> None:
             ui.label("Its body is no text, or too large to be edited here: it stays as it is.").classes("tl-sub")
         else:
             body = ui.textarea("Body", value=text).props("outlined dense autogrow").classes("tl-mono")
+
+
+def _rest(reasons: Reasons, top: list[tuple[str, int]]) -> str:
+    rest = len(reasons.counts) - len(top)
+    if not rest:
+        return ""
+    more = " and more" if reasons.others else ""
+    count = reasons.others + reasons.counts.total() - sum(count for _, count in top)
+    return f"and {many(rest, 'other reason')}{more}: {many(count, 'dead letter')}"

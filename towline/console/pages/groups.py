@@ -145,15 +145,10 @@ class _Group:
             Column("in_flight", "In flight", "number"),
             Column("state", "State", "badge"),
             Column("beat", "Last beat", wide=True),
-            Column("kick", ""),
+            Column("kick", "Kick", "button"),
         ]
         nothing = ("person_off", "No consumers", "Nobody consumes for this group at the moment.")
         table = Table(columns, fetch, nothing=nothing)
-        table.table.add_slot(
-            "body-cell-kick",
-            '<q-td :props="props" style="text-align:right"><q-btn flat dense no-caps size="sm" class="tl-danger" '
-            'label="Kick" @click="() => $parent.$emit(\'kick\', props.row.id)" /></q-td>',
-        )
         table.table.on("kick", lambda event: self._kick(str(event.args)))
         return table
 
