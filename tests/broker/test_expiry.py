@@ -8,7 +8,9 @@ import pytest
 
 from tests.broker.conftest import ACK, NACK, Bench, World
 from tests.eventually import eventually_done
+from towline.frame import encode
 from towline.model import TopicConfig
+from towline.protocol.cluster import HandBack
 from towline.protocol.messages import Browse
 
 
@@ -55,6 +57,22 @@ def test_a_message_expires_while_it_waits_to_be_tried_again(world: World) -> Non
         await mq.act(one, NACK, await mq.pull(one))
         assert (await mq.pull(one, wait_ms=200)).bodies == []
         assert mq.broker.group_state("orders", "billing").lag == 0
+
+    world.run(scenario)
+
+
+def test_a_message_of_another_broker_expires_here_as_well(world: World) -> None:
+    async def scenario(mq: Bench) -> None:
+        one = await mq.attach()
+        frame = encode([b"old", b"new"], expires_at_us=times(mq, -1, 3600))
+        handed = HandBack("orders", "billing", None, 1, 1, "it failed", 0.0)
+        await mq.broker.hand_back(handed, frame)
+        got = await mq.pull(one, wait_ms=60_000)
+        assert got.bodies == [b"new"]
+        assert got.attempts == [2]
+        await mq.act(one, ACK, got)
+        state = mq.broker.group_state("orders", "billing")
+        assert (state.lag, state.retrying) == (0, 0)
 
     world.run(scenario)
 

@@ -110,16 +110,20 @@ async def test_a_nack_whose_broker_is_away_goes_to_another_with_the_whole_messag
         entered(connect(brokers.url)) as mq,
         entered(mq.consumer(topic, "g", retry=retry, ack_interval=0.05)) as consumer,
     ):
-        await do(mq.send(topic, b"work", key="k", headers={"a": "b"}, priority="high"))
+        headers = {"a": "b", "traceparent": f"00-{1:032x}-{2:016x}-01"}
+        lives: dict[str, Any] = {"ttl": 3600, "timeout": 600, "attempts": 4}
+        await do(mq.send(topic, b"work", key="k", headers=headers, priority="high", dedup_id="one", **lives))
         first = (await do(consumer.pull(wait=60)))[0]
         [home] = [one for one in await do(mq.brokers()) if await _holds(connect, one.address, topic)]
         number = brokers.ports.index(int(home.address.rpartition(":")[2]))
         brokers.kill(number)
         first.nack("it failed")
         again = await _next(consumer)
-        assert (again.body, again.key, again.headers["a"], again.attempt) == (b"work", "k", "b", 2)
+        assert (again.body, again.key, again.priority, again.attempt) == (b"work", "k", "high", 2)
         assert again.id == first.id
-        assert again.priority == "high"
+        assert again.headers == {**headers, "towline-origin": first.id}
+        assert (again.timeout, again.max_attempts, again.produced_at) == (600, 4, first.produced_at)
+        assert again.expires_at == first.expires_at is not None
         again.ack()
         brokers.start(number)
         # Its broker is told that the message is done with: it comes no more.

@@ -3,28 +3,33 @@
 At its own broker the messages are still leased to us, so each nack becomes an ack there, to be told when that broker is
 back. A nack that was on its way may have arrived there all the same: then its message comes twice, which is better than
 not until that broker returns.
+
+A message goes as it is: key, headers, shard key and dedup id, lifetime, limits, and when it was produced. Messages of
+ordered topics wait for their own broker, or they would lose their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
 import msgspec
 
 from towline.client.connection import Call, Connection
-from towline.client.lease import ACK, GIVE_BACK
+from towline.client.lease import ACK, GIVE_BACK, drained
 from towline.client.message import NACKED, Message, Section
-from towline.client.outgoing import Sender
+from towline.client.outgoing import FRAME_BYTES, FRAME_MESSAGES, Sender
 from towline.client.steps import Flow
 from towline.client.subscription import Subscription
 from towline.errors import ProtocolError
+from towline.frame.encode import packed_headers
+from towline.frame.layout import BODY, DEDUP, EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY
 from towline.model import LANES
 from towline.protocol.cluster import HandBack, HandedBack
 from towline.protocol.messages import Act, Pull, Settled
 
-__all__ = ["Handover"]
+__all__ = ["Handover", "whole_frame"]
 
 _DEAD: Final = 2
 _ORIGIN: Final = "towline-origin"
@@ -38,12 +43,9 @@ class Handover:
         self._subscription = subscription
         self._calls: list[Call] = []
         self._acts: list[Act] = []
-        if subscription.shards:
-            # In order, or not at all.
-            return
         for call in subscription.unanswered():
             acts: list[Act] = call.request.acts  # type: ignore[attr-defined]
-            if call.done or not any(map(_is_nack, acts)):
+            if call.done or not any(map(_is_nack, acts)) or any(map(self._is_ordered, acts)):
                 continue
             self._acts += acts
             if isinstance(call.request, Pull):
@@ -52,10 +54,25 @@ class Handover:
             else:
                 connection.abandon(call)
                 self._calls.append(call)
-        if any(map(_is_nack, subscription.nacks)):
-            self._acts += subscription.nacks
-            subscription.nacks.clear()
+        self._acts += self._take_waiting()
         self._messages = {id(act): _messages(subscription, act) for act in self._acts if _is_nack(act)}
+
+    def _take_waiting(self) -> list[Act]:
+        """What is to be told and not on its way yet, if there is a nack among it that may go elsewhere."""
+        nacks = self._subscription.nacks
+        if not any(_is_nack(act) and not self._is_ordered(act) for act in list(nacks)):
+            return []
+        # One by one: messages add to them from any thread.
+        going: list[Act] = []
+        staying: list[Act] = []
+        for act in drained(nacks):
+            (staying if self._is_ordered(act) else going).append(act)
+        nacks.extendleft(reversed(staying))
+        return going
+
+    def _is_ordered(self, act: Act) -> bool:
+        lease = self._subscription.lease(act.pull)
+        return lease is not None and lease.shards > 0
 
     def __len__(self) -> int:
         """How many nacks it holds."""
@@ -65,14 +82,8 @@ class Handover:
         """Tell another broker."""
         subscription = self._subscription
         for act in self._acts:
-            for (lane, attempt, limit), some in groupby(self._messages.get(id(act), ()), key=_kind):
-                messages = list(some)
-                frame = sender.frame(
-                    [message.body for message in messages],
-                    [message.key for message in messages],
-                    [{**message.headers, _ORIGIN: message.id} for message in messages],
-                    limits=[limit] * len(messages),
-                )
+            for (lane, attempt, _), messages in _portions(self._messages.get(id(act), ())):
+                frame = whole_frame(sender, messages)
                 topic = messages[0].topic
                 request = HandBack(
                     topic,
@@ -115,6 +126,38 @@ def _is_nack(act: Act) -> bool:
 
 def _kind(message: Message) -> tuple[int, int, int]:
     return LANES.index(message.priority), message.attempt, message._section.limit(message._index)
+
+
+def _portions(messages: Iterable[Message]) -> Iterator[tuple[tuple[int, int, int], list[Message]]]:
+    """Those of one kind together, as many as a frame is filled with."""
+    for kind, some in groupby(messages, key=_kind):
+        portion: list[Message] = []
+        size = 0
+        for message in some:
+            if portion and (size + len(message.body) > FRAME_BYTES or len(portion) == FRAME_MESSAGES):
+                yield kind, portion
+                portion, size = [], 0
+            portion.append(message)
+            size += len(message.body)
+        yield kind, portion
+
+
+def whole_frame(sender: Sender, messages: Sequence[Message]) -> bytes:
+    """The messages as they were sent, each with the id that it has."""
+    places = [(message._section, message._index) for message in messages]
+    texts: dict[int, list[bytes]] = {
+        flag: [section.text(flag, index) for section, index in places] for flag in (KEY, DEDUP, SHARD_KEY)
+    }
+    texts[BODY] = [message.body for message in messages]
+    texts[HEADERS] = packed_headers([{**message.headers, _ORIGIN: message.id} for message in messages])
+    produced_us = [message.produced_at_us for message in messages]
+    numbers: dict[int, list[int]] = {
+        EXPIRES_AT: [section.expires_at_us(index) for section, index in places],
+        LIMIT: [section.limit(index) for section, index in places],
+    }
+    if len(set(produced_us)) > 1:
+        numbers[PRODUCED_AT] = produced_us
+    return sender.frame_again(texts, numbers, max(produced_us))
 
 
 def _messages(subscription: Subscription, act: Act) -> list[Message]:

@@ -15,7 +15,7 @@ from towline.client.time_limit import HandlerTimeout, TimeLimit, begin_limit
 from towline.client.verdict import check_delay, settle
 from towline.errors import BadRequest, Conflict, LeaseLost
 from towline.frame import Frame, decode_headers
-from towline.frame.layout import HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY, attempts_in, timeout_us_in
+from towline.frame.layout import EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY, attempts_in, timeout_us_in
 from towline.model import LANES, Priority, lane_name, message_id
 from towline.protocol import messages
 
@@ -113,13 +113,20 @@ class Section:
     def _column(self, flag: int) -> list[bytes]:
         return self._frame.texts(flag, self.start, self.start + len(self.bodies)) or []
 
-    def expires_at_us(self, index: int) -> int:
-        found = self._frame.expires_at_us(self.start + index, self.start + index + 1)
+    def text(self, flag: int, index: int) -> bytes:
+        """What a column of texts holds of one message, as it was sent."""
+        found = self._frame.texts(flag, self.start + index, self.start + index + 1)
+        return found[0] if found else b""
+
+    def _number(self, flag: int, index: int) -> int:
+        found = self._frame.numbers(flag, self.start + index, self.start + index + 1)
         return found[0] if found else 0
 
+    def expires_at_us(self, index: int) -> int:
+        return self._number(EXPIRES_AT, index)
+
     def limit(self, index: int) -> int:
-        found = self._frame.limits(self.start + index, self.start + index + 1)
-        return found[0] if found else 0
+        return self._number(LIMIT, index)
 
     def timeout_s(self, index: int) -> float | None:
         return timeout_us_in(self.limit(index)) / 1e6 or None
@@ -152,11 +159,7 @@ class Section:
         return raised
 
     def produced_at_us(self, index: int) -> int:
-        at_us: int = self._frame.produced_at_us
-        if not self._frame.flags & PRODUCED_AT:
-            return at_us
-        each = self._frame.produced_at_each_us(self.start + index, self.start + index + 1)
-        return each[0] if each else at_us
+        return self._number(PRODUCED_AT, index) if self._frame.flags & PRODUCED_AT else self._frame.produced_at_us
 
     @property
     def token(self) -> str:

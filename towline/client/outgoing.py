@@ -13,6 +13,7 @@ import msgspec
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, TooLarge
 from towline.frame import TOKEN_MAX, encode, encode_frame
+from towline.frame.encode import encode_columns
 from towline.frame.layout import limit_of
 from towline.frame.series import Series
 from towline.model import LANES, MAX_SHARDS, Durability, Priority
@@ -262,4 +263,19 @@ class Sender:
             produced_at_us=self._clock.now_us(),
             token=self._token,
             **lives,
+        )
+
+    def frame_again(
+        self, texts: Mapping[int, Sequence[bytes]], numbers: Mapping[int, Sequence[int]], produced_at_us: int
+    ) -> bytes:
+        """A frame of messages that were sent before, by anybody: its columns by their flags, and the time at which they
+        were produced, or the last of them."""
+        return encode_columns(
+            texts,
+            numbers,
+            producer_id=self.id,
+            producer_seq=next(self._numbers),
+            produced_at_us=produced_at_us,
+            token=self._token,
+            compress=False,
         )

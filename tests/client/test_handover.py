@@ -1,0 +1,66 @@
+"""Messages that go to another broker, because their own is away."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+from towline.client.handover import Handover, whole_frame
+from towline.client.lease import ACK
+from towline.client.message import NACKED, Section
+from towline.client.outgoing import Sender
+from towline.frame import Frame, Piece, encode, gather
+from towline.protocol.messages import Act, Part
+
+
+def test_a_frame_for_another_broker_has_all_that_the_messages_had() -> None:
+    first = Frame(
+        encode(
+            [b"a", b"b"],
+            keys=["k", None],
+            headers=[{"x": "y"}, None],
+            dedup_ids=[None, "d"],
+            shard_keys=["s", None],
+            expires_at_us=[0, 3_000_000_000_000_000],
+            limits=[7, 7],
+            produced_at_us=100,
+        )
+    )
+    other = Frame(encode([b"c"], produced_at_us=90))
+    sent = gather([Piece(first, 0, 2), Piece(other, 0, 1)])
+    # As a pull brings them: of a frame that has more, the messages from the second on.
+    section = Section("orders", Part(1, 41, 2, 1, len(sent), 3, 1_000, b""), memoryview(sent))
+    whole = Section("orders", Part(1, 40, 3, 0, len(sent), 3, 1_000, b""), memoryview(sent))
+    for held, begin in ((section, 1), (whole, 0)):
+        frame = Frame(whole_frame(Sender("me"), held.messages())).verify().verify_columns()
+        assert frame.bodies() == [b"a", b"b", b"c"][begin:]
+        assert (frame.keys() or [None] * 2) == ["k", None, None][begin:]
+        assert frame.dedup_ids() == [None, "d", None][begin:]
+        assert (frame.shard_keys() or [None] * 2) == ["s", None, None][begin:]
+        assert frame.expires_at_us() == [0, 3_000_000_000_000_000, 0][begin:]
+        assert frame.limits() == [7, 7, 0][begin:]
+        assert frame.produced_at_each_us() == [100, 100, 90][begin:]
+        ids = [{"towline-origin": f"orders/middle/{number}"} for number in (40, 41, 42)]
+        assert frame.headers() == [{"x": "y", **ids[0]}, ids[1], ids[2]][begin:]
+        assert (frame.token, frame.earliest_expiry_us, frame.latest_expiry_us) == (b"me", 3_000_000_000_000_000, 0)
+
+
+def test_of_a_consumer_by_prefix_only_what_is_not_ordered_is_handed_over() -> None:
+    sent = encode([b"a"])
+    leases: dict[int, Any] = {}
+    for pull, shards in ((1, 8), (2, 0)):
+        section = Section("orders", Part(0, 40, 1, 0, len(sent), 1, 1_000, b""), memoryview(sent), None, shards)
+        section.flags[0] = NACKED
+        leases[pull] = SimpleNamespace(shards=shards, sections=[section])
+    acts = [Act(1, 1, [(0, 40, 1)]), Act(1, 2, [(0, 40, 1)]), Act(ACK, 1)]
+    subscription: Any = SimpleNamespace(nacks=deque(acts), lease=leases.get, unanswered=list)
+    handover = Handover(subscription, SimpleNamespace())  # type: ignore[arg-type]
+    assert len(handover) == 1
+    assert list(subscription.nacks) == [acts[0], acts[2]]
+    handover.done()
+    assert list(subscription.nacks) == [acts[0], acts[2], Act(ACK, 2, [(0, 40, 1)])]
+    # Where there is nothing else, all stays as it is.
+    subscription.nacks = deque(acts[::2])
+    assert not len(Handover(subscription, SimpleNamespace()))  # type: ignore[arg-type]
+    assert list(subscription.nacks) == acts[::2]
