@@ -13,7 +13,9 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.eventually import eventually_done
 from towline.broker.broker import Broker
-from towline.errors import LeaseLost, QueueFull
+from towline.broker.sending import Outgoing
+from towline.errors import BadRequest, LeaseLost, QueueFull
+from towline.frame import encode
 from towline.model import TopicConfig
 from towline.protocol.messages import Act, Resend
 
@@ -153,6 +155,44 @@ def test_a_frame_sent_again_after_a_crash_is_recognised(disk: World, tmp_path: P
             assert (again.firsts, again.duplicate) == (first.firsts, True)
             assert (await bench.send("orders", b"c", producer_id=9, producer_seq=5)).firsts == last.firsts
             assert (await bench.pull(await bench.attach())).bodies == [b"a", b"b", b"c"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_each_frame_of_a_unit_is_recognised_under_way_afterwards_and_after_a_crash(
+    disk: World, tmp_path: Path, snapshot: bool
+) -> None:
+    def unit(*numbers: int, other: int = 9) -> list[Outgoing]:
+        """Frames of one producer; the last may be of another one."""
+        ids = [9] * (len(numbers) - 1) + [other]
+        return [
+            ("orders", number % 4, encode([b"%d" % number] * number, producer_id=producer_id, producer_seq=number))
+            for number, producer_id in zip(numbers, ids, strict=True)
+        ]
+
+    async def check(bench: Bench) -> None:
+        assert (await bench.broker.send(unit(1, 2, 3, 4))).firsts == [0, 0, 0, 0]
+        assert (await bench.broker.send(unit(4, 2))).firsts == [0, 0]
+        assert (await bench.broker.send(unit(5, 6, other=8))).firsts == [1, 2]
+        for numbers, other in (((4, 7), 9), ((7, 1), 9), ((7, 8, 4), 9), ((5, 6), 9), ((7, 6), 8)):
+            with pytest.raises(BadRequest, match="with other frames"):
+                await bench.broker.send(unit(*numbers, other=other))
+        assert [bench.broker.store.bounds(f"lane/orders/{lane}").end for lane in range(4)] == [4, 6, 8, 3]
+
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.broker.create_topic(TopicConfig("orders", shards=4))
+            first, under_way = bench.broker.send(unit(1, 2, 3, 4)), bench.broker.send(unit(1, 2, 3, 4))
+            assert [(await one).duplicate for one in (first, under_way)] == [False, True]
+            if snapshot:
+                await bench.broker.maintain()
+            assert (await bench.broker.send(unit(5, 6, other=8))).firsts == [1, 2]
+            await check(bench)
+            after = crash(disk, tmp_path / "crashed")
+        async with after.open() as bench:
+            await check(bench)
+            assert (await bench.broker.send(unit(7, 8))).firsts == [3, 4]
 
     asyncio.run(main())
 

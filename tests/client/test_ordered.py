@@ -169,8 +169,11 @@ def test_keys_that_come_again_are_looked_up_and_others_hashed() -> None:
 
     known = KnownKeys()
     often = [f"key-{number % 50}" for number in range(500)]
+    assert known.look_up(often) is None
     assert known.shards_of(often, 64) == hashed(often, 64)
-    assert known.shards_of(often, 64) == hashed(often, 64)
+    assert known.look_up(often) == known.shards_of(often, 64) == hashed(often, 64)
+    for unknown in (["new", *often], [*often, None], [*often, ""]):
+        assert known.look_up(unknown) is None
     for keys in (
         [f"once-{number}" for number in range(100)],
         ["x" * 300] * 10,

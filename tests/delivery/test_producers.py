@@ -118,6 +118,39 @@ def test_frames_that_are_remembered_again_in_recovery_change_nothing() -> None:
     assert found.snapshot() == before
 
 
+units = st.lists(st.integers(0, 14), min_size=1, max_size=7) | st.builds(
+    lambda first, count: list(range(first, first + count)), st.integers(0, 30), st.integers(1, 7)
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["unit", "unit", "forget"]), st.integers(1, 3), units), max_size=15))
+def test_the_frames_of_a_unit_are_remembered_as_if_they_came_one_by_one(
+    steps: list[tuple[str, int, list[int]]],
+) -> None:
+    at_once, each = Producers(), Producers()
+    for at, (step, producer_id, numbers) in enumerate(steps):
+        if at_once.all_new(producer_id, min(numbers)):
+            assert [seen(each, number, producer_id) for number in numbers] == ["new"] * len(numbers)
+        if step == "unit":
+            at_once.remember_all(producer_id, numbers, [10 * number for number in numbers], at)
+            for number in numbers:
+                each.remember(producer_id, number, 10 * number, at)
+        else:
+            for found in (at_once, each):
+                found.forget(producer_id, numbers[0])
+        assert at_once.snapshot() == each.snapshot()
+        assert at_once._total == each._total
+
+
+def test_what_goes_on_from_the_highest_number_is_new_without_a_look_at_each() -> None:
+    found = sent(0, 1, 2, 3, 4)
+    assert found.all_new(2, 0)
+    assert [found.all_new(1, number) for number in (0, 4, 5)] == [False, False, True]
+    for number in range(1, 5):
+        found.forget(1, number)
+    assert [found.all_new(1, number) for number in (0, 1)] == [False, True]
+
+
 @given(
     st.lists(
         st.tuples(

@@ -169,6 +169,38 @@ def test_wild_offsets_of_compressed_columns_are_refused_or_read_within_them(wild
     read_beside_secrets(frame)
 
 
+def verdict(frame: bytes, *, whole: bool) -> str:
+    """What a broker says of a frame that came in: step by step, or in one go."""
+    try:
+        made = Frame(frame)
+        made.verify_whole() if whole else made.verify().verify_columns()
+    except REFUSED as error:
+        return f"{type(error).__name__}: {error}"
+    return repr(columns_of(made))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@given(batches(max_count=4), st.data())
+def test_one_go_and_step_by_step_come_to_the_same(compress: bool, batch: Batch, data: st.DataObject) -> None:
+    """Sound frames, and frames with a right checksum in which single numbers are wrong."""
+    frame = batch.encode(compress=compress)
+    assert verdict(frame, whole=True) == verdict(frame, whole=False)
+    columns = bytearray(frame[HEADER.size + (len(batch.options["token"]) + 7 & ~7) :])
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = 4 * data.draw(st.integers(0, len(columns) // 4 - 1))
+        columns[at : at + 4] = data.draw(near_and_wild).to_bytes(4, "little")
+    wrong = {"columns_length": Frame(frame)._columns_length}
+    for field, most in (("flags", 0xFFFF), ("count", 6), ("columns_length", 400), ("token_length", 70)):
+        if data.draw(st.booleans()):
+            wrong[field] = data.draw(st.integers(0, most))
+    for forged in (
+        with_columns(frame, bytes(columns), **wrong),
+        with_columns(frame, bytes(columns) + bytes(8), **wrong),
+        frame[:-1] + bytes([frame[-1] ^ 1]),
+    ):
+        assert verdict(forged, whole=True) == verdict(forged, whole=False)
+
+
 def test_offsets_to_and_fro_do_not_multiply_the_bodies() -> None:
     count, size = 1000, 100_000
     offsets = [0, size] * (count // 2) + [size]

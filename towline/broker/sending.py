@@ -204,7 +204,7 @@ class Sender:
                 f"a frame of {len(data)} bytes is over the broker's limit of {self._max_frame_bytes}: "
                 "send fewer or smaller messages at a time"
             )
-        frame = Frame(data).verify().verify_columns()
+        frame = Frame(data).verify_whole()
         if frame.flags & EVENTS:
             raise BadFrame("a producer sends messages, not delivery events")
         if frame.token != token:
@@ -217,6 +217,9 @@ class Sender:
         under_way = self._under_way.get((first.producer_id, first.producer_seq))
         if under_way is not None:
             return _again(under_way)
+        lowest = first.producer_seq if len(frames) == 1 else min(_seqs(frames))
+        if self._producers.all_new(first.producer_id, lowest) and _one_producer(frames):
+            return None
         remembered = [self._producers.find(frame.producer_id, frame.producer_seq) for frame in frames]
         if not any(remembered):
             return None
@@ -257,13 +260,17 @@ class Sender:
             self.messages += sum(frames[n].count for n in sent.delayed)
             self.bytes += sum(frames[n].length for n in sent.delayed)
         at_us, messages, size = sent.appended_at_us, 0, 0
-        for lane, append, frame, first in zip(lanes, kept, frames, firsts, strict=True):
+        for lane, append, first in zip(lanes, kept, firsts, strict=True):
             if append is not None:
                 lane.submitted(first, append, at_us, visible)
                 messages += append.count
                 size += len(append.frame)
-            if frame.producer_id:
-                self._producers.remember(frame.producer_id, frame.producer_seq, first, at_us)
+        if _one_producer(frames):
+            self._producers.remember_all(frames[0].producer_id, _seqs(frames), firsts, at_us)
+        else:
+            for frame, first in zip(frames, firsts, strict=True):
+                if frame.producer_id:
+                    self._producers.remember(frame.producer_id, frame.producer_seq, first, at_us)
         self.messages += messages
         self.bytes += size
 
@@ -279,6 +286,15 @@ class Sender:
         for frame in frames:
             if frame.producer_id:
                 self._producers.forget(frame.producer_id, frame.producer_seq)
+
+
+def _one_producer(frames: Sequence[Frame]) -> bool:
+    """Whether all frames have numbers of the same producer, as those of a unit mostly have."""
+    return frames[0].producer_id != 0 and (len(frames) == 1 or len({frame.producer_id for frame in frames}) == 1)
+
+
+def _seqs(frames: Sequence[Frame]) -> list[int]:
+    return [frame.producer_seq for frame in frames]
 
 
 def _place(screened: Screened, lanes: Sequence[Lane], numbers: Sequence[int], waiting: Mapping[int, int]) -> _Placed:
@@ -382,7 +398,7 @@ class _Placed:
 
 def _together(lanes: Sequence[Lane], done: asyncio.Future[None]) -> asyncio.Future[None]:
     """Done when all of a unit may be seen: on one of its lanes something may go before it that takes longer."""
-    waiting = {lane.last for lane in lanes if lane.last is not None and not lane.last.done()}
+    waiting = {last for lane in lanes if (last := lane.last) is not None and not last.done()}
     if not waiting:
         return done
     visible: asyncio.Future[None] = done.get_loop().create_future()

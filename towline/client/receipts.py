@@ -91,6 +91,12 @@ class ShardReceipts(Receipts):
         `delay`, wait for their time."""
         self._stored.append((lane, first, numbers, appended_at_us))
 
+    def put_unit(
+        self, lanes: Sequence[int], firsts: Sequence[int], numbers: Sequence[Sequence[int]], appended_at_us: int
+    ) -> None:
+        """The same for a frame in each of these shards."""
+        self._stored += zip(map(str, lanes), firsts, numbers, [appended_at_us] * len(lanes), strict=True)
+
     @property
     def first(self) -> int:
         return self._receipt(0).seq

@@ -6,7 +6,7 @@ cost nothing more. Then it asks how many shards there are, remembers it, and sen
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -63,6 +63,8 @@ def shards_by_key(
 ) -> list[int]:
     if priority != DEFAULT:
         raise BadRequest(f"topic {topic} is ordered, with {shards} shards: there is no priority {priority!r} in it")
+    if known is not None and (found := known.look_up(chosen)) is not None:
+        return found
     if not all(chosen):
         raise BadRequest(
             f"topic {topic} is ordered, with {shards} shards: give a shard_key, or a key, to say which messages must "
@@ -78,18 +80,24 @@ def _hashed(keys: Iterable[str], shards: int) -> list[int]:
 
 
 class KnownKeys:
-    """The shards of keys that come again and again: to look one up takes a fifth of the time of its hash."""
+    """The shards of keys that come again and again: to look one up takes a tenth of the time of its hash."""
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
 
+    def look_up(self, keys: Sequence[str | None]) -> list[int] | None:
+        """The shards of these keys, if all are known."""
+        try:
+            # All with one call: half the time of a call for each.
+            return list(itemgetter(*keys)(self._known)) if len(keys) > 1 else None
+        except KeyError:
+            return None
+
     def shards_of(self, keys: Sequence[str], shards: int) -> list[int]:
+        """The same, and know them from now on if they come often."""
         known = self._known
-        found = list(map(known.get, keys)) if known else [None]
-        if None not in found:
-            return cast("list[int]", found)
         distinct = set(keys)
         if len(distinct) > min(len(keys) // 2, _KEYS_MAX) or max(map(len, distinct)) > _KEY_LENGTH_MAX:
             return _hashed(keys, shards)
@@ -325,13 +333,12 @@ class _Batch:
     def _by_lane(self, begin: int, end: int) -> tuple[list[int], list[list[int]]]:
         """The shards, and which messages go to each in one frame: what is delayed in another than what is not."""
         by_lane: defaultdict[int, list[int]] = defaultdict(list)
-        times = self._columns.times
-        if times is None:
-            for number, lane in enumerate(self._lanes[begin:end], begin):
-                by_lane[lane].append(number)
-            return list(by_lane), list(by_lane.values())
-        for number, lane in enumerate(self._lanes[begin:end], begin):
-            by_lane[~lane if times[number] else lane].append(number)
+        times, lanes = self._columns.times, self._lanes[begin:end]
+        if times is not None:
+            lanes = [~lane if time else lane for lane, time in zip(lanes, times[begin:end], strict=True)]
+        # No step of our own for each message: this, too, is where the time goes.
+        lists = itemgetter(*lanes)(by_lane) if len(lanes) > 1 else (by_lane[lanes[0]],)
+        deque(map(list.append, lists, range(begin, end)), maxlen=0)
         return [max(lane, ~lane) for lane in by_lane], list(by_lane.values())
 
     def _frames(self, numbers: list[list[int]]) -> tuple[Sequence[Buffer], Sequence[int]]:
@@ -388,8 +395,7 @@ def _sent(receipts: ShardReceipts, call: Call, unit: _Unit) -> Flow[None]:
     if not isinstance(answer, Sent):
         raise ProtocolError(f"a send was answered by {type(answer).__name__}")
     if not answer.repeats and not answer.delayed:
-        for lane, first, numbers in zip(unit.lanes, answer.firsts, unit.numbers, strict=True):
-            receipts.put(str(lane), first, numbers, answer.appended_at_us)
+        receipts.put_unit(unit.lanes, answer.firsts, unit.numbers, answer.appended_at_us)
         return
     shards = call.request.frames[0].shards if isinstance(call.request, Send) else 0
     for n, (lane, first, numbers) in enumerate(zip(unit.lanes, answer.firsts, unit.numbers, strict=True)):

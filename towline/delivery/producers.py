@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
+from collections.abc import Sequence
+from operator import ge
 from typing import Final, NamedTuple
 
 import msgspec
@@ -60,6 +62,26 @@ class _Window:
         self.floor = max(self.floor, lowest)
         return 0
 
+    def add_all(self, seqs: Sequence[int], frames: Sequence[Remembered]) -> int:
+        """The same for several frames: at once if they go on from the highest, as they do when nothing is repeated."""
+        if not seqs[0] > self.highest or any(map(ge, seqs, seqs[1:])):
+            return sum(map(self.add, seqs, frames))
+        before, order = len(self.order), self.order
+        self.frames.update(zip(seqs, frames, strict=True))
+        order += seqs
+        if len(order) > WINDOW:
+            gone = order[:-WINDOW]
+            del order[:-WINDOW]
+            for seq in gone:
+                del self.frames[seq]
+            self.floor = max(self.floor, gone[-1])
+        return len(order) - before
+
+    @property
+    def highest(self) -> int:
+        """Every number above it is new."""
+        return max(self.order[-1], self.floor) if self.order else self.floor
+
     def remove(self, seq: int) -> bool:
         if self.frames.pop(seq, None) is None:
             return False
@@ -85,9 +107,23 @@ class Producers:
             )
         return known
 
+    def all_new(self, producer_id: int, lowest: int) -> bool:
+        """Whether frames with this number and higher ones are new for sure: the cheap question, before `find`."""
+        window = self._windows.get(producer_id)
+        return window is None or lowest > window.highest
+
     def remember(self, producer_id: int, seq: int, first: int, at_us: int) -> None:
         window = self._touch(producer_id)
         self._total += window.add(seq, Remembered(first, at_us))
+        self._keep_few()
+
+    def remember_all(self, producer_id: int, seqs: Sequence[int], firsts: Sequence[int], at_us: int) -> None:
+        """The same for the frames of a unit. Each is remembered for itself."""
+        window = self._touch(producer_id)
+        self._total += window.add_all(seqs, [Remembered(first, at_us) for first in firsts])
+        self._keep_few()
+
+    def _keep_few(self) -> None:
         while self._total > TOTAL_MAX:
             self._total -= len(self._windows.popitem(last=False)[1].frames)
 

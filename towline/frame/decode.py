@@ -80,12 +80,12 @@ class Frame:
             raise BadFrame(f"a frame of {len(view)} bytes is shorter than its header")
         (
             magic,
-            self.length,
+            length,
             self._checksum,
             self.flags,
             token_length,
-            self.count,
-            self._columns_length,
+            count,
+            columns_length,
             self.producer_id,
             self.producer_seq,
             self.produced_at_us,
@@ -95,21 +95,24 @@ class Frame:
         ) = HEADER.unpack_from(view)
         if magic != MAGIC:
             raise BadFrame(f"a frame begins with TWF1, not with {bytes(view[:4])!r}")
-        if self.length != len(view):
-            raise BadFrame(f"a frame of {len(view)} bytes states a length of {self.length}")
-        if self.count == 0:
+        if length != len(view):
+            raise BadFrame(f"a frame of {len(view)} bytes states a length of {length}")
+        if count == 0:
             raise BadFrame("a frame holds at least one message")
-        if self.count > COUNT_MAX:
-            raise TooLarge(f"a frame holds at most {COUNT_MAX} messages, not {self.count}")
-        if self.length > FRAME_MAX or self._columns_length > FRAME_MAX:
+        if count > COUNT_MAX:
+            raise TooLarge(f"a frame holds at most {COUNT_MAX} messages, not {count}")
+        if length > FRAME_MAX or columns_length > FRAME_MAX:
             raise TooLarge(f"a frame and its columns take at most {FRAME_MAX} bytes")
-        if token_length > TOKEN_MAX or HEADER.size + token_length > self.length:
+        if token_length > TOKEN_MAX or HEADER.size + token_length > length:
             raise BadFrame(f"a frame states a token of {token_length} bytes")
+        self.length = length
+        self.count = count
         self.token = bytes(view[HEADER.size : HEADER.size + token_length]) if token_length else b""
+        self._columns_length = columns_length
         self._view = view
         self._columns: memoryview | None = None
         self._texts: dict[int, Column] | None = None
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[int, int] | None = None
 
     def verify(self) -> Frame:
         """Check the checksum, the flags and that the columns fill the frame; the work does not grow with the count
@@ -134,6 +137,27 @@ class Frame:
                 # The first and the last were looked at on the way, too.
                 if offsets != sorted(offsets):
                     raise BadFrame(f"the offsets of messages 0 to {self.count} of a frame run backwards")
+        return self
+
+    def verify_whole(self) -> Frame:
+        """`verify` and `verify_columns` in one go, for what is only passed on: where the columns lie is found again if
+        somebody asks. What does not pass here goes through both of them, which say what is wrong."""
+        view, flags, count, length = self._view, self.flags, self.count, self.length
+        at = HEADER.size + (len(self.token) + 7 & ~7)
+        sound = length - at == self._columns_length and crc32c(view[CRC_FROM:]) == self._checksum
+        if not sound or flags & (UNKNOWN_FLAGS | ZSTD):
+            return self.verify().verify_columns()
+        offsets_length = 4 * count + 4
+        for _ in texts_in(flags):
+            data_at = at + (offsets_length + 7 & ~7)
+            if data_at > length:
+                return self.verify().verify_columns()
+            offsets = _from_little_endian("I", view[at : at + offsets_length])
+            at = data_at + (offsets[-1] - offsets[0] + 7 & ~7)
+            if at > length or offsets != sorted(offsets):
+                return self.verify().verify_columns()
+        if at + 8 * count * len(numbers_in(flags)) != length:
+            return self.verify().verify_columns()
         return self
 
     @property
@@ -170,20 +194,22 @@ class Frame:
                 raise BadFrame(f"a column of a frame states {length} bytes where {region_length - data_at} are left")
             texts[flag] = Column(at, data_at, length, base)
             at = data_at + (length + 7 & ~7)
+        numbers = {}
         for flag in numbers_in(self.flags):
-            self._numbers[flag] = at
+            numbers[flag] = at
             at += 8 * self.count
         if at != region_length:
             raise BadFrame(f"the columns of a frame take {at} bytes, but it has {region_length}")
-        self._texts = texts
+        self._texts, self._numbers = texts, numbers
         return texts
 
     def text_column(self, flag: int) -> Column | None:
         return (self._texts or self._lay_out()).get(flag)
 
     def number_column(self, flag: int) -> int | None:
-        if self._texts is None:
+        if self._numbers is None:
             self._lay_out()
+        assert self._numbers is not None, "just laid out"
         return self._numbers.get(flag)
 
     def offsets(self, column: Column, start: int = 0, stop: int | None = None) -> list[int]:

@@ -36,6 +36,7 @@ from towline.frame.spare import SPARE
 __all__ = ["Series"]
 
 _NO_PREFIX = bytes(CRC_FROM)
+_ZEROS = tuple(map(pad8, range(8)))
 
 
 class _Text(NamedTuple):
@@ -92,47 +93,42 @@ class Series:
         expiry = self._expires_at_us
         token_length = len(self._token)
         token = self._token + pad8(token_length)
+        head_length = HEADER.size + len(token)
+        bodies, body_offsets, packed_offsets = self._bodies, self._offsets, self._packed
         parts, lengths, start = list[bytes](), list[int](), 0
+        # One piece of code, without calls of our own: small frames are many.
         for count in counts:
             if not 0 < count <= COUNT_MAX:
                 raise TooLarge(f"a frame holds 1 to {COUNT_MAX} messages, not {count}")
-            at, flags = len(parts), self._flags
-            parts += (_NO_PREFIX, b"", token)
-            size = self._columns(parts, start, start + count)
-            for flag, offsets, _, _ in self._texts:
-                if offsets[start] != offsets[start + count]:
+            stop, flags, at = start + count, self._flags, len(parts)
+            first, behind = 4 * start, 4 * stop + 4
+            ahead, gap = 4 * count + 11 & ~7, _ZEROS[4 * count + 4 & 7]
+            size = body_offsets[stop] - body_offsets[start]
+            parts += (_NO_PREFIX, b"", token, packed_offsets[first:behind], gap, *bodies[start:stop], _ZEROS[size & 7])
+            length = ahead + (size + 7 & ~7)
+            for flag, offsets, packed, data in self._texts:
+                low, high = offsets[start], offsets[stop]
+                if low != high:
                     flags |= flag
+                    parts += (packed[first:behind], gap, data[low:high], _ZEROS[high - low & 7])
+                    length += ahead + (high - low + 7 & ~7)
+            for number in self._numbers:
+                parts.append(number * count)
+                length += 8 * count
             parts[at + 1] = COVERED.pack(
-                flags, token_length, count, size, producer_id, next(producer_seqs), produced_at_us, expiry, expiry, 0
+                flags, token_length, count, length, producer_id, next(producer_seqs), produced_at_us, expiry, expiry, 0
             )
-            lengths.append(HEADER.size + len(token) + size)
-            if lengths[-1] > FRAME_MAX:
+            length += head_length
+            if length > FRAME_MAX:
                 raise too_large()
-            start += count
+            lengths.append(length)
+            start = stop
         whole = _joined(parts, sum(lengths))
         end = 0
         for length in lengths:
             begin, end = end, end + length
             PREFIX.pack_into(whole, begin, MAGIC, length, crc32c(whole[begin + CRC_FROM : end]))
         return whole.toreadonly(), lengths
-
-    def _columns(self, parts: list[bytes], start: int, stop: int) -> int:
-        """The columns of messages `start` to `stop`; answers how long they are."""
-        first, behind = 4 * start, 4 * stop + 4
-        gap = pad8(behind - first)
-        ahead = behind - first + len(gap)
-        size = self._offsets[stop] - self._offsets[start]
-        parts += (self._packed[first:behind], gap, *self._bodies[start:stop], pad8(size))
-        length = ahead + (size + 7 & ~7)
-        for _, offsets, packed, data in self._texts:
-            low, high = offsets[start], offsets[stop]
-            if low != high:
-                parts += (packed[first:behind], gap, data[low:high], pad8(high - low))
-                length += ahead + (high - low + 7 & ~7)
-        for number in self._numbers:
-            parts.append(number * (stop - start))
-            length += 8 * (stop - start)
-        return length
 
 
 def _joined(parts: list[bytes], size: int) -> memoryview:
