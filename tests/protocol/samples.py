@@ -163,7 +163,7 @@ ANSWERS: list[m.Answer] = [
     m.DeadPurged(2),
     m.Found([PART], 37, 40),
     m.Traced("FAIL", 2, 1_700_000_000_000_008, [STEP], True, CURSOR),
-    ordering.Sharded(64),
+    ordering.Sharded(64, True),
     ordering.Sought([("middle", 5, 3)], 2, 7),
     ordering.Purged(100, 4096, [("billing", 90)]),
     scanning.Scanned([PART], 37, [(37, 3, "its bytes are damaged")]),

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from towline.broker.broker import Broker
 from towline.broker.neighbour import Credentials, Neighbour
 from towline.errors import BadRequest, Conflict, TowlineError
-from towline.model import PRIVATE
+from towline.model import PRIVATE, GroupConfig, TopicConfig
 from towline.protocol.cluster import Meet, Met
-from towline.protocol.messages import Groups, ListGroups, ListTopics, Topics
+from towline.protocol.messages import Groups, ListGroups, ListTopics, TopicInfo, Topics, TopicState
 from towline.settings import BrokerSettings
 
 __all__ = ["Cluster", "advertised", "join_addresses", "split_address"]
@@ -94,15 +95,19 @@ class Cluster:
         """Addresses by which we, or brokers that have another one in the registry, can be reached as well."""
         self._said: dict[str, float] = {}
         self._caught_up: set[tuple[str, int]] = set()
+        self._asking: dict[str, asyncio.Task[None]] = {}
         self._leave = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        if not self._registry.shared:
+            self._broker.topics.ask_around = self.ask_around
         self._task = asyncio.get_running_loop().create_task(self._tend(), name="cluster")
 
     async def stop(self) -> None:
         """Say farewell: others need not find out."""
         self._registry.leaving = True
+        self._broker.topics.ask_around = None
         self._leave.set()
         if self._task is not None:
             self._task.cancel()
@@ -183,22 +188,57 @@ class Cluster:
 
     async def _catch_up(self, neighbour: Neighbour) -> None:
         """Make the topics and groups that another broker has and we have not: they were made while we were away."""
-        broker = self._broker
         topics = (await neighbour.ask(ListTopics(), Topics)).topics
         groups = (await neighbour.ask(ListGroups(), Groups)).groups
-        mine = {state.config.name for state in broker.topic_states()}
-        ours = {(state.config.topic, state.config.name) for state in broker.group_states()}
+        await self._adopt([topic.config for topic in topics], [group.config for group in groups])
+
+    async def _adopt(self, topics: Sequence[TopicConfig], groups: Sequence[GroupConfig]) -> None:
+        broker = self._broker
         for topic in topics:
-            if topic.config.name not in mine:
+            if topic.name not in broker.topics:
                 try:
-                    await broker.create_topic(topic.config)
+                    await broker.create_topic(topic)
                 except Conflict:
                     continue
         for group in groups:
-            config = group.config
-            passing = config.ephemeral or config.name.startswith(PRIVATE)
-            if (config.topic, config.name) not in ours and not passing:
-                await broker.put_group(config)
+            passing, mine = group.ephemeral or group.name.startswith(PRIVATE), broker.topics.get(group.topic)
+            if not passing and mine is not None and group.name not in mine.groups:
+                await broker.put_group(group)
+
+    # A topic that others may have
+
+    async def ask_around(self, topic: str) -> None:
+        """Make a topic that another broker has, as it is there: it was made without us. All that want to know at a time
+        are told by one round of questions."""
+        asking = self._asking.get(topic)
+        if asking is None:
+            asking = self._asking[topic] = asyncio.get_running_loop().create_task(self._find(topic))
+            asking.add_done_callback(lambda _: self._asking.pop(topic, None))
+        await asyncio.shield(asking)
+
+    async def _find(self, topic: str) -> None:
+        _, *others = self._registry.states()
+        addresses = [one.address for one in others if one.state == "alive" and one.address]
+        answers = await asyncio.gather(*(self._ask_for(topic, address) for address in addresses))
+        found = [answer for answer in answers if answer is not None]
+        if found:
+            # If they disagree, because it was made at one of them by a send: whoever made it ordered meant it.
+            config, groups = max(found, key=lambda answer: answer[0].shards)
+            await self._adopt([config], groups)
+            log.info("topic %s is made as another broker has it", topic)
+
+    async def _ask_for(self, topic: str, address: str) -> tuple[TopicConfig, list[GroupConfig]] | None:
+        host, port = split_address(address, "join")
+        neighbour = Neighbour(host, port, self._credentials, max(self._beat_s, 0.5))
+        try:
+            await neighbour.open()
+            config = (await neighbour.ask(TopicInfo(topic), TopicState)).config
+            groups = (await neighbour.ask(ListGroups(topic), Groups)).groups
+        except (TowlineError, OSError):
+            return None
+        finally:
+            await neighbour.close()
+        return config, [group.config for group in groups]
 
     def _say(self, address: str, error: Exception) -> None:
         """A broker that is away is mentioned once, and then rarely."""

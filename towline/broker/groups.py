@@ -105,7 +105,10 @@ class Groups:
         return found
 
     async def for_consumer(self, request: wire.Attach) -> Dispatcher:
-        """A group to consume from; the first consumer makes it, where it may."""
+        """A group to consume from; the first consumer makes it, where it may. So it does with a topic that is not
+        there; if another broker has it, as it is there."""
+        if request.topic not in self._topics and self._topics.ask_around is not None:
+            await self._topics.ask_around(request.topic)
         async with self._making:
             return await self._found_or_made(request)
 

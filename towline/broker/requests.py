@@ -75,7 +75,7 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     GroupInfo.kind: lambda broker, request: broker.group_state(request.topic, request.group),
     Stat.kind: lambda broker, request: Stated(broker.figures()),
     Template.kind: lambda broker, request: broker.template(),
-    ShardCount.kind: lambda broker, request: Sharded(broker.shard_count(request.topic)),
+    ShardCount.kind: lambda broker, request: Sharded(broker.shard_count(request.topic), request.topic in broker.topics),
     Meet.kind: _meet,
     ListBrokers.kind: lambda broker, request: broker.registry.brokers(),
     ListClients.kind: lambda broker, request: Clients(broker.registry.clients(request)),

@@ -45,6 +45,7 @@ from towline.errors import (
     Refused,
     TowlineError,
     Unavailable,
+    WrongShard,
 )
 from towline.model import Durability, is_pattern
 from towline.protocol.cluster import ClientState, HandBack
@@ -264,15 +265,12 @@ class Session(Connection):
             if isinstance(request, Send):
                 self._send(number, request, attachments)
                 return
-            if isinstance(request, Prepare):
-                self._prepare(number, request, attachments)
+            if isinstance(request, Prepare | Stage):
+                self._keep(number, request, attachments)
                 return
             if isinstance(request, HandBack):
                 work = self._broker.hand_back(request, attachments, token=self._token)
                 self._expect(number, len(attachments), self._loop.create_task(work))
-                return
-            if isinstance(request, Stage):
-                self._stage(number, request, attachments)
                 return
             if attachments:
                 raise BadRequest(f"nothing goes behind a request of kind {kind}, but {len(attachments)} bytes follow")
@@ -285,8 +283,16 @@ class Session(Connection):
                 self._await_checks(number, request)
             else:
                 self._start(number, request)
+        except WrongShard as error:
+            self._wrong_shard(envelope, error)
         except Exception as error:
             self.fail(number, error, kind)
+
+    def _wrong_shard(self, envelope: Envelope, error: WrongShard) -> None:
+        """Before it is said, other brokers are asked for the topics that are not known here."""
+        request: Any = decode_request(envelope)
+        if not self.put_off(envelope, self._broker.topics.look_first(request.frames)):
+            self.fail(envelope.number, error, envelope.kind)
 
     def pay(self, guard: Guard, size: int) -> None:
         """Count bytes against the quota; beyond it nothing is read from this client for a while."""
@@ -310,15 +316,11 @@ class Session(Connection):
             return
         self._expect(number, len(attachments), future)
 
-    def _prepare(self, number: int, request: Prepare, attachments: memoryview) -> None:
-        frames = split_attachments(attachments, [head.length for head in request.frames])
-        work = self._broker.transactions.prepare(request, frames, source=self.peer.source, token=self._token)
-        self._expect(number, len(attachments), self._loop.create_task(work))
-
-    def _stage(self, number: int, request: Stage, attachments: memoryview) -> None:
+    def _keep(self, number: int, request: Prepare | Stage, attachments: memoryview) -> None:
         self._broker.expect_shards(request.frames)
         frames = split_attachments(attachments, [head.length for head in request.frames])
-        work = self._broker.staging.stage(request, frames, source=self.peer.source, token=self._token)
+        keep: Any = self._broker.transactions.prepare if isinstance(request, Prepare) else self._broker.staging.stage
+        work = keep(request, frames, source=self.peer.source, token=self._token)
         self._expect(number, len(attachments), self._loop.create_task(work))
 
     def _expect(self, number: int, size: int, future: asyncio.Future[Any]) -> None:

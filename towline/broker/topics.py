@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -23,6 +23,9 @@ from towline.store import Store
 __all__ = ["Topics"]
 
 log = logging.getLogger("towline.broker")
+
+_ASKED_MAX: Final = 20
+"""Topics of one request that other brokers are asked for."""
 
 
 class Topics(dict[str, Topic]):
@@ -47,6 +50,8 @@ class Topics(dict[str, Topic]):
         self._start = start
         self.on_made: Callable[[str], None] = lambda name: None
         """Told the name of a topic that is new."""
+        self.ask_around: Callable[[str], Awaitable[None]] | None = None
+        """In a cluster whose brokers keep their own messages: makes a topic that another one has."""
 
     def recover(self) -> None:
         self.update({name: Topic(config, self._store) for name, config in self._catalog.topics.items()})
@@ -91,6 +96,20 @@ class Topics(dict[str, Topic]):
         actual = 0 if (topic := self.get(name)) is None else topic.config.shards
         if actual != shards:
             raise wrong_shard(name, actual, shards)
+
+    def look_first(self, heads: Sequence[wire.FrameHead]) -> Callable[[], Awaitable[None]] | None:
+        """What is to be done before a sender is told that it is wrong about shards: ask the other brokers for topics
+        that it says are ordered and that are not known here."""
+        ask = self.ask_around
+        names = sorted({head.topic for head in heads if head.shards and head.topic not in self})[:_ASKED_MAX]
+        if ask is None or not names:
+            return None
+
+        async def look() -> None:
+            for name in names:
+                await ask(name)
+
+        return look
 
     def expect_all(self, heads: Sequence[wire.FrameHead]) -> None:
         """The same for the frames of a unit, of which neighbours mostly go to the same topic."""

@@ -32,6 +32,8 @@ from towline.client.options import Certificates, ConsumerOptions, Options, Produ
 from towline.client.outgoing import Body, Lives, as_body, as_durability
 from towline.client.receipts import Receipts
 from towline.client.reviving import Reviving
+from towline.client.spreading import count_shards
+from towline.client.steps import drive_later
 from towline.client.surveying import Surveying
 from towline.client.telemetry import instrument
 from towline.client.undertaking import Senders
@@ -311,7 +313,7 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
         if isinstance(place, There | Everywhere):
             assert self._cluster is not None, "only where there are many brokers, one of them is chosen"
             if isinstance(place, There):
-                return await self._cluster.run(place.topic, place.flow, place.broker, place.served)
+                return await self._cluster.run(*place)
             return await self._cluster.outcomes_by(place.make_flow)
         return await self._link.run(place.flow)
 
@@ -342,6 +344,10 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
             return self._cluster.link(broker) if broker else self._cluster.any_link()
         self._follower = self._follower or self._cluster.following_link()
         return self._follower
+
+    async def _count_shards(self, topic: str) -> int:
+        assert self._cluster is not None, "only where there are many brokers, they are asked beforehand"
+        return await drive_later(count_shards(self._cluster.fleet, self._shards, topic, needed=False), self._carry_out)
 
     def _homes(self) -> Callable[[str, int], str] | None:
         return None if self._cluster is None or self._cluster.fleet.shared else self._cluster.fleet.home

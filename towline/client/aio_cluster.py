@@ -99,9 +99,16 @@ class AioCluster:
 
     # Running
 
-    async def run(self, topic: str, flow: Flow[T], at: str = "", served: list[str] | None = None) -> T:
+    async def run(
+        self,
+        topic: str,
+        flow: Flow[T],
+        at: str = "",
+        served: list[str] | None = None,
+        if_alive: bool = False,
+    ) -> T:
         """Run a flow at the broker that is right for a topic, or another one when that cannot be reached; or `at` one
-        broker and no other. `served` is told who answered."""
+        broker and no other. `served` is told who answered. With `if_alive`, nobody waits for a broker that is away."""
 
         async def do(step: Step) -> Any:
             if isinstance(step, Start):
@@ -109,7 +116,7 @@ class AioCluster:
                     self._buffers[step.call] = step.call.buffers
                 return await self._start(topic, step.call, at)
             assert isinstance(step, Call), "only requests are routed"
-            return await self._follow(topic, step, at, served)
+            return await self._follow(topic, step, at, served, if_alive)
 
         return await drive_later(flow, do)
 
@@ -120,10 +127,10 @@ class AioCluster:
         self._started[call] = broker
         return broker
 
-    async def _follow(self, topic: str, call: Call, at: str, served: list[str] | None) -> Any:
+    async def _follow(self, topic: str, call: Call, at: str, served: list[str] | None, if_alive: bool) -> Any:
         """Ask; and where brokers share a store, ask again whom the answer points to."""
         if not self.fleet.shared:
-            return await self._ask(topic, call, at, served)
+            return await self._ask(topic, call, at, served, if_alive)
         request, buffers = call.request, self._buffers.pop(call, call.buffers)
         deadline, again = time.monotonic() + self.timeout_s, call
         while True:
@@ -139,7 +146,9 @@ class AioCluster:
             call.error, call.answer, call.attachments = None, again.answer, again.attachments
             return answer
 
-    async def _ask(self, topic: str, call: Call, at: str, served: list[str] | None = None) -> Any:
+    async def _ask(
+        self, topic: str, call: Call, at: str, served: list[str] | None = None, if_alive: bool = False
+    ) -> Any:
         broker = self._started.pop(call, "") or await self._start(topic, call, at)
         deadline = time.monotonic() + self.timeout_s + call.patience_s
         tried: frozenset[str] = frozenset()
@@ -148,7 +157,7 @@ class AioCluster:
                 link = self.link(broker)
                 if await link.wait(call, max(0.0, min(deadline - time.monotonic(), _SLICE_S))):
                     break
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline or (if_alive and not self.fleet.usable(broker)):
                     self._recall(link, call, given_up=True)
                     raise no_answer(link.route, link.cause, link.connection.ready, self.timeout_s)
                 if not at and not link.connection.ready and self._recall(link, call):

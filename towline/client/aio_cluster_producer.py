@@ -6,15 +6,19 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from towline.client.aio_cluster import AioCluster
 from towline.client.aio_producer import Pending, Producer, done
 from towline.client.cluster_producer import Pulse
 from towline.client.delays import Time
+from towline.client.errand import Place, There
 from towline.client.fleet import DEDUP
 from towline.client.outgoing import Body
 from towline.client.sharding import ShardMap, shard_of
 from towline.client.shipping import raise_unseen
+from towline.client.spreading import count_shards
+from towline.client.steps import drive_later
 from towline.errors import Closed, NotOwner, Refused, Timeout, Unavailable
 from towline.model import Priority
 
@@ -99,11 +103,18 @@ class ClusterProducer(Producer):
             # Nobody can be asked, or the producer of the broker finds out when it can be reached.
             return 0
         try:
-            return await self._cluster.run(topic, self._shards.find(topic, needed=needed))
+            if self._fleet.shared:
+                return await self._cluster.run(topic, self._shards.find(topic, needed=needed))
+            errand = count_shards(self._fleet, self._shards, topic, needed=needed)
+            return await drive_later(errand, self._go)
         except (Unavailable, Refused):
             if needed:
                 raise
             return 0
+
+    async def _go(self, place: Place) -> Any:
+        assert isinstance(place, There), "one broker is asked after the other"
+        return await self._cluster.run(*place)
 
     def _route(self, topic: str) -> Producer:
         found = self._routes[topic] = self._branch(self._fleet.route(self._salt, topic))

@@ -33,8 +33,9 @@ OnCheck = Callable[[Check], Verdict | Awaitable[Verdict]]
 class _Gathering(Generic[U]):
     """Where messages are gathered."""
 
-    def __init__(self, link: Callable[[str], AioLink], core: U) -> None:
+    def __init__(self, link: Callable[[str], AioLink], count_shards: Callable[[str], Awaitable[int]], core: U) -> None:
         self._link_to = link
+        self._count_shards = count_shards
         self._link = link("")
         self._core = core
 
@@ -99,7 +100,9 @@ class _Gathering(Generic[U]):
 
     async def _find_home(self) -> None:
         """In a cluster, the messages of ordered topics have a broker that they belong to."""
-        home = await self._link.run(self._core.home())
+        for topic in self._core.uncounted():
+            await self._count_shards(topic)
+        home = self._core.home()
         if home:
             self._link = self._link_to(home)
 
@@ -272,6 +275,10 @@ class Transacting:
         """To one broker, and no other."""
         raise NotImplementedError
 
+    async def _count_shards(self, topic: str) -> int:
+        """Asked where each broker keeps messages of its own."""
+        raise NotImplementedError
+
     def _homes(self) -> Callable[[str, int], str] | None:
         """Where each broker keeps messages of its own: which one has a shard of a topic."""
         raise NotImplementedError
@@ -299,7 +306,7 @@ class Transacting:
             timeout_s=timeout,
             compress=compress,
         )
-        return Transaction(self._one_link, core)
+        return Transaction(self._one_link, self._count_shards, core)
 
     def prepare(
         self,
@@ -323,7 +330,7 @@ class Transacting:
             max_request_bytes=self._max_request_bytes,
             durability=as_durability(durability),
         )
-        return PreparedTransaction(self._one_link, core)
+        return PreparedTransaction(self._one_link, self._count_shards, core)
 
     def on_check(self, producer_group: str, callback: OnCheck) -> Checker:
         """Have `callback(check)` called, in the background, when the broker wants to know what became of a prepared

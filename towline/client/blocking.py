@@ -29,6 +29,8 @@ from towline.client.outgoing import Body, Lives, as_body, as_durability
 from towline.client.producer import Producer
 from towline.client.receipts import Receipts
 from towline.client.reviving import Reviving
+from towline.client.spreading import count_shards
+from towline.client.steps import drive
 from towline.client.surveying import Surveying
 from towline.client.telemetry import instrument
 from towline.client.transaction import Checker, Transacting
@@ -298,7 +300,7 @@ class Client(Now, Making[Producer, Consumer], Transacting, Surveying, Looking, R
         if isinstance(place, There | Everywhere):
             assert self._cluster is not None, "only where there are many brokers, one of them is chosen"
             if isinstance(place, There):
-                return self._cluster.run(place.topic, place.flow, place.broker, place.served)
+                return self._cluster.run(*place)
             return self._cluster.outcomes_by(place.make_flow)
         return self._link.run(place.flow)
 
@@ -323,6 +325,10 @@ class Client(Now, Making[Producer, Consumer], Transacting, Surveying, Looking, R
             return self._cluster.link(broker) if broker else self._cluster.any_link()
         self._follower = self._follower or self._cluster.following_link()
         return self._follower
+
+    def _count_shards(self, topic: str) -> int:
+        assert self._cluster is not None, "only where there are many brokers, they are asked beforehand"
+        return drive(count_shards(self._cluster.fleet, self._shards, topic, needed=False), self._carry_out)
 
     def _homes(self) -> Callable[[str, int], str] | None:
         return None if self._cluster is None or self._cluster.fleet.shared else self._cluster.fleet.home

@@ -104,9 +104,16 @@ class Cluster:
 
     # Running
 
-    def run(self, topic: str, flow: Flow[T], at: str = "", served: list[str] | None = None) -> T:
+    def run(
+        self,
+        topic: str,
+        flow: Flow[T],
+        at: str = "",
+        served: list[str] | None = None,
+        if_alive: bool = False,
+    ) -> T:
         """Run a flow at the broker that is right for a topic, or another one when that cannot be reached; or `at` one
-        broker and no other. `served` is told who answered."""
+        broker and no other. `served` is told who answered. With `if_alive`, nobody waits for a broker that is away."""
 
         def do(step: Step) -> Any:
             if isinstance(step, Start):
@@ -114,7 +121,7 @@ class Cluster:
                     self._buffers[step.call] = step.call.buffers
                 return self._start(topic, step.call, at)
             assert isinstance(step, Call), "only requests are routed"
-            return self._follow(topic, step, at, served)
+            return self._follow(topic, step, at, served, if_alive)
 
         return drive(flow, do)
 
@@ -125,10 +132,10 @@ class Cluster:
         self._started[call] = broker
         return broker
 
-    def _follow(self, topic: str, call: Call, at: str, served: list[str] | None) -> Any:
+    def _follow(self, topic: str, call: Call, at: str, served: list[str] | None, if_alive: bool) -> Any:
         """Ask; and where brokers share a store, ask again whom the answer points to."""
         if not self.fleet.shared:
-            return self._ask(topic, call, at, served)
+            return self._ask(topic, call, at, served, if_alive)
         request, buffers = call.request, self._buffers.pop(call, call.buffers)
         deadline, again = time.monotonic() + self.timeout_s, call
         while True:
@@ -144,7 +151,7 @@ class Cluster:
             call.error, call.answer, call.attachments = None, again.answer, again.attachments
             return answer
 
-    def _ask(self, topic: str, call: Call, at: str, served: list[str] | None = None) -> Any:
+    def _ask(self, topic: str, call: Call, at: str, served: list[str] | None = None, if_alive: bool = False) -> Any:
         broker = self._started.pop(call, "") or self._start(topic, call, at)
         begun = time.monotonic()
         deadline = begun + self.timeout_s + call.patience_s
@@ -155,7 +162,7 @@ class Cluster:
                 now = time.monotonic()
                 if link.wait(call, min(deadline, now + _SLICE_S)):
                     break
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline or (if_alive and not self.fleet.usable(broker)):
                     self._recall(link, call, given_up=True)
                     raise no_answer(link.route, link.cause, link.connection.ready, self.timeout_s)
                 if not at and not link.connection.ready and self._recall(link, call):

@@ -12,16 +12,19 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from towline.client.cluster import Cluster
 from towline.client.delays import Time
+from towline.client.errand import Place, There
 from towline.client.fleet import DEDUP
 from towline.client.outgoing import Body
 from towline.client.parcel import Parcel, Pending
 from towline.client.producer import Producer
 from towline.client.sharding import ShardMap, shard_of
 from towline.client.shipping import raise_unseen
+from towline.client.spreading import count_shards
+from towline.client.steps import drive
 from towline.errors import Closed, NotOwner, Refused, Timeout, Unavailable
 from towline.model import Priority
 
@@ -128,11 +131,18 @@ class ClusterProducer(Producer):
             # Nobody can be asked, or the producer of the broker finds out when it can be reached.
             return 0
         try:
-            return self._cluster.run(topic, self._shards.find(topic, needed=needed))
+            if self._fleet.shared:
+                return self._cluster.run(topic, self._shards.find(topic, needed=needed))
+            errand = count_shards(self._fleet, self._shards, topic, needed=needed)
+            return drive(errand, self._go)
         except (Unavailable, Refused):
             if needed:
                 raise
             return 0
+
+    def _go(self, place: Place) -> Any:
+        assert isinstance(place, There), "one broker is asked after the other"
+        return self._cluster.run(*place)
 
     def _route(self, topic: str) -> Producer:
         with self._guard:

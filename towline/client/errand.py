@@ -36,6 +36,8 @@ class There(NamedTuple):
     broker: str = ""
     served: list[str] | None = None
     """Is told who answered."""
+    if_alive: bool = False
+    """Not to be waited for if the broker is away, or goes away meanwhile."""
 
 
 class Everywhere(NamedTuple):

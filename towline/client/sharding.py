@@ -31,9 +31,11 @@ __all__ = [
     "KnownKeys",
     "ShardMap",
     "belongs_elsewhere",
+    "count_shards",
     "joined",
     "not_ordered",
     "send",
+    "send_counted",
     "send_many",
     "shard_of",
     "shards_by_key",
@@ -130,6 +132,14 @@ def shards_of(topic: str, shards: int, content: Content, priority: Priority) -> 
     return shards_by_key(topic, shards, chosen, priority)
 
 
+def count_shards(topic: str) -> Flow[Sharded]:
+    """Ask a broker how many shards a topic has there, if it knows the topic."""
+    answer = yield Call(ShardCount(check_topic(topic)))
+    if not isinstance(answer, Sharded):
+        raise ProtocolError(f"ShardCount was answered by {type(answer).__name__}")
+    return answer
+
+
 class ShardMap:
     """How many shards topics have, as far as this client knows."""
 
@@ -161,9 +171,7 @@ class ShardMap:
 
     def look_up(self, topic: str) -> Flow[int]:
         """Ask the broker."""
-        answer = yield Call(ShardCount(check_topic(topic)))
-        if not isinstance(answer, Sharded):
-            raise ProtocolError(f"ShardCount was answered by {type(answer).__name__}")
+        answer = yield from count_shards(topic)
         self.put(topic, answer.shards)
         return answer.shards
 
@@ -236,7 +244,7 @@ def send(common: Common, topic: str, content: Content) -> Flow[Receipt]:
 
 
 def send_many(common: Common, topic: str, content: Content) -> Flow[Receipts]:
-    """Cut into batches as ever; each has a frame for every shard that it touches, and is stored whole or not at all."""
+    """Find the shards, and look again if they are not as we thought."""
     content = content._replace(bodies=as_bodies(content.bodies))
     needed = content.shard_keys is not None
     shards = common.shards.get(topic) or 0
@@ -244,15 +252,21 @@ def send_many(common: Common, topic: str, content: Content) -> Flow[Receipts]:
         if last or (needed and not shards):
             shards = yield from common.shards.find(topic, needed=needed)
         try:
-            if not shards:
-                return (yield from _send_shared(common, topic, content))
-            batch = _Batch(common, topic, shards, content)
-            return (yield from _send_batch(batch, common.durability))
+            return (yield from send_counted(common, topic, shards, content))
         except WrongShard:
             common.shards.forget(topic)
             if last:
                 raise
     raise AssertionError("the second time is the last")
+
+
+def send_counted(common: Common, topic: str, shards: int, content: Content) -> Flow[Receipts]:
+    """To a topic with so many shards. Cut into batches as ever; each has a frame for every shard that it touches, and
+    is stored whole or not at all."""
+    content = content._replace(bodies=as_bodies(content.bodies))
+    if not shards:
+        return (yield from _send_shared(common, topic, content))
+    return (yield from _send_batch(_Batch(common, topic, shards, content), common.durability))
 
 
 def _send_shared(common: Common, topic: str, content: Content) -> Flow[Receipts]:

@@ -14,14 +14,16 @@ from towline.client.errand import Errand, There
 from towline.client.fleet import DEDUP, Fleet
 from towline.client.outgoing import as_bodies
 from towline.client.receipts import Receipts
-from towline.client.sharding import Common, Content, shards_of
-from towline.errors import Conflict, NotFound, Partly, TowlineError, Unavailable
+from towline.client.sharding import Common, Content, ShardMap, not_ordered, shards_of
+from towline.client.steps import Flow
+from towline.errors import Conflict, NotFound, Partly, Refused, TowlineError, Unavailable, WrongShard
 from towline.protocol.cluster import BrokerState
 from towline.protocol.messages import GroupState, LaneState, TopicState
-from towline.protocol.ordering import Purged, Sought
+from towline.protocol.ordering import Purged, Sharded, Sought
 
 __all__ = [
     "Outcome",
+    "count_shards",
     "merge_figures",
     "merge_groups",
     "merge_outcomes",
@@ -58,6 +60,24 @@ class Outcome(NamedTuple, Generic[T]):
     error: TowlineError | None
 
 
+def count_shards(fleet: Fleet, shards: ShardMap, topic: str, *, needed: bool) -> Errand[int]:
+    """How many shards a topic has where brokers keep their own messages. One that does not know the topic cannot tell,
+    because it may have been made without it: then the others are asked, but for those that are away. What none of them
+    knows is made by the first send, as a shared one. `needed`: by a shard key, which a shared topic has no use for."""
+    served: list[str] = []
+    answer: Sharded = yield There(topic, sharding.count_shards(topic), "", served)
+    others = [one.id for one in fleet.members if one.id not in served and fleet.usable(one.id)]
+    while not answer.known and others:
+        try:
+            answer = yield There(topic, sharding.count_shards(topic), others.pop(), if_alive=True)
+        except (Unavailable, Refused):
+            continue
+    shards.put(topic, answer.shards)
+    if needed and not answer.shards:
+        raise not_ordered(topic)
+    return answer.shards
+
+
 def send_many(fleet: Fleet, common: Common, topic: str, content: Content) -> Errand[Receipts]:
     """Each message to the broker that it belongs to, or all to any."""
     if fleet.shared:
@@ -65,25 +85,41 @@ def send_many(fleet: Fleet, common: Common, topic: str, content: Content) -> Err
         return receipts
     needed = content.shard_keys is not None
     shards = common.shards.get(topic)
-    if shards is None or (needed and not shards):
-        shards = yield There(topic, common.shards.find(topic, needed=needed))
+    for last in (False, True):
+        if shards is None or (needed and not shards):
+            shards = yield from count_shards(fleet, common.shards, topic, needed=needed)
+        parts = _by_broker(fleet, common, topic, shards, content)
+        sent: list[tuple[list[int], Receipts]] = []
+        try:
+            for home, numbers, part in parts:
+                flow = sharding.send_counted(common, topic, shards, part)
+                sent.append((numbers, (yield from _send_part(fleet, topic, flow, home))))
+        except WrongShard as error:
+            common.shards.forget(topic)
+            if sent:
+                done = sum(len(numbers) for numbers, _ in sent)
+                raise Partly(f"{done} of {len(content.bodies)} messages are stored, the others not: {error}") from None
+            if last:
+                raise
+            shards = None
+        else:
+            return sent[0][1] if len(sent) == 1 else sharding.joined(topic, len(content.bodies), sent)
+    raise AssertionError("the second time is the last")
+
+
+def _by_broker(
+    fleet: Fleet, common: Common, topic: str, shards: int, content: Content
+) -> list[tuple[str, list[int], Content]]:
+    """What goes to which broker, as `split_by_home`; without a name, to any."""
     if shards:
-        by_home = split_by_home(fleet, common, topic, shards, content)
-        if len(by_home) == 1:
-            [(home, _, part)] = by_home
-            return (yield from _send_part(fleet, common, topic, part, home))
-        parts = []
-        for home, numbers, part in by_home:
-            parts.append((numbers, (yield from _send_part(fleet, common, topic, part, home))))
-        return sharding.joined(topic, len(content.bodies), parts)
+        return split_by_home(fleet, common, topic, shards, content)
     dedup = content.dedup_ids is not None and any(one is not None for one in content.dedup_ids)
-    home = fleet.home(topic, DEDUP) if dedup else ""
-    return (yield from _send_part(fleet, common, topic, content, home))
+    return [(fleet.home(topic, DEDUP) if dedup else "", [], content)]
 
 
-def _send_part(fleet: Fleet, common: Common, topic: str, content: Content, at: str) -> Errand[Receipts]:
+def _send_part(fleet: Fleet, topic: str, flow: Flow[Receipts], at: str) -> Errand[Receipts]:
     served: list[str] = []
-    receipts: Receipts = yield There(topic, sharding.send_many(common, topic, content), at, served)
+    receipts: Receipts = yield There(topic, flow, at, served)
     receipts.broker = fleet.label(served[-1]) if served else ""
     return receipts
 

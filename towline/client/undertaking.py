@@ -141,13 +141,18 @@ class Undertaking:
         self.check(Phase.OPEN)
         return self._draft.add_many(topic, bodies, priority=priority, keys=keys, shard_keys=shard_keys)
 
-    def home(self) -> Flow[str]:
+    def uncounted(self) -> list[str]:
+        """The topics of which it must be known how many shards they have, before `home` can tell."""
+        return [topic for topic in self._draft.topics() if self._shards.get(topic) is None] if self._seeks_home else []
+
+    @property
+    def _seeks_home(self) -> bool:
+        return self._homes is not None and self._request is None and self.phase is Phase.OPEN
+
+    def home(self) -> str:
         """The broker that it must go to; empty if any will do."""
-        if self._homes is None or self._request is not None or self.phase is not Phase.OPEN:
+        if self._homes is None or not self._seeks_home:
             return ""
-        for topic in self._draft.topics():
-            if self._shards.get(topic) is None:
-                yield from self._shards.look_up(topic)
         touched = self._draft.place(self._shards.get)
         homes = {self._homes(topic, shard) for topic, shard in touched}
         if len(homes) > 1:

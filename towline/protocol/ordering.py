@@ -20,7 +20,7 @@ _Lane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS - 1)]
 
 
 class ShardCount(Request, frozen=True, array_like=True):
-    """How many shards a topic has: 0 for a shared one, or one that does not exist."""
+    """How many shards a topic has: 0 for a shared one, or one that this broker does not have."""
 
     kind = 40
     topic: _Name
@@ -29,6 +29,8 @@ class ShardCount(Request, frozen=True, array_like=True):
 class Sharded(Answer, frozen=True, array_like=True):
     kind = 168
     shards: int
+    known: bool = True
+    """Whether this broker has the topic. Of those that keep their own messages, another one may have it."""
 
 
 # Moving groups and emptying topics

@@ -94,6 +94,7 @@ class Outlets:
         self._shared = is_shared(client)
         self._members = list(members) or members_of(client)
         self._asking = Publisher(client, link=client._one_link() if self._shared else None)
+        self._counts: dict[str, int] = {}
         self._outlets: dict[Key, _Outlet] = {}
         self._waiting = 0
         self.max_request_bytes = self._asking.max_request_bytes - HEAD_ROOM
@@ -106,7 +107,12 @@ class Outlets:
         return self._seat is not None and self._outlet(self._seat).done
 
     def shards(self, topic: str) -> int:
-        return self._asking.shards(topic)
+        if self._shared or self._client._cluster is None:
+            return self._asking.shards(topic)
+        if topic not in self._counts:
+            # The broker at hand may not have heard of a topic that others have.
+            self._counts[topic] = self._client._count_shards(topic)
+        return self._counts[topic]
 
     def _find_seat(self) -> str:
         home = rendezvous(self._sink, self._members)
