@@ -63,6 +63,8 @@ COMMANDS: dict[str, tuple[str, list[Need]]] = {
     "alarm add": ("late age 300", [("alter", CLUSTER)]),
     "alarm rm": ("none --yes", [("alter", CLUSTER)]),
     "alarm test": ("none", [("alter", CLUSTER)]),
+    "alarm silence": ("none --for 1h --reason x", [("alter", CLUSTER)]),
+    "alarm unsilence": ("none", [("alter", CLUSTER)]),
     "user ls": ("", ADMIN),
     "user create": ("root --no-password", ADMIN),
     "user edit": ("none --disable", ADMIN),

@@ -94,6 +94,7 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     survey.ListAlarms: [("describe", CLUSTER)],
     survey.PutAlarm: [("alter", CLUSTER)],
     survey.DropAlarm: [("alter", CLUSTER)],
+    survey.SilenceAlarm: [("alter", CLUSTER)],
     survey.TestAlarm: [("alter", CLUSTER)],
     survey.Kick: [("alter", BILLING), ("describe", ORDERS)],
 }

@@ -104,6 +104,10 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("GET", "/alarms/notices"): Route("/alarms/notices", [("describe", CLUSTER)]),
     ("PUT", "/alarms/{name}"): Route("/alarms/late", [("alter", CLUSTER)], {"what": "age", "threshold": 300}),
     ("DELETE", "/alarms/{name}"): Route("/alarms/none", [("alter", CLUSTER)]),
+    ("POST", "/alarms/{name}/silence"): Route(
+        "/alarms/none/silence", [("alter", CLUSTER)], {"for_s": 60, "reason": "x"}
+    ),
+    ("DELETE", "/alarms/{name}/silence"): Route("/alarms/none/silence", [("alter", CLUSTER)]),
     ("POST", "/alarms/{name}/test"): Route("/alarms/none/test", [("alter", CLUSTER)]),
     ("GET", "/me"): Route("/me", OWN),
     ("GET", "/users"): Route("/users", ADMIN),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from towline.alarms.notice import subject, text
 from towline.alarms.rule import AlarmRule
-from towline.alarms.watch import Alarm, Notice, Reading, Watch
+from towline.alarms.watch import Alarm, Notice, Reading, Watch, hold_back
 from towline.errors import BadName, BadRequest
 
 S = 1_000_000
@@ -77,6 +78,55 @@ def test_a_restarted_broker_does_not_take_a_lonely_group_for_one_that_has_a_cons
     watch = Watch([Alarm("gone", "orders", "billing", 500, S, 2 * S)])
     assert watch.look(known, [Reading("offline", 1, "orders", "billing")], 3 * S) == []
     assert states(watch.look(known, [], 4 * S)) == [("cleared", "orders", "billing")]
+
+
+def silenced(rule: AlarmRule, until_s: int) -> dict[str, AlarmRule]:
+    return rules(msgspec.structs.replace(rule, silenced_until_us=until_s * S))
+
+
+def test_what_begins_while_its_rule_is_silenced_is_listed_and_told_when_that_is_over() -> None:
+    watch, rule = Watch(), AlarmRule("slow", "age", 10, emails=OPS, for_s=5)
+    late = [Reading("age", 11, "orders", "billing")]
+    assert watch.look(silenced(rule, 100), late, 1 * S) == []
+    assert watch.firing(rules(rule)) == [], "it has not lasted long enough"
+    assert watch.look(silenced(rule, 100), late, 99 * S) == []
+    assert [one.since_us for one in watch.firing(rules(rule))] == [1 * S]
+    assert states(watch.look(silenced(rule, 100), late, 100 * S)) == [("begun", "orders", "billing")]
+    assert watch.look(silenced(rule, 100), late, 101 * S) == []
+
+
+def test_what_was_told_before_the_silence_is_not_repeated_in_it_but_after_it() -> None:
+    watch, rule = Watch(), AlarmRule("dead", "dead", 1, emails=OPS, repeat_s=600)
+    dead = [Reading("dead", 1, "orders", "billing")]
+    assert states(watch.look(rules(rule), dead, 1 * S)) == [("begun", "orders", "billing")]
+    assert watch.look(silenced(rule, 1000), dead, 700 * S) == []
+    # Lifted early: whoever waited for the end of the silence hears of it at once.
+    assert states(watch.look(rules(rule), dead, 701 * S)) == [("goes on", "orders", "billing")]
+    assert watch.look(rules(rule), dead, 1300 * S) == []
+    assert states(watch.look(rules(rule), dead, 1301 * S)) == [("goes on", "orders", "billing")]
+
+
+def test_what_is_over_while_its_rule_is_silenced_is_not_told_at_all() -> None:
+    watch, rule = Watch(), AlarmRule("dead", "dead", 1, emails=OPS)
+    known = [Reading("dead", 1, "orders", "billing")]
+    assert len(watch.look(rules(rule), known, 1 * S)) == 1
+    assert watch.look(silenced(rule, 100), [*known, Reading("dead", 1, "stock", "count")], 2 * S) == []
+    assert watch.look(silenced(rule, 100), [], 3 * S) == []
+    assert watch.look(rules(rule), [], 4 * S) == []
+    assert watch.active == {}
+
+
+def test_a_notice_that_waits_while_a_rule_is_silenced_is_held_back() -> None:
+    watch, rule, other = Watch(), AlarmRule("dead", "dead", 1, emails=OPS), AlarmRule("late", "age", 1, emails=OPS)
+    readings = [Reading("dead", 1, "orders", "billing"), Reading("age", 2, "orders", "billing")]
+    (notice,) = watch.look(rules(rule, other), readings, 1 * S)
+    now = silenced(rule, 100) | rules(other)
+    left = hold_back(notice, now, 2 * S)
+    assert left is not None
+    assert [change.rule.name for change in left.changes] == ["late"]
+    assert hold_back(left, silenced(other, 100), 2 * S) is None
+    assert {one.rule for one in watch.firing(now)} == {"dead", "late"}
+    assert states(watch.look(rules(rule, other), readings, 3 * S)) == [("begun", "orders", "billing")] * 2
 
 
 @pytest.mark.parametrize(

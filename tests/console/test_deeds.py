@@ -188,6 +188,12 @@ DEEDS: dict[tuple[str, str], Deed] = {
     ),
     ("alarms", "Edit …"): Deed("PutAlarm", "/alarms", ALTER_CLUSTER, then(choose("Rule old", "Edit"), go_on("Save"))),
     ("alarms", "Send a test notice"): Deed("TestAlarm", "/alarms", ALTER_CLUSTER, choose("Rule old", "test")),
+    ("alarms", "Silence …"): Deed(
+        "SilenceAlarm", "/alarms", ALTER_CLUSTER, then(choose("Rule old", "Silence"), fill(Why="x"), go_on("Silence"))
+    ),
+    ("alarms", "End the silence"): Deed(
+        "SilenceAlarm", "/alarms", ALTER_CLUSTER, choose("Rule quiet", "End the silence")
+    ),
     ("alarms", "Remove …"): Deed(
         "DropAlarm", "/alarms", ALTER_CLUSTER, then(choose("Rule gone", "Remove"), go_on("Remove"))
     ),
@@ -246,8 +252,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             mq.put_group(GroupConfig("orders", name))
         mq.pause("orders", "paused", "")
         mq.send_many("later", [b"x"] * 3, delay=86400)
-        for name in ("old", "gone"):
+        for name in ("old", "gone", "quiet"):
             mq.put_alarm(AlarmRule(name, "dead", 1000))
+        mq.silence_alarm("quiet", "for the test", for_s=86400)
         for name in ("one", "two", "three"):
             transaction = mq.prepare("shop", name)
             transaction.send("stock", b"x")

@@ -55,7 +55,11 @@ CLIENT = cluster.ClientState(
     *("orders", "billing", "c1", 1, 3, 20, True),
 )
 ALARM_RULE = AlarmRule(
-    "late", "age", 60.0, "orders.*", "billing", ("ops@example.com",), ("https://x.example/a",), False, 5.0, 600.0, False
+    *("late", "age", 60.0, "orders.*", "billing", ("ops@example.com",), ("https://x.example/a",), False, 5.0, 600.0),
+    *(False, 1_700_000_600_000_000, "the warehouse moves"),
+)
+ALARM = Alarm(
+    *("late", "orders", "billing", 61.5, 1_700_000_000_000_005, 1_700_000_000_000_006, ("mia@example.com",), True)
 )
 TOPIC_ROW = survey.TopicRow(TOPIC, 100, 4096, 2, 3, 7, 1, 4, 12.5, 11.5)
 GROUP_ROW = survey.GroupRow(
@@ -134,6 +138,7 @@ REQUESTS: list[m.Request] = [
     survey.PutAlarm(ALARM_RULE),
     survey.DropAlarm("late"),
     survey.TestAlarm("late"),
+    survey.SilenceAlarm("late", 1_700_000_600_000_000, "the warehouse moves"),
     survey.Kick("orders", "billing", "c1"),
 ]
 
@@ -209,7 +214,7 @@ ANSWERS: list[m.Answer] = [
     ),
     survey.Alarms(
         [ALARM_RULE],
-        [Alarm("late", "orders", "billing", 61.5, 1_700_000_000_000_005, 1_700_000_000_000_006, ("mia@example.com",))],
+        [ALARM],
         [survey.Told(1_700_000_000_000_006, "alarm", ["ops@example.com"], "no answer")],
         True,
     ),

@@ -36,6 +36,7 @@ DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGrou
     survey.PutAlarm,
     survey.DropAlarm,
     survey.TestAlarm,
+    survey.SilenceAlarm,
     survey.Kick,
     publishing.MoveHold,
     publishing.Report,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -320,6 +321,13 @@ def test_alarm_rules_are_made_listed_changed_and_dropped(http: Http) -> None:
     assert http("GET", "/alarms/active") == {"alarms": []}
     assert http("GET", "/alarms/notices") == {"notices": []}
     assert "no alarm" in http("POST", "/alarms/none/test", status=404)["message"]
+    assert "no alarm" in http("POST", "/alarms/none/silence", {"for_s": 60, "reason": "x"}, status=404)["message"]
+    assert "for how long" in http("POST", "/alarms/dead/silence", {"reason": "x"}, status=400)["message"]
+    assert (
+        "future"
+        in http("POST", "/alarms/dead/silence", {"until": "2020-01-01T00:00:00Z", "reason": "x"}, status=400)["message"]
+    )
+    http("POST", "/alarms/dead/silence", {"for_s": 60}, status=422)
     assert "percentage" in http("PUT", "/alarms/disk", {"what": "disk", "threshold": 101}, status=400)["message"]
     http("PUT", "/alarms/often", {"what": "dead", "threshold": 1, "repeat_s": 1}, status=422)
     assert http("DELETE", "/alarms/dead") == {"count": 1}
@@ -339,4 +347,14 @@ def test_what_is_an_alarm_now_is_told(http: Http) -> None:
     (alarm,) = active()
     assert (alarm["rule"], alarm["topic"], alarm["group"], alarm["value"]) == ("backlog", "late", "billing", 1)
     assert alarm["since"] <= alarm["told_at"]
+    assert alarm["silenced_until"] is None
+    until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    assert http("POST", "/alarms/backlog/silence", {"until": until, "reason": "the warehouse moves"}) == {"count": 1}
+    (silence,) = http("GET", "/alarms")["silences"]
+    assert (silence["rule"], silence["reason"]) == ("backlog", "the warehouse moves")
+    assert datetime.fromisoformat(silence["until"]) == datetime.fromisoformat(until)
+    (alarm,) = active()
+    assert (alarm["silenced_until"], alarm["silence_reason"]) == (silence["until"], "the warehouse moves")
+    assert http("DELETE", "/alarms/backlog/silence") == {"count": 1}
+    assert http("GET", "/alarms")["silences"] == []
     http("DELETE", "/alarms/backlog")

@@ -11,8 +11,22 @@ import msgspec
 from towline.errors import BadName, BadRequest
 from towline.model import EMAILS_MAX, check_emails
 
-__all__ = ["ALL", "RULES_MAX", "UNITS", "AlarmRule", "What", "matches"]
+__all__ = [
+    "ALL",
+    "REASON_MAX",
+    "RULES_MAX",
+    "SILENCE_MAX_S",
+    "TIME_MAX_US",
+    "UNITS",
+    "AlarmRule",
+    "Until",
+    "What",
+    "matches",
+]
 
+TIME_MAX_US: Final = 253_402_300_799_999_999
+Until = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_US)]
+"""Microseconds since 1970, up to the year 9999."""
 What = Literal["dead", "failures", "backlog", "age", "offline", "disk"]
 UNITS: Final[dict[str, str]] = {
     "dead": "dead letters",
@@ -26,6 +40,9 @@ UNITS: Final[dict[str, str]] = {
 
 ALL: Final = "*"
 RULES_MAX: Final = 1_000
+REASON_MAX: Final = 500
+SILENCE_MAX_S: Final = 366 * 86400
+"""A silence is for a while; a rule that nobody wants to hear of is switched off."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,49}")
 _PATTERN = re.compile(r"[A-Za-z0-9~][A-Za-z0-9._-]{0,49}\*?|\*")
 
@@ -46,6 +63,9 @@ class AlarmRule(msgspec.Struct, frozen=True):
     repeat_s: Annotated[float, msgspec.Meta(ge=60, le=30 * 86400)] = 4 * 3600
     """It is told again after this long, if it is still so."""
     enabled: bool = True
+    silenced_until_us: Until = 0
+    """Until then nobody is told of it. Making or changing a rule leaves this and the reason as they are."""
+    silence_reason: Annotated[str, msgspec.Meta(max_length=REASON_MAX)] = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -64,6 +84,9 @@ class AlarmRule(msgspec.Struct, frozen=True):
 
     def concerns(self, topic: str, group: str) -> bool:
         return matches(self.topic, topic) and matches(self.group, group)
+
+    def silenced(self, now_us: int) -> bool:
+        return now_us < self.silenced_until_us
 
     def exceeded(self, value: float) -> bool:
         return value < self.threshold if self.what == "disk" else value >= self.threshold and value > 0

@@ -9,7 +9,7 @@ import msgspec
 
 from towline.alarms.rule import AlarmRule
 
-__all__ = ["ACTIVE_MAX", "Alarm", "Change", "Notice", "Reading", "State", "Watch"]
+__all__ = ["ACTIVE_MAX", "Alarm", "Change", "Notice", "Reading", "State", "Watch", "hold_back"]
 
 State = Literal["begun", "goes on", "cleared"]
 ACTIVE_MAX: Final = 10_000
@@ -40,6 +40,8 @@ class Alarm(msgspec.Struct, array_like=True):
     told_at_us: int = 0
     """When it was told last; 0 is not yet."""
     emails: tuple[str, ...] = ()
+    held: bool = False
+    """It has been so while its rule was silenced: it is told when that is over, if it still is so."""
 
 
 class Change(NamedTuple):
@@ -82,7 +84,7 @@ class Watch:
         for key in [key for key in self.active if key not in seen]:
             alarm = self.active.pop(key)
             known = rules.get(alarm.rule)
-            if alarm.told_at_us and known is not None and known.enabled:
+            if alarm.told_at_us and known is not None and known.enabled and not known.silenced(now_us):
                 changes.append(Change("cleared", known, alarm))
         return _notices(changes)
 
@@ -96,17 +98,33 @@ class Watch:
         alarm.value, alarm.emails = reading.value, reading.emails
         if now_us - alarm.since_us < rule.for_s * _SECOND_US:
             return []
-        if not alarm.told_at_us:
-            alarm.told_at_us = now_us
-            return [Change("begun", rule, alarm)]
-        if now_us - alarm.told_at_us >= rule.repeat_s * _SECOND_US:
-            alarm.told_at_us = now_us
-            return [Change("goes on", rule, alarm)]
-        return []
+        if rule.silenced(now_us):
+            alarm.held = True
+            return []
+        state: State = "goes on" if alarm.told_at_us else "begun"
+        if alarm.told_at_us and not alarm.held and now_us - alarm.told_at_us < rule.repeat_s * _SECOND_US:
+            return []
+        alarm.told_at_us, alarm.held = now_us, False
+        return [Change(state, rule, alarm)]
 
     def firing(self, rules: Mapping[str, AlarmRule]) -> list[Alarm]:
-        """What is an alarm now: those that were told."""
-        return [one for one in self.active.values() if one.told_at_us and one.rule in rules]
+        """What is an alarm now: those that were told, or would have been if their rule were not silenced."""
+        return [one for one in self.active.values() if (one.told_at_us or one.held) and one.rule in rules]
+
+
+def hold_back(notice: Notice, rules: Mapping[str, AlarmRule], now_us: int) -> Notice | None:
+    """What is left of a notice that waited while rules were silenced, if anything is. What still is an alarm when that
+    is over is told then."""
+    left = []
+    for change in notice.changes:
+        rule = rules.get(change.rule.name)
+        if rule is None or not rule.silenced(now_us):
+            left.append(change)
+        elif change.state != "cleared":
+            change.alarm.held = True
+            if change.state == "begun":
+                change.alarm.told_at_us = 0
+    return notice._replace(changes=tuple(left)) if left else None
 
 
 def _notices(changes: Iterable[Change]) -> list[Notice]:

@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from towline.alarms.notice import as_json, subject, text
-from towline.alarms.rule import RULES_MAX, AlarmRule
-from towline.alarms.watch import Alarm, Change, Notice, Reading, Watch
+from towline.alarms.rule import RULES_MAX, SILENCE_MAX_S, AlarmRule
+from towline.alarms.watch import Alarm, Change, Notice, Reading, Watch, hold_back
 from towline.broker.census import Census
 from towline.broker.config_file import ConfigFile, DataVersion
 from towline.broker.mail import masked, post_json, send_mail
@@ -59,6 +59,7 @@ class AlarmDesk:
         self._saved: list[Alarm] = []
         self._waiting: list[Notice] = []
         self._due_s = 0.0
+        self._held = 0
         self._notices: deque[Notice] = deque(maxlen=NOTICES_MAX)
         self._more = asyncio.Event()
         self._told: deque[Told] = deque(maxlen=TOLD_MAX)
@@ -85,8 +86,14 @@ class AlarmDesk:
     # What an administrator does
 
     def listed(self) -> Alarms:
+        now_us = self._clock.now_us()
         rules = [
-            msgspec.structs.replace(rule, webhooks=tuple(map(masked, rule.webhooks)))
+            msgspec.structs.replace(
+                rule,
+                webhooks=tuple(map(masked, rule.webhooks)),
+                silenced_until_us=rule.silenced_until_us if rule.silenced(now_us) else 0,
+                silence_reason=rule.silence_reason if rule.silenced(now_us) else "",
+            )
             for rule in sorted(self._rules.values(), key=lambda rule: rule.name)
         ]
         return Alarms(rules, self._watch.firing(self._rules), list(reversed(self._told)), bool(self._settings.smtp))
@@ -100,7 +107,10 @@ class AlarmDesk:
             if url.endswith("…") and url not in known:
                 raise BadRequest(f"alarm {rule.name}: {url} is how a webhook is shown; give the whole address")
         self._rules[rule.name] = msgspec.structs.replace(
-            rule, webhooks=tuple(known.get(url, url) for url in rule.webhooks)
+            rule,
+            webhooks=tuple(known.get(url, url) for url in rule.webhooks),
+            silenced_until_us=old.silenced_until_us if old is not None else 0,
+            silence_reason=old.silence_reason if old is not None else "",
         )
         await self.save()
 
@@ -109,6 +119,18 @@ class AlarmDesk:
             for key in [key for key in self._watch.active if key[0] == name]:
                 del self._watch.active[key]
             await self.save()
+
+    async def silence(self, name: str, until_us: int, reason: str) -> None:
+        """Tell nobody of a rule until then; 0 ends it."""
+        rule, now_us = self._rule(name), self._clock.now_us()
+        if not until_us:
+            reason = ""
+        elif not reason.strip():
+            raise BadRequest(f"alarm {name}: say why it is silenced, for those who wonder")
+        elif not now_us < until_us <= now_us + SILENCE_MAX_S * SECOND_US:
+            raise BadRequest(f"alarm {name}: a silence ends in the future, within {SILENCE_MAX_S // 86400} days")
+        self._rules[name] = msgspec.structs.replace(rule, silenced_until_us=until_us, silence_reason=reason.strip())
+        await self.save()
 
     async def test(self, name: str) -> None:
         """Send a notice to all that a rule names, now, and say what went wrong."""
@@ -143,6 +165,11 @@ class AlarmDesk:
         if not self._rules and not self._watch.active:
             return
         found = self._watch.look(self._rules, self._readings(), self._clock.now_us())
+        held = sum(alarm.held for alarm in self._watch.active.values())
+        if held != self._held:
+            # Since when it is so is to outlive a restart, though nobody was told.
+            self._held = held
+            self._more.set()
         for notice in found:
             for change in notice.changes:
                 alarm = change.alarm
@@ -191,6 +218,10 @@ class AlarmDesk:
     async def _send_stubbornly(self, notice: Notice) -> None:
         hopeless = bool(notice.emails) and not self._settings.smtp
         for wait_s in (0.0,) if hopeless else (*TRIES_S, 0.0):
+            left = hold_back(notice, self._rules, self._clock.now_us())
+            if left is None:
+                return
+            notice = left
             try:
                 await self._send(notice)
             except TowlineError as error:

@@ -231,6 +231,9 @@ class _Desk(AlarmDesk):
     async def drop(self, name: str) -> None:
         await self._change(lambda: AlarmDesk.drop(self, name))
 
+    async def silence(self, name: str, until_us: int, reason: str) -> None:
+        await self._change(lambda: AlarmDesk.silence(self, name, until_us, reason))
+
     async def _change(self, change: Any) -> None:
         async with self._changing:
             for _ in range(TRIES):

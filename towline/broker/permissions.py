@@ -7,6 +7,7 @@ something that an administrator answers for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from towline.broker.rights import May, Need
@@ -63,7 +64,17 @@ from towline.protocol.messages import (
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount
 from towline.protocol.publishing import AskSink, MoveHold, Publish, Report, Stage, Unstage
 from towline.protocol.scanning import LocateIn, Scan, Survey
-from towline.protocol.survey import DropAlarm, Kick, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
+from towline.protocol.survey import (
+    DropAlarm,
+    Kick,
+    ListAlarms,
+    ListPage,
+    Pulse,
+    PutAlarm,
+    SilenceAlarm,
+    Storage,
+    TestAlarm,
+)
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
 
 __all__ = ["AUDITED", "FILTERS", "PERMISSIONS", "Context", "target_of"]
@@ -266,6 +277,7 @@ PERMISSIONS: dict[int, Needs] = {
     ListAlarms.kind: cluster("describe"),
     PutAlarm.kind: cluster("alter"),
     DropAlarm.kind: cluster("alter"),
+    SilenceAlarm.kind: cluster("alter"),
     TestAlarm.kind: cluster("alter"),
     Kick.kind: group("alter"),
 }
@@ -275,7 +287,7 @@ AUDITED: Final = frozenset(
     for request in (
         CreateTopic, DeleteTopic, PutTopic, EditTopic, Purge, PutGroup, DeleteGroup, Pause, Seek, Resend, ReviseDead,
         PurgeDead, CancelDelayed, MoveDelayed, Resolve, PutUser, DeleteUser, CreateToken, RevokeToken, AddRule,
-        DropRule, ForgetBroker, PutAlarm, DropAlarm, TestAlarm, Kick,
+        DropRule, ForgetBroker, PutAlarm, DropAlarm, SilenceAlarm, TestAlarm, Kick,
     )
 )  # fmt: skip
 """Requests that the audit log tells of, whatever came of them. Refusals of all others are told of as well."""
@@ -318,6 +330,9 @@ def target_of(request: Any) -> str:  # noqa: PLR0911  # one for each kind of thi
         return f"{rule.effect} {rule.subject} {rule.action} {rule.resource} {rule.name}"
     if isinstance(request, PutUser | DeleteUser):
         return f"user {request.name}"
+    if isinstance(request, SilenceAlarm):
+        until = datetime.fromtimestamp(request.until_us // 1_000_000, UTC).isoformat()
+        return f"alarm {request.name} until {until}: {request.reason}" if request.until_us else f"alarm {request.name}"
     if isinstance(request, PutAlarm | DropAlarm | TestAlarm):
         return f"alarm {request.rule.name if isinstance(request, PutAlarm) else request.name}"
     if isinstance(request, CreateToken | RevokeToken):

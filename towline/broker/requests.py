@@ -47,7 +47,17 @@ from towline.protocol.messages import (
 from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount, Sharded
 from towline.protocol.publishing import AskSink, MoveHold, Report
 from towline.protocol.scanning import LocateIn, Scan, Survey
-from towline.protocol.survey import DropAlarm, Kick, ListAlarms, ListPage, Pulse, PutAlarm, Storage, TestAlarm
+from towline.protocol.survey import (
+    DropAlarm,
+    Kick,
+    ListAlarms,
+    ListPage,
+    Pulse,
+    PutAlarm,
+    SilenceAlarm,
+    Storage,
+    TestAlarm,
+)
 from towline.protocol.transactions import ListTransactions, Resolve
 
 __all__ = ["LATER", "NOW", "SEEN", "Buffers", "later"]
@@ -130,6 +140,9 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Storage.kind: lambda broker, request: _plain(broker.outlook.storage()),
     PutAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.put(request.rule)),
     DropAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.drop(request.name)),
+    SilenceAlarm.kind: lambda broker, request: _done(
+        broker.outlook.alarms.silence(request.name, request.until_us, request.reason)
+    ),
     TestAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.test(request.name)),
     Kick.kind: lambda broker, request: _done(broker.kick(request.topic, request.group, request.consumer)),
 }

@@ -9,9 +9,11 @@ from cyclopts import App, Parameter
 
 from towline.alarms.rule import UNITS, AlarmRule, What
 from towline.cli.confirm import DryRun, Yes, confirm, tell
-from towline.cli.options import Connection
+from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, figure, note, print_json, print_table, span, stamp
 from towline.cli.times import Duration
+from towline.cli.when import parse_time
+from towline.clock import SYSTEM
 from towline.errors import NotFound
 
 __all__ = ["alarm"]
@@ -21,7 +23,7 @@ alarm = App(
     help="Rules that tell people when something is wrong.\n\n"
     "The broker looks every few seconds: at dead letters, failures, backlog by count and by age, groups without a "
     "consumer, and its disk. It tells by e-mail (`towline serve --smtp`) and by webhooks: once when it begins, again "
-    "after --repeat, and once when it is over.",
+    "after --repeat, and once when it is over; nobody, while a rule is silenced.",
 )
 
 Name = Annotated[str, Parameter(help="The rule's name.")]
@@ -56,17 +58,25 @@ def ls(
                 span(rule.for_s),
                 span(rule.repeat_s),
                 ", ".join([*rule.emails, *rule.webhooks, *(["the topic's"] if rule.topic_emails else [])]),
-                "on" if rule.enabled else "off",
+                _state(rule),
             )
             for rule in found.rules
         ]
     elif show == "active":
+        rules = {rule.name: rule for rule in found.rules}
         rows = [
-            {"rule": one.rule, "topic": one.topic, "group": one.group, "value": one.value, "since": stamp(one.since_us)}
+            {
+                "rule": one.rule,
+                "topic": one.topic,
+                "group": one.group,
+                "value": one.value,
+                "since": stamp(one.since_us),
+                **_silence(rules.get(one.rule)),
+            }
             for one in found.active
         ]
-        columns = ("RULE", "TOPIC", "GROUP", "#VALUE", "SINCE")
-        lines = [(*list(row.values())[:3], figure(row["value"]), row["since"]) for row in rows]
+        columns = ("RULE", "TOPIC", "GROUP", "#VALUE", "SINCE", "STATE")
+        lines = [(*list(row.values())[:3], figure(row["value"]), row["since"], _quiet(row)) for row in rows]
     else:
         rows = [
             {"at": stamp(one.at_us), "subject": one.subject, "to": one.to, "error": one.error} for one in found.told
@@ -149,6 +159,49 @@ def rm(
     return 0
 
 
+@alarm.command
+def silence(
+    name: Name,
+    /,
+    *,
+    lasting: Annotated[
+        Duration | None, Parameter(name="--for", help="For how long, such as 30m, 2h or 3d.", show_default=False)
+    ] = None,
+    until: Annotated[
+        str | None, Parameter(help="Until when, such as 2026-05-01T12:00 (by this machine's time zone).")
+    ] = None,
+    reason: Annotated[str, Parameter(help="Why, for those who wonder.")],
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Tell nobody of a rule for a while, or until a time.
+
+    What is an alarm is still listed. If it still is one when the silence is over, it is told then; what is over by
+    then, nobody hears of. `towline alarm unsilence` ends it earlier.
+
+    For example: `towline alarm silence late --for 2h --reason "the warehouse moves"`
+    """
+    if (lasting is None) == (until is None):
+        raise Usage("give --for or --until")
+    end_s = parse_time(until) if until is not None else SYSTEM.now_us() / 1e6 + (lasting or 0.0)
+    with connection.connect() as client:
+        client.silence_alarm(name, reason, until=end_s)
+    shown = stamp(round(end_s * 1e6))
+    if output == "json":
+        print_json({"alarm": name, "silenced_until": shown, "silence_reason": reason})
+    else:
+        note(f"alarm {name} is silenced until {shown}")
+
+
+@alarm.command
+def unsilence(name: Name, /, *, output: Output = "text", connection: Connection = Connection()) -> None:  # noqa: B008
+    """Tell of a rule again, before its silence is over. What is an alarm then is told."""
+    with connection.connect() as client:
+        client.unsilence_alarm(name)
+    if output == "json":
+        print_json({"alarm": name, "silenced_until": None})
+
+
 @alarm.command(name="test")
 def send_test(name: Name, /, *, connection: Connection = Connection()) -> None:  # noqa: B008
     """Send a test notice to all that a rule names, and say what went wrong if something did."""
@@ -159,4 +212,20 @@ def send_test(name: Name, /, *, connection: Connection = Connection()) -> None: 
 
 def _facts(rule: AlarmRule) -> dict[str, Any]:
     facts: dict[str, Any] = msgspec.to_builtins(rule)
-    return facts
+    del facts["silenced_until_us"]
+    return facts | _silence(rule)
+
+
+def _silence(rule: AlarmRule | None) -> dict[str, Any]:
+    if rule is None or not rule.silenced_until_us:
+        return {"silenced_until": None, "silence_reason": ""}
+    return {"silenced_until": stamp(rule.silenced_until_us), "silence_reason": rule.silence_reason}
+
+
+def _quiet(facts: dict[str, Any]) -> str:
+    until = facts["silenced_until"]
+    return f"silenced until {until}: {facts['silence_reason']}" if until else ""
+
+
+def _state(rule: AlarmRule) -> str:
+    return (_quiet(_silence(rule)) or "on") if rule.enabled else "off"

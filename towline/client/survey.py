@@ -20,12 +20,13 @@ from towline.protocol.survey import (
     Pulse,
     Pulsed,
     PutAlarm,
+    SilenceAlarm,
     Storage,
     Stored,
     TestAlarm,
 )
 
-__all__ = ["alarms", "drop_alarm", "kick", "pulse", "put_alarm", "storage", "survey", "test_alarm"]
+__all__ = ["alarms", "drop_alarm", "kick", "pulse", "put_alarm", "silence_alarm", "storage", "survey", "test_alarm"]
 
 A = TypeVar("A", bound=Answer)
 
@@ -59,6 +60,10 @@ def put_alarm(rule: AlarmRule) -> Flow[None]:
 
 def drop_alarm(name: str) -> Flow[None]:
     yield from _ask(DropAlarm(name[:100]), Done)
+
+
+def silence_alarm(name: str, until_us: int, reason: str) -> Flow[None]:
+    yield from _ask(SilenceAlarm(name[:100], until_us, reason), Done)
 
 
 def test_alarm(name: str) -> Flow[None]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from datetime import datetime
 from typing import Any, Literal
 
-from towline.alarms.rule import AlarmRule
+from towline.alarms.rule import REASON_MAX, TIME_MAX_US, AlarmRule
 from towline.client import flows, joining, survey
 from towline.client.access import measure
 from towline.client.admin import Administering
 from towline.client.errand import Errand, offered
+from towline.client.outgoing import as_time_us
 from towline.client.spreading import merge_figures
+from towline.clock import SYSTEM
+from towline.errors import BadRequest
 from towline.protocol.access import Measured
 from towline.protocol.cluster import BrokerState, ClientState
 from towline.protocol.survey import Alarms, ListPage, PageListed, Pulsed, Stored
@@ -76,6 +81,22 @@ class Surveying(Administering):
         yield from self._tell("", lambda: survey.drop_alarm(name), f"dropping alarm {name}")
 
     @offered
+    def silence_alarm(
+        self, name: str, reason: str, *, for_s: float | None = None, until: datetime | float | None = None
+    ) -> Errand[None]:
+        """Tell nobody of an alarm for so many seconds, or until a time, and say why. It is still listed; and if it is
+        still an alarm when that is over, it is told then."""
+        until_us = _end_of_silence(name, for_s, until)
+        if len(reason) > REASON_MAX:
+            raise BadRequest(f"alarm {name}: the reason has more than {REASON_MAX} characters")
+        yield from self._tell("", lambda: survey.silence_alarm(name, until_us, reason), f"silencing alarm {name}")
+
+    @offered
+    def unsilence_alarm(self, name: str) -> Errand[None]:
+        """Tell of an alarm again, before its silence is over."""
+        yield from self._tell("", lambda: survey.silence_alarm(name, 0, ""), f"ending the silence of alarm {name}")
+
+    @offered
     def test_alarm(self, name: str) -> Errand[None]:
         """Send a test notice to all that a rule names; raises what went wrong."""
         yield from self._here(survey.test_alarm(name))
@@ -113,3 +134,15 @@ class Surveying(Administering):
         if self._fleet is None or (topic and self._fleet.shared):
             return (yield from self._run(topic, measure(topic)))
         return joining.join_figures((yield from self._outcomes(lambda: measure(topic))))
+
+
+def _end_of_silence(name: str, for_s: float | None, until: datetime | float | None) -> int:
+    if (for_s is None) == (until is None):
+        raise BadRequest(f"alarm {name}: say for how long it is silenced, or until when: one of for_s and until")
+    given = for_s if for_s is not None else until
+    if isinstance(given, int | float) and not math.isfinite(given):
+        raise BadRequest(f"alarm {name}: a silence ends some day, not after {given} seconds")
+    until_us = as_time_us(until) if until is not None else SYSTEM.now_us() + round((for_s or 0) * 1e6)
+    if not 0 < until_us <= TIME_MAX_US:
+        raise BadRequest(f"alarm {name}: a silence ends in the future, and before the year 10000")
+    return until_us

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from towline.alarms.rule import AlarmRule
+from towline.alarms.rule import REASON_MAX, AlarmRule, Until
 from towline.alarms.watch import Alarm
 from towline.model import TopicConfig
 from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
@@ -26,6 +26,7 @@ __all__ = [
     "Pulsed",
     "PutAlarm",
     "SegmentState",
+    "SilenceAlarm",
     "Storage",
     "Stored",
     "TestAlarm",
@@ -214,6 +215,15 @@ class TestAlarm(Request, frozen=True, array_like=True):
     name: _Name
 
 
+class SilenceAlarm(Request, frozen=True, array_like=True):
+    """Tell nobody of a rule until a time, in microseconds since 1970; 0 ends its silence. Answered by `Done`."""
+
+    kind = 119
+    name: _Name
+    until_us: Until
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_MAX)] = ""
+
+
 class Kick(Request, frozen=True, array_like=True):
     """Take from a consumer what it holds, and let it begin anew. Answered by `Done`."""
 
@@ -223,5 +233,10 @@ class Kick(Request, frozen=True, array_like=True):
     consumer: _Name
 
 
-REQUESTS.update({cls.kind: cls for cls in (ListPage, Pulse, Storage, ListAlarms, PutAlarm, DropAlarm, TestAlarm, Kick)})
+REQUESTS.update(
+    {
+        cls.kind: cls
+        for cls in (ListPage, Pulse, Storage, ListAlarms, PutAlarm, DropAlarm, TestAlarm, SilenceAlarm, Kick)
+    }
+)
 ANSWERS.update({cls.kind: cls for cls in (PageListed, Pulsed, Stored, Alarms)})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from nicegui import ui
 
-from towline.alarms.rule import UNITS, AlarmRule
+from towline.alarms.rule import REASON_MAX, SILENCE_MAX_S, UNITS, AlarmRule
 from towline.alarms.watch import Alarm
 from towline.console.dialogs import confirm, form
 from towline.console.frame import View, act, badge, button, console_page, head, panel, say
@@ -36,6 +37,11 @@ async def alarms_page(view: View) -> None:
     ui.timer(10.0, page.refresh)
 
 
+class _Shown(NamedTuple):
+    alarm: Alarm
+    rule: AlarmRule | None
+
+
 class _Page:
     def __init__(self, view: View) -> None:
         self.view = view
@@ -44,8 +50,8 @@ class _Page:
         with ui.element("div").classes("tl-note warn") as self._no_mail:
             ui.label("This broker knows no mail server, so no e-mail is sent: start it with --smtp HOST:PORT.")
         with panel("Now"):
-            self._now = Rows[tuple[Alarm, str]](
-                lambda one: (one[0].rule, one[0].topic, one[0].group),
+            self._now = Rows[_Shown](
+                lambda one: (one.alarm.rule, one.alarm.topic, one.alarm.group),
                 self._active,
                 nothing=("notifications_none", "All is well", "No rule is broken at the moment."),
             )
@@ -73,25 +79,29 @@ class _Page:
 
     def show(self, found: Alarms) -> None:
         self._no_mail.set_visibility(not found.mail and any(rule.emails or rule.topic_emails for rule in found.rules))
-        units = {rule.name: UNITS[rule.what] for rule in found.rules}
-        self._now.show((one, units.get(one.rule, "")) for one in found.active[:200])
+        rules = {rule.name: rule for rule in found.rules}
+        self._now.show(_Shown(one, rules.get(one.rule)) for one in found.active[:200])
         self._rules.show(found.rules)
         self._told.show(found.told[:30])
 
-    def _active(self, shown: tuple[Alarm, str]) -> Callable[[tuple[Alarm, str]], None]:
-        one, _ = shown
+    def _active(self, shown: _Shown) -> Callable[[_Shown], None]:
+        one = shown.alarm
         with ui.element("div").classes("tl-row"):
             badge(one.rule, "bad")
             where = f"/groups/{one.topic}/{one.group}" if one.group else "/cluster"
             ui.link(f"{one.topic} · {one.group}" if one.group else "this broker", where)
             value = ui.label()
             ui.element("div").classes("tl-grow")
+            with ui.element("span").classes("tl-badge warn") as silence:
+                silenced = ui.label()
             since = ui.label().classes("tl-sub")
 
-        def change(shown: tuple[Alarm, str]) -> None:
-            one, unit = shown
-            value.text = f"{one.value:,.6g} {unit}"
+        def change(shown: _Shown) -> None:
+            one, rule = shown
+            value.text = f"{one.value:,.6g} {UNITS[rule.what] if rule is not None else ''}"
             since.text = f"since {self.view.moment(one.since_us)}"
+            silenced.text = _silence_of(self.view, rule)
+            silence.set_visibility(bool(silenced.text))
 
         change(shown)
         return change
@@ -106,11 +116,20 @@ class _Page:
             ui.label(plain(told.error)[:300]).classes("tl-sub")
 
 
+def _silence_of(view: View, rule: AlarmRule | None) -> str:
+    if rule is None or not rule.silenced_until_us:
+        return ""
+    return f"silenced until {view.moment(rule.silenced_until_us)}"
+
+
 def _rule(view: View, rule: AlarmRule, then: Then) -> None:
     with ui.element("div").classes("tl-row").style("border-bottom:1px solid var(--line);padding-bottom:8px"):
         ui.label(rule.name).style("font-weight:600")
         if not rule.enabled:
             badge("off")
+        if rule.silenced_until_us:
+            badge(_silence_of(view, rule), "warn")
+            ui.label(plain(rule.silence_reason)).classes("tl-sub")
         sign = "below" if rule.what == "disk" else "from"
         ui.label(
             f"{_WHAT[rule.what]}: {sign} {number(rule.threshold) if rule.threshold >= 10 else f'{rule.threshold:g}'} on"
@@ -131,6 +150,9 @@ def _rule(view: View, rule: AlarmRule, then: Then) -> None:
             ui.menu(),
         ):
             ui.menu_item("Edit …", lambda: _edit(view, rule, then))
+            ui.menu_item("Silence …", lambda: _silence(view, rule, then))
+            if rule.silenced_until_us:
+                ui.menu_item("End the silence", lambda: _unsilence(view, rule, then))
             ui.menu_item("Send a test notice", lambda: _test(view, rule))
             ui.menu_item("Remove …", lambda: _remove(view, rule, then))
 
@@ -141,6 +163,29 @@ async def _remove(view: View, rule: AlarmRule, then: Then) -> None:
         if await confirm(view, f"Remove {rule.name}?", "Nobody is told of it any more.", label="Remove") and await act(
             view.mq.drop_alarm(rule.name), "Removed"
         ):
+            await then()
+
+
+def _silence(view: View, rule: AlarmRule, then: Then) -> None:
+    async def save() -> bool:
+        done = await act(
+            view.mq.silence_alarm(rule.name, reason.value or "", for_s=float(hours.value or 0) * 3600), "It is silenced"
+        )
+        if done:
+            await then()
+        return done
+
+    about = "Nobody is told of it; it is shown here. If it still is an alarm when that is over, it is told then."
+    with view.main, form(f"Silence {rule.name}", "Silence", save, about=about):
+        hours = ui.number("For so many hours", value=2, min=0.01, max=SILENCE_MAX_S / 3600).props(
+            "outlined dense autofocus"
+        )
+        reason = ui.input("Why", value=rule.silence_reason).props(f"outlined dense maxlength={REASON_MAX}")
+
+
+async def _unsilence(view: View, rule: AlarmRule, then: Then) -> None:
+    with view.main:
+        if await act(view.mq.unsilence_alarm(rule.name), "It is told again"):
             await then()
 
 

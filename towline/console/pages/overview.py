@@ -103,14 +103,23 @@ def _figures(now: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
 
 async def _alarms(view: View) -> None:
     try:
-        active = (await view.mq.alarms()).active
+        found = await view.mq.alarms()
     except TowlineError:
         return
+    quiet = {rule.name for rule in found.rules if rule.silenced_until_us}
+    active = [one for one in found.active if one.rule not in quiet]
+    silenced = len(found.active) - len(active)
+    if silenced and not active:
+        with ui.element("div").classes("tl-note"), ui.element("div").classes("tl-row"):
+            ui.icon("notifications_off")
+            ui.label(f"{many(silenced, 'alarm')}, silenced")
+            ui.link("Look at alarms", "/alarms")
     if active:
         with ui.element("div").classes("tl-note bad").props('role="alert"'), ui.element("div").classes("tl-row"):
             ui.icon("warning_amber")
             first = active[0]
             more = f" and {len(active) - 1:,} more" if len(active) > 1 else ""
+            more += f", and {silenced:,} silenced" if silenced else ""
             ui.label(f"{first.rule}: {first.topic or 'the broker'} {first.group}{more}")
             ui.link("Look at alarms", "/alarms")
 

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
 
-from towline.alarms.rule import AlarmRule, What
+from towline.alarms.rule import REASON_MAX, SILENCE_MAX_S, AlarmRule, What
 from towline.alarms.watch import Alarm
 from towline.console.rest.callers import Mq
 from towline.console.rest.models import Count, Strict, time
@@ -46,10 +46,25 @@ class NamedRule(Rule):
     name: str
 
 
+class Silence(Strict):
+    """For how long, or until when; and why."""
+
+    for_s: Annotated[float, Field(gt=0, le=SILENCE_MAX_S)] | None = None
+    until: datetime | None = None
+    reason: Annotated[str, Field(min_length=1, max_length=REASON_MAX)]
+
+
+class Silenced(BaseModel):
+    rule: str
+    until: datetime | None
+    reason: str
+
+
 class Rules(BaseModel):
-    """`mail` says whether the broker knows a mail server."""
+    """`silences` are those that are not over; `mail` says whether the broker knows a mail server."""
 
     rules: list[NamedRule]
+    silences: list[Silenced]
     mail: bool
 
 
@@ -62,6 +77,8 @@ class ActiveAlarm(BaseModel):
     value: float
     since: datetime | None
     told_at: datetime | None
+    silenced_until: datetime | None = Field(description="Nobody is told of it until then.")
+    silence_reason: str
 
 
 class Active(BaseModel):
@@ -82,12 +99,22 @@ class Notices(BaseModel):
 @router.get("/alarms", summary="The alarm rules")
 async def rules(mq: Mq) -> Rules:
     found = await mq.alarms()
-    return Rules(rules=[NamedRule(**msgspec.to_builtins(one)) for one in found.rules], mail=found.mail)
+    return Rules(
+        rules=[_named(one) for one in found.rules],
+        silences=[
+            Silenced(rule=one.name, until=time(one.silenced_until_us), reason=one.silence_reason)
+            for one in found.rules
+            if one.silenced_until_us
+        ],
+        mail=found.mail,
+    )
 
 
 @router.get("/alarms/active", summary="What is an alarm now")
 async def active(mq: Mq) -> Active:
-    return Active(alarms=[_active(one) for one in (await mq.alarms()).active])
+    found = await mq.alarms()
+    rules = {rule.name: rule for rule in found.rules}
+    return Active(alarms=[_active(one, rules.get(one.rule)) for one in found.active])
 
 
 @router.get("/alarms/notices", summary="What people were told last, and what could not be told")
@@ -113,6 +140,19 @@ async def drop(name: RuleName, mq: Mq) -> Count:
     return Count(count=1)
 
 
+@router.post("/alarms/{name}/silence", summary="Tell nobody of a rule for a while")
+async def silence(name: RuleName, wanted: Silence, mq: Mq) -> Count:
+    """It is still listed; and if it still is an alarm when the silence is over, it is told then."""
+    await mq.silence_alarm(name, wanted.reason, for_s=wanted.for_s, until=wanted.until)
+    return Count(count=1)
+
+
+@router.delete("/alarms/{name}/silence", summary="Tell of a rule again, before its silence is over")
+async def unsilence(name: RuleName, mq: Mq) -> Count:
+    await mq.unsilence_alarm(name)
+    return Count(count=1)
+
+
 @router.post("/alarms/{name}/test", summary="Send a test notice to all that a rule names")
 async def test(name: RuleName, mq: Mq) -> Count:
     """It answers once the notice was taken; else it says what went wrong."""
@@ -120,7 +160,11 @@ async def test(name: RuleName, mq: Mq) -> Count:
     return Count(count=1)
 
 
-def _active(one: Alarm) -> ActiveAlarm:
+def _named(rule: AlarmRule) -> NamedRule:
+    return NamedRule(**{name: value for name, value in msgspec.to_builtins(rule).items() if "silence" not in name})
+
+
+def _active(one: Alarm, rule: AlarmRule | None) -> ActiveAlarm:
     return ActiveAlarm(
         rule=one.rule,
         topic=one.topic,
@@ -128,4 +172,6 @@ def _active(one: Alarm) -> ActiveAlarm:
         value=one.value,
         since=time(one.since_us),
         told_at=time(one.told_at_us),
+        silenced_until=time(rule.silenced_until_us) if rule is not None else None,
+        silence_reason=rule.silence_reason if rule is not None else "",
     )
