@@ -127,9 +127,6 @@ def _rule(view: View, rule: AlarmRule, then: Then) -> None:
         ui.label(rule.name).style("font-weight:600")
         if not rule.enabled:
             badge("off")
-        if rule.silenced_until_us:
-            badge(_silence_of(view, rule), "warn")
-            ui.label(plain(rule.silence_reason)).classes("tl-sub")
         sign = "below" if rule.what == "disk" else "from"
         ui.label(
             f"{_WHAT[rule.what]}: {sign} {number(rule.threshold) if rule.threshold >= 10 else f'{rule.threshold:g}'} on"
@@ -155,6 +152,10 @@ def _rule(view: View, rule: AlarmRule, then: Then) -> None:
                 ui.menu_item("End the silence", lambda: _unsilence(view, rule, then))
             ui.menu_item("Send a test notice", lambda: _test(view, rule))
             ui.menu_item("Remove …", lambda: _remove(view, rule, then))
+        if rule.silenced_until_us:
+            with ui.element("div").classes("tl-row").style("width:100%"):
+                badge(_silence_of(view, rule), "warn")
+                ui.label(plain(rule.silence_reason)).classes("tl-sub")
 
 
 async def _remove(view: View, rule: AlarmRule, then: Then) -> None:
