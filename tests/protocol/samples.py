@@ -145,7 +145,7 @@ REQUESTS: list[m.Request] = [
 ANSWERS: list[m.Answer] = [
     m.Welcome(1, "towline", 3, 16_842_752, 30.0),
     m.Sent([1000, 1 << 40], 1_700_000_000_000_005, True, [(1, 3, 2, 17, 1_700_000_000_000_004)], [1]),
-    m.Attached(1, [7, 8], GROUP, 64),
+    m.Attached(1, [7, 8], GROUP, 64, [GROUP]),
     m.Pulled((1 << 40) + 5, [PART], [(0, "lease-lost", "too late")]),
     m.Settled([(1, "lease-lost", "too late")]),
     m.Topics([TOPIC_STATE]),

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +30,8 @@ log = logging.getLogger("towline.broker")
 
 PULLS_MAX: Final = 100_000
 """Pulls of which it is remembered whose they are; a consumer does not hold so many."""
+NEWS_MAX: Final = 100
+"""Groups of which a consumer is told at a time that they have other settings."""
 ACK: Final = 0
 
 Join = Callable[[wire.Attach], Awaitable[Member]]
@@ -59,6 +62,8 @@ class Fan:
         self._short: OrderedDict[str, None] = OrderedDict()
         """Topics that had less than the pull under way wants."""
         self._pulls: OrderedDict[int, Member] = OrderedDict()
+        self._news: dict[str, None] = {}
+        """Topics whose group has other settings than were asked for, which the consumer was not told yet."""
         self._stirred = asyncio.Event()
         self._left = False
 
@@ -111,10 +116,22 @@ class Fan:
                 log.info("consumer %s of %s: %s", self.consumer, self.pattern, error)
                 continue
             self._members[name] = member
+            if _settings(member.config) != _settings(self.config):
+                self._news[name] = None
             for pull in member.held:
                 self._note(pull, member)
             member.dispatcher.watch(self._stir)
             self._stir(member.dispatcher)
+
+    def take_news(self, first: str = "") -> list[GroupConfig]:
+        """Groups that have other settings than were asked for, each told once; that of the topic `first` for sure."""
+        if not self._news:
+            return []
+        names = [name for name in (first,) if name in self._news]
+        names += islice((name for name in self._news if name != first), NEWS_MAX - len(names))
+        for name in names:
+            del self._news[name]
+        return [self._members[name].config for name in names]
 
     def _is_member(self, name: str) -> bool:
         member = self._members.get(name)
@@ -138,6 +155,7 @@ class Fan:
         member.dispatcher.unwatch(self._stir)
         self._ready.pop(name, None)
         self._short.pop(name, None)
+        self._news.pop(name, None)
         return member
 
     def leave(self) -> list[Member]:
@@ -174,7 +192,8 @@ class Fan:
                 self._reconsider()
                 pulled, buffers = await self._pull_from_any(once, 1)
                 break
-        return msgspec.structs.replace(pulled, refused=settled.refused, lost=settled.lost), buffers
+        news = self.take_news(pulled.topic)
+        return msgspec.structs.replace(pulled, refused=settled.refused, lost=settled.lost, groups=news), buffers
 
     def _reconsider(self) -> None:
         """Topics that had too little for one pull may have enough for another."""
@@ -296,6 +315,11 @@ def chosen(topic: str, topics: Iterable[str]) -> list[str]:
     if topic and not is_pattern(topic):
         return [topic]
     return sorted(name for name in topics if matches(topic or "*", name))
+
+
+def _settings(config: GroupConfig) -> tuple[object, ...]:
+    """What a consumer can ask for of a group."""
+    return config.retry, config.timeout_s, config.max_in_flight, config.mode
 
 
 def _is_open(member: Member, act: wire.Act) -> bool:

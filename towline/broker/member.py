@@ -37,6 +37,10 @@ class Member:
     def config(self) -> GroupConfig:
         return self.dispatcher.group.config
 
+    def take_news(self) -> list[GroupConfig]:
+        """Of one topic, `config` tells all."""
+        return []
+
     @property
     def shards(self) -> int:
         shards = self.dispatcher.group.shards

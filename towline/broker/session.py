@@ -426,7 +426,7 @@ class Session(Connection):
         if self.state is State.CLOSED:
             broker.consumers.disconnected(member)
             raise Unavailable("the connection is gone")
-        return Attached(self._members.add(member), member.held, member.config, member.shards)
+        return Attached(self._members.add(member), member.held, member.config, member.shards, member.take_news())
 
     def _may_consume(self, topic: str) -> bool:
         return self._guard is None or self._guard.may("consume", "topic", topic)

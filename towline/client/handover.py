@@ -88,7 +88,7 @@ class Handover:
                 request = HandBack(
                     topic,
                     subscription.group,
-                    msgspec.structs.replace(subscription.config, topic=topic),
+                    msgspec.structs.replace(subscription.terms.of(topic), topic=topic),
                     lane,
                     attempt,
                     act.reason,

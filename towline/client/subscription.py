@@ -20,6 +20,7 @@ from towline.client.connection import Call
 from towline.client.lease import ACK, GIVE_BACK, Lease, LostLease, all_refused, drained, in_portions, merged, robbery
 from towline.client.limits import Limits, is_full
 from towline.client.steps import Flow, Start, Wait
+from towline.client.terms import Terms
 from towline.client.wishes import Wishes
 from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, Unavailable, from_code
 from towline.model import AT_MOST_ONCE, GroupConfig, is_pattern
@@ -63,8 +64,7 @@ class Subscription:
         self.topic = topic
         self.group = group
         self.consumer = consumer
-        self.config = config
-        """As the broker has it, once we are attached."""
+        self.terms = Terms(config, wishes, prefetch)
         self.limits = limits
         self.lost_messages = 0
         self.by_prefix = is_pattern(topic)
@@ -75,13 +75,11 @@ class Subscription:
         self.ack_interval_s = ack_interval_s
         self.on_lost = on_lost
         self.spool = spool
-        self._wishes = Wishes() if self.by_prefix else wishes
         self.deserted = False
         """It ends because its broker has gone, not because the user closed it: nobody is to blame for late acks."""
         self._unique = unique
         self._timeout_s = timeout_s
         self._clock = clock
-        self._prefetch = prefetch
         self._idle_timeout_s = idle_timeout_s
         self._leases: dict[int, Lease] = {}
         self.nacks: deque[Act] = deque()
@@ -94,6 +92,10 @@ class Subscription:
         self._leaving = False
         self._size = min(limits.max_messages, _FIRST_SIZE)
         self._handed_out_at = 0.0
+
+    @property
+    def config(self) -> GroupConfig:
+        return self.terms.config
 
     @property
     def holds(self) -> bool:
@@ -117,11 +119,7 @@ class Subscription:
     def attached(self, answer: Attached) -> None:
         self.id = answer.subscription
         self.shards = answer.shards
-        if answer.config.mode == AT_MOST_ONCE:
-            # What would wait here for its turn would be lost with us.
-            self._prefetch = 0
-        self.config = answer.config
-        self._wishes.compare(answer.config)
+        self.terms.attached(answer)
         held = set(answer.held)
         if self.spool is not None:
             self.spool.still_held(held)
@@ -211,7 +209,8 @@ class Subscription:
             self._pulled(call)
             lease = self._opened(call)
             if lease is not None:
-                if len(self._pulling) < self._prefetch and is_full(call) and all(other.done for other in self._pulling):
+                ahead = self.terms.prefetch
+                if len(self._pulling) < ahead and is_full(call) and all(other.done for other in self._pulling):
                     yield from self._start_prefetch(None)
                 self._handed_out_at = self._clock()
                 return lease
@@ -269,6 +268,8 @@ class Subscription:
         if not isinstance(answer, Pulled):
             raise ProtocolError(f"a pull was answered by {type(answer).__name__}")
         self._answered(acts, answer)
+        if answer.groups:
+            self.terms.learn(answer.groups)
         if answer.pull:
             assert call.attachments is not None, "an answered call has its attachments, maybe empty"
             frames = split_attachments(call.attachments, [part.length for part in answer.parts])
@@ -276,8 +277,8 @@ class Subscription:
             lease = self._leases[answer.pull] = Lease(answer.pull, raw, self.nacks, self._dirty)
             lease.in_tasks = self.in_tasks
             lease.topic, lease.shards = answer.topic or self.topic, answer.shards or self.shards
-            if self.config.timeout_s:
-                lease.ends_at = self._clock() + self.config.timeout_s
+            if timeout_s := self.terms.of(lease.topic).timeout_s:
+                lease.ends_at = self._clock() + timeout_s
 
     def _give_back(self, call: Call) -> None:
         """Nobody will look at the answer of this pull. (If it is not there yet, then leaving gives it back.)"""
@@ -293,7 +294,7 @@ class Subscription:
         if lease is None or lease.lost:
             return None
         lease.open()
-        if self.config.mode == AT_MOST_ONCE:
+        if self.terms.of(lease.topic).mode == AT_MOST_ONCE:
             lease.settle_all(ACK)
             del self._leases[lease.pull]
         return lease if lease.sections else None
@@ -304,7 +305,7 @@ class Subscription:
         """Settle a whole pull, and wait until that is durable."""
         if lease.lost:
             raise LeaseLost
-        if self.config.mode == AT_MOST_ONCE:
+        if self.terms.of(lease.topic).mode == AT_MOST_ONCE:
             return
         *others, acts = self._take_portions() or [[]]
         for portion in others:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 from towline.model import GroupConfig, RetryPolicy
@@ -13,6 +14,8 @@ __all__ = ["Wishes"]
 log = logging.getLogger("towline.client")
 
 _TOLD_MAX: Final = 10_000
+_NAMED_MAX: Final = 3
+"""Topics that one warning names."""
 _told: dict[str, None] = {}
 _telling = threading.Lock()
 
@@ -40,24 +43,43 @@ class Wishes(NamedTuple):
             found.append((f"mode is {config.mode}, not {self.mode}", f"--mode {self.mode}"))
         return found
 
-    def compare(self, config: GroupConfig) -> None:
-        """Warn of what the group has otherwise: the same only once, however many consumers ask for it."""
-        found = self.differences(config)
-        if not found:
-            return
-        told = ", ".join(what for what, _ in found)
-        flags = " ".join(flag for _, flag in found)
-        text = (
-            f"group {config.name} of topic {config.topic} exists already and keeps its settings: {told}. To change "
-            f"them: towline group create {config.topic} {config.name} {flags}"
-        )
-        with _telling:
-            if text in _told:
-                return
-            if len(_told) >= _TOLD_MAX:
-                del _told[next(iter(_told))]
-            _told[text] = None
-        log.warning(text)
+    def compare(self, configs: Sequence[GroupConfig]) -> None:
+        """Warn of what groups have otherwise: the same only once, however many consumers ask for it; and once for all
+        topics at which it is the same."""
+        alike: dict[tuple[tuple[str, str], ...], list[GroupConfig]] = {}
+        for config in configs:
+            if found := tuple(self.differences(config)):
+                alike.setdefault(found, []).append(config)
+        for found, some in alike.items():
+            told = ", ".join(what for what, _ in found)
+            new = [config for config in some if _is_new(f"{config.topic} {config.name} {told}")]
+            if new:
+                _warn(new, told, " ".join(flag for _, flag in found))
+
+
+def _is_new(text: str) -> bool:
+    with _telling:
+        if text in _told:
+            return False
+        if len(_told) >= _TOLD_MAX:
+            del _told[next(iter(_told))]
+        _told[text] = None
+        return True
+
+
+def _warn(configs: Sequence[GroupConfig], told: str, flags: str) -> None:
+    first, names = configs[0], [config.topic for config in configs]
+    if len(names) == 1:
+        topics = f"topic {names[0]}"
+    else:
+        rest = len(names) - _NAMED_MAX
+        topics = f"topics {', '.join(names[:_NAMED_MAX])}{f' and {rest} more' if rest > 0 else ''}"
+    each = ", and so on" if len(names) > 1 else ""
+    text = (
+        f"group {first.name} of {topics} exists already and keeps its settings: {told}. To change them: "
+        f"towline group create {first.topic} {first.name} {flags}{each}"
+    )
+    log.warning(text)
 
 
 def _of_retry(wanted: RetryPolicy, has: RetryPolicy) -> list[tuple[str, str]]:

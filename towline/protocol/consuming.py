@@ -35,6 +35,9 @@ class Attached(Answer, frozen=True, array_like=True):
     config: GroupConfig
     shards: int = 0
     """The shards of the topic, if it is an ordered one: lanes from there on are the group's own."""
+    groups: list[GroupConfig] = []  # noqa: RUF012 - a Struct copies it
+    """Of a subscription by prefix: groups that were there before, with other settings than were asked for; not all, if
+    there are many."""
 
 
 class Act(msgspec.Struct, frozen=True, array_like=True):
@@ -94,6 +97,9 @@ class Pulled(Answer, frozen=True, array_like=True):
     shards: int = 0
     """… and how many shards that has."""
     lost: list[Lost] = []  # noqa: RUF012 - a Struct copies it
+    groups: list[GroupConfig] = []  # noqa: RUF012 - a Struct copies it
+    """Of a subscription by prefix: more such groups as in `Attached`; that of the messages is among them the first
+    time."""
 
 
 class Settle(Request, frozen=True, array_like=True):
