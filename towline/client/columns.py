@@ -53,10 +53,11 @@ class Columns:
         for begin, end in self.cuts():
             yield from self._encoded(sender, compress, begin, end)
 
-    def cuts(self, frames: int = 1) -> Iterator[tuple[int, int]]:
-        """Where to cut, if what is between two cuts goes into so many frames."""
+    def cuts(self, frames: int = 1, sizes: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
+        """Where to cut, if what is between two cuts goes into so many frames. `sizes` are the lengths of the bodies, if
+        they are known."""
         bodies, limit, most = self.bodies, min(frames * FRAME_BYTES, self.limit), frames * FRAME_MESSAGES
-        if len(bodies) <= most and sum(map(len, bodies)) <= limit:
+        if len(bodies) <= most and sum(map(len, bodies) if sizes is None else sizes) <= limit:
             if bodies:
                 yield 0, len(bodies)
             return

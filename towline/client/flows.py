@@ -13,10 +13,8 @@ from towline.client.connection import Call
 from towline.client.message import DeadLetter, Message, Section
 from towline.client.outgoing import (
     FOREVER,
-    Body,
     Lives,
     Sender,
-    as_bodies,
     as_dedup_id,
     as_headers,
     as_key,
@@ -175,7 +173,7 @@ def receipt(name: str, priority: Priority, answer: Answer) -> Receipt:
 def send_many(
     sender: Sender,
     name: str,
-    given: Sequence[Body],
+    bodies: Sequence[bytes],
     *,
     keys: Sequence[str | None] | None,
     priority: Priority,
@@ -190,7 +188,6 @@ def send_many(
     """One frame after the other, so that one that fails is followed by none; each is made while the one before it is on
     its way."""
     lane = as_lane(priority)
-    bodies = as_bodies(given)
     columns = Columns(
         bodies,
         keys,

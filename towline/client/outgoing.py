@@ -237,12 +237,12 @@ class Sender:
         )
 
     def series(
-        self, counts: Sequence[int], bodies: Sequence[bytes], lives: Lives, **columns: Any
+        self, groups: Sequence[Sequence[int]], bodies: Sequence[bytes], lives: Lives, **columns: Any
     ) -> tuple[memoryview, list[int]]:
-        """Frames of so many messages each, back to back, and their lengths: cheaper than one by one."""
+        """Frames of the messages at these places, back to back, and their lengths: cheaper than one by one."""
         expires_at_us, limit = lives
-        series = Series(bodies, expires_at_us=expires_at_us, limit=limit, token=self._token, **columns)
-        return series.frames(counts, self.id, self._numbers, self._clock.now_us())
+        series = Series(groups, bodies, expires_at_us=expires_at_us, limit=limit, token=self._token, **columns)
+        return series.frames(self.id, self._numbers, self._clock.now_us())
 
     def loose_frame(
         self,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from operator import itemgetter
 from typing import Final, NamedTuple, TypeVar, cast
 
@@ -261,9 +260,8 @@ def send_many(common: Common, topic: str, content: Content) -> Flow[Receipts]:
 
 
 def send_counted(common: Common, topic: str, shards: int, content: Content) -> Flow[Receipts]:
-    """To a topic with so many shards. Cut into batches as ever; each has a frame for every shard that it touches, and
-    is stored whole or not at all."""
-    content = content._replace(bodies=as_bodies(content.bodies))
+    """To a topic with so many shards, bodies that were checked. Cut into batches as ever; each has a frame for every
+    shard that it touches, and is stored whole or not at all."""
     if not shards:
         return (yield from _send_shared(common, topic, content))
     return (yield from _send_batch(_Batch(common, topic, shards, content), common.durability))
@@ -274,7 +272,7 @@ def _send_shared(common: Common, topic: str, content: Content) -> Flow[Receipts]
         yield from flows.send_many(
             common.sender,
             topic,
-            content.bodies,
+            cast("Sequence[bytes]", content.bodies),
             keys=content.keys,
             priority=common.priority,
             headers=content.headers,
@@ -319,6 +317,7 @@ class _Batch:
         self.shards = shards
         self._common = common
         self._columns = columns
+        self._sizes = list(map(len, columns.bodies))
         self._shard_keys = None if shard_keys is None else as_keys(shard_keys)
         keys = columns.keys or [None] * len(columns.bodies)
         given = self._shard_keys
@@ -329,7 +328,7 @@ class _Batch:
         return len(self._lanes)
 
     def units(self) -> Iterator[_Unit]:
-        for begin, end in self._columns.cuts(min(self.shards, _FRAMES_MAX)):
+        for begin, end in self._columns.cuts(min(self.shards, _FRAMES_MAX), self._sizes):
             yield from self._encoded(begin, end)
 
     def _encoded(self, begin: int, end: int) -> Iterator[_Unit]:
@@ -361,14 +360,14 @@ class _Batch:
         if len(numbers) == 1 or columns.times is not None or columns.dedup_ids is not None or common.compress:
             frames = [self._frame(some) for some in numbers]
             return frames, [len(frame) for frame in frames]
-        order = itemgetter(*chain.from_iterable(numbers))
         whole, lengths = common.sender.series(
-            [len(some) for some in numbers],
-            order(columns.bodies),
+            numbers,
+            columns.bodies,
             columns.lives,
-            keys=None if columns.keys is None else order(columns.keys),
-            headers=None if columns.headers is None else order(columns.headers),
-            shard_keys=None if self._shard_keys is None else order(self._shard_keys),
+            sizes=self._sizes,
+            keys=columns.keys,
+            headers=columns.headers,
+            shard_keys=self._shard_keys,
         )
         return [whole], lengths
 

@@ -83,6 +83,7 @@ def send_many(fleet: Fleet, common: Common, topic: str, content: Content) -> Err
     if fleet.shared:
         receipts: Receipts = yield There(topic, sharding.send_many(common, topic, content))
         return receipts
+    content = content._replace(bodies=as_bodies(content.bodies))
     needed = content.shard_keys is not None
     shards = common.shards.get(topic)
     for last in (False, True):
@@ -129,7 +130,7 @@ def split_by_home(
 ) -> list[tuple[str, list[int], Content]]:
     """The messages of an ordered topic by the broker that each belongs to: the broker, the places in the call, and the
     messages."""
-    bodies = as_bodies(content.bodies)
+    bodies = content.bodies
     lanes = shards_of(topic, shards, content, common.priority)
     homes = {shard: fleet.home(topic, shard) for shard in set(lanes)}
     by_home: defaultdict[str, list[int]] = defaultdict(list)

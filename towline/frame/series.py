@@ -7,9 +7,10 @@ would be most of the work.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
 
@@ -35,6 +36,8 @@ from towline.frame.spare import SPARE
 
 __all__ = ["Series"]
 
+T = TypeVar("T")
+
 _NO_PREFIX = bytes(CRC_FROM)
 _ZEROS = tuple(map(pad8, range(8)))
 
@@ -48,14 +51,26 @@ class _Text(NamedTuple):
 
 
 class Series:
-    """Messages in the order in which they go into frames: the first so many into the first one, and so on."""
+    """Messages that are dealt out to frames. `groups` are the frames: the places of the messages of each."""
 
-    __slots__ = ("_bodies", "_expires_at_us", "_flags", "_numbers", "_offsets", "_packed", "_texts", "_token")
+    __slots__ = (
+        "_bodies",
+        "_expires_at_us",
+        "_flags",
+        "_groups",
+        "_numbers",
+        "_offsets",
+        "_packed",
+        "_texts",
+        "_token",
+    )
 
     def __init__(
         self,
+        groups: Sequence[Sequence[int]],
         bodies: Sequence[bytes],
         *,
+        sizes: Sequence[int] | None = None,
         keys: Sequence[str | None] | None = None,
         headers: Sequence[dict[str, str] | None] | None = None,
         shard_keys: Sequence[str | None] | None = None,
@@ -63,32 +78,38 @@ class Series:
         limit: int = 0,
         token: bytes = b"",
     ) -> None:
-        """Expiry and limit are those of all messages."""
+        """Expiry and limit are those of all messages; `sizes` are the lengths of the bodies, if they are known."""
         if len(token) > TOKEN_MAX:
             raise TooLarge(f"a token is at most {TOKEN_MAX} bytes long, not {len(token)}")
+        for column in (sizes, keys, headers, shard_keys):
+            if column is not None and len(column) != len(bodies):
+                raise BadFrame(f"a column of {len(column)} values beside {len(bodies)} bodies")
+        for group in groups:
+            if not 0 < len(group) <= COUNT_MAX:
+                raise TooLarge(f"a frame holds 1 to {COUNT_MAX} messages, not {len(group)}")
+        in_order = list(chain.from_iterable(groups))
         texts: list[tuple[int, Sequence[bytes] | Sequence[str], bytes]] = []
         if keys is not None:
-            texts.append((KEY, *utf8(keys)))
+            texts.append((KEY, *utf8(_picked(keys, in_order))))
         if headers is not None:
-            packed = packed_headers(headers)
+            packed = packed_headers(_picked(headers, in_order))
             texts.append((HEADERS, packed, b"".join(packed)))
         if shard_keys is not None:
-            texts.append((SHARD_KEY, *utf8(shard_keys)))
-        for _, values, _ in texts:
-            if len(values) != len(bodies):
-                raise BadFrame(f"a column of {len(values)} values beside {len(bodies)} bodies")
+            texts.append((SHARD_KEY, *utf8(_picked(shard_keys, in_order))))
+        self._groups = groups
         self._bodies = bodies
-        self._offsets, self._packed = _offsets(bodies)
-        self._texts = [_Text(flag, *_offsets(values), data) for flag, values, data in texts if data]
+        # Bodies lie in memory as they were made. Each is touched out of that order once, when it is copied.
+        self._offsets, self._packed = _offsets(_picked(list(map(len, bodies)) if sizes is None else sizes, in_order))
+        self._texts = [_Text(flag, *_offsets(map(len, values)), data) for flag, values, data in texts if data]
         self._token = token
         self._expires_at_us = expires_at_us
         self._flags = (EXPIRES_AT if expires_at_us else 0) | (LIMIT if limit else 0)
         self._numbers = [number_column([number]) for number in (expires_at_us, limit) if number]
 
     def frames(
-        self, counts: Sequence[int], producer_id: int, producer_seqs: Iterator[int], produced_at_us: int
+        self, producer_id: int, producer_seqs: Iterator[int], produced_at_us: int
     ) -> tuple[memoryview, list[int]]:
-        """Frames of so many messages each, back to back, and their lengths. Each has the next number of its producer.
+        """The frames, back to back, and their lengths. Each has the next number of its producer.
         The memory is used for others once nobody looks at it."""
         expiry = self._expires_at_us
         token_length = len(self._token)
@@ -97,14 +118,15 @@ class Series:
         bodies, body_offsets, packed_offsets = self._bodies, self._offsets, self._packed
         parts, lengths, start = list[bytes](), list[int](), 0
         # One piece of code, without calls of our own: small frames are many.
-        for count in counts:
-            if not 0 < count <= COUNT_MAX:
-                raise TooLarge(f"a frame holds 1 to {COUNT_MAX} messages, not {count}")
+        for group in self._groups:
+            count = len(group)
             stop, flags, at = start + count, self._flags, len(parts)
             first, behind = 4 * start, 4 * stop + 4
             ahead, gap = 4 * count + 11 & ~7, _ZEROS[4 * count + 4 & 7]
             size = body_offsets[stop] - body_offsets[start]
-            parts += (_NO_PREFIX, b"", token, packed_offsets[first:behind], gap, *bodies[start:stop], _ZEROS[size & 7])
+            parts += (_NO_PREFIX, b"", token, packed_offsets[first:behind], gap)
+            parts += itemgetter(*group)(bodies) if count > 1 else (bodies[group[0]],)
+            parts.append(_ZEROS[size & 7])
             length = ahead + (size + 7 & ~7)
             for flag, offsets, packed, data in self._texts:
                 low, high = offsets[start], offsets[stop]
@@ -140,9 +162,14 @@ def _joined(parts: list[bytes], size: int) -> memoryview:
     return whole
 
 
-def _offsets(values: Sequence[bytes] | Sequence[str]) -> tuple[array[int], bytes]:
+def _picked(column: Sequence[T], places: Sequence[int]) -> Sequence[T]:
+    """These values of a column: with one call for all of them."""
+    return itemgetter(*places)(column) if len(places) > 1 else [column[place] for place in places]
+
+
+def _offsets(lengths: Iterable[int]) -> tuple[array[int], bytes]:
     try:
-        offsets = array("I", accumulate(map(len, values), initial=0))
+        offsets = array("I", accumulate(lengths, initial=0))
     except OverflowError:
         raise too_large() from None
     return offsets, little_endian(array("I", offsets))
