@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import os
 import socket
 from abc import abstractmethod
 from collections import deque
@@ -137,6 +138,7 @@ class Connection(asyncio.BufferedProtocol):
         self._put_off = -1
         self._looking: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport
+        self._descriptor = -1
 
     @abstractmethod
     def handle(self, envelope: Envelope) -> None:
@@ -164,6 +166,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self.peer = Peer.of(transport)
+        self._descriptor = _plain_descriptor(self._transport)
         _notice_dead_machines(self._transport)
         self._line.connections.add(self)
         over, limit = len(self._line.connections), self._settings.max_connections
@@ -314,10 +317,23 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing, self._outgoing_bytes = [], 0
         if self._shut or self._transport.is_closing():
             return
-        if len(outgoing) == 1:
-            self._transport.write(outgoing[0])
+        buffers = join_small(outgoing)
+        if len(buffers) > 1:
+            self._transport.writelines(buffers)
+        elif self._descriptor < 0 or len(buffers[0]) > JOIN_BYTES or self._transport.get_write_buffer_size():
+            self._transport.write(buffers[0])
         else:
-            self._transport.writelines(join_small(outgoing))
+            self._write_at_once(buffers[0])
+
+    def _write_at_once(self, data: bytes | memoryview) -> None:
+        """The transport would write in the next turn of the loop; where nothing waits before it, there is no need to
+        wait. Whatever goes wrong is left to the transport."""
+        try:
+            written = os.write(self._descriptor, data)
+        except OSError:
+            written = 0
+        if written < len(data):
+            self._transport.write(data[written:])
 
     def sweep(self, now_s: float) -> None:
         """Look whether the client is alive, and whether anything takes too long."""
@@ -380,6 +396,12 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write_eof()
         else:
             self._transport.close()
+
+
+def _plain_descriptor(transport: asyncio.Transport) -> int:
+    """Of the socket, where its bytes are what is sent: not with TLS."""
+    sock = transport.get_extra_info("socket")
+    return sock.fileno() if sock is not None and transport.get_extra_info("ssl_object") is None else -1
 
 
 def _notice_dead_machines(transport: asyncio.Transport) -> None:
