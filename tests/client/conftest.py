@@ -67,7 +67,8 @@ class Served:
 
 @pytest.fixture(scope="session")
 def shared_broker() -> Iterator[Served]:
-    served = Served("--store", "memory:")
+    # A memory store lets go of the events of what was consumed whenever it is tidied up, and traces tell of those.
+    served = Served("--store", "memory:", "--maintenance-s", "3600")
     yield served
     served.stop()
 

@@ -81,13 +81,8 @@ def watched(page: Page, url: str) -> Iterator[Visit]:
     page.on("pageerror", lambda error: errors.append(str(error)))
 
     def go(path: str) -> Page:
-        try:
-            page.goto(path)
-        except Error as error:
-            # The page was about to go somewhere by itself.
-            if "ERR_ABORTED" not in error.message:
-                raise
-            page.goto(path)
+        come_to_rest(page)
+        page.goto(path)
         page.wait_for_function("() => document.cookie.includes('towline_zone=')")
         page.wait_for_function("() => window.socket === undefined || window.socket.connected")
         return page

@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Error, Page
+from playwright.sync_api import TimeoutError as Late
 
 PATIENCE_MS = 60_000
+LEAVING_MS = 10_000
 SEE_IT_LEAVE = """navigation.addEventListener("navigate", event => {
     if (!event.destination.sameDocument && event.downloadRequest === null) window.leaving = true;
 })"""
@@ -29,7 +31,9 @@ def come_to_rest(page: Page) -> None:
         try:
             if not page.evaluate(STOP_LISTENING):
                 return
-            page.wait_for_function(ARRIVED)
+            page.wait_for_function(ARRIVED, timeout=LEAVING_MS)
+        except Late:
+            page.evaluate("() => { window.leaving = false; }")  # what it went to was a file to be saved
         except Error as error:
             if "context was destroyed" not in error.message:
                 raise
