@@ -123,7 +123,6 @@ class Accumulator(Generic[P]):
         priority: Priority,
         headers: dict[str, str] | None,
         deliver_at_us: int = 0,
-        *,
         dedup_id: str | None = None,
         shards: int = 0,
         shard_key: str | None = None,

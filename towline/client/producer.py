@@ -111,10 +111,12 @@ class Producer:
             headers = as_headers(headers)
         if dedup_id is not None:
             as_dedup_id(dedup_id)
-        at_us = as_deliver_at(delay, deliver_at, delay_level)
-        plain = ttl is None and timeout is None and attempts is None
-        lives = FOREVER if plain else self._shipping.lives(ttl, timeout, attempts)
-        shards = self._shards.get(topic) or 0
+        shards, at_us, lives = self._shards.get(topic) or 0, 0, FOREVER
+        # Most messages have nothing of this, and are spared the calls.
+        if delay is not None or deliver_at is not None or delay_level is not None:
+            at_us = as_deliver_at(delay, deliver_at, delay_level)
+        if ttl is not None or timeout is not None or attempts is not None:
+            lives = self._shipping.lives(ttl, timeout, attempts)
         if shard_key is not None and not shards:
             as_key(shard_key)
             # With a spool nobody is asked, who may be away for long.
@@ -123,18 +125,7 @@ class Producer:
         with self._lock:
             if self._barred or accumulator.is_full:
                 self._make_room(topic)
-            pending = self._add(
-                topic,
-                body,
-                key,
-                priority,
-                headers,
-                at_us,
-                dedup_id=dedup_id,
-                shards=shards,
-                shard_key=shard_key,
-                lives=lives,
-            )
+            pending = self._add(topic, body, key, priority, headers, at_us, dedup_id, shards, shard_key, lives)
             if self._asleep and accumulator.stirred:
                 self._ring()
         return pending
