@@ -27,7 +27,7 @@ WRITTEN = 2_000_000
 WARM = 6_000_000
 FASTER = {
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.driver.extraJavaOptions": "-Darrow.enable_unsafe_memory_access=true",
+    "spark.driver.extraJavaOptions": "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false",
 }
 
 
