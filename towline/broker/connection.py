@@ -6,7 +6,8 @@ In `ENDING` no request is taken any more: running ones are answered, then the la
 shut, and what still comes in is read and dropped. (To close with unread bytes would make the kernel throw away the
 answers that are on their way.)
 
-It is an asyncio protocol but does no I/O beyond its transport, and keeps no timers: `sweep` is called now and then, and
+It is an asyncio protocol that does no I/O beyond its transport, but for small answers (`_write_at_once`), and keeps no
+timers: `sweep` is called now and then, and
 looks at what has taken too long. Reading stops, and with it the client, while any `HOLD_…` reason stands.
 """
 
