@@ -35,6 +35,7 @@ from towline.protocol.messages import (
     Settled,
     Stat,
     Stated,
+    Topics,
     Welcome,
 )
 
@@ -193,6 +194,23 @@ def test_a_flood_of_small_requests_without_reading_is_held_back(broker: BrokerPr
         with pytest.raises((TimeoutError, ConnectionError)):  # held back, then closed
             client.write(flood * 300)
         assert broker.rss_mb < before + 60
+
+
+def test_small_answers_that_a_slow_reader_takes_in_pieces_are_whole() -> None:
+    narrow = socket.socket()
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with serving() as broker, RawClient.hello(broker.port) as other:
+        for number in range(24):
+            other.send(f"topic-{number}", [b"x"])
+        narrow.connect(("127.0.0.1", broker.port))
+        with RawClient.hello(narrow) as client:
+            numbers = []
+            for _ in range(3_000):
+                numbers.append(client.post(ListTopics()))
+                other.call(Stat(), Stated)  # by then the answer was written by itself, as far as there was room
+            answers = [client.read() for _ in numbers]
+    assert [answer and answer[0] for answer in answers] == numbers
+    assert {type(answer[1]) for answer in answers if answer} == {Topics}
 
 
 def test_a_flood_that_is_read_is_answered_in_full(broker: BrokerProcess, bystander: Bystander) -> None:

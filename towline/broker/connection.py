@@ -7,8 +7,8 @@ shut, and what still comes in is read and dropped. (To close with unread bytes w
 answers that are on their way.)
 
 It is an asyncio protocol that does no I/O beyond its transport, but for small answers (`_write_at_once`), and keeps no
-timers: `sweep` is called now and then, and
-looks at what has taken too long. Reading stops, and with it the client, while any `HOLD_…` reason stands.
+timers: `sweep` is called now and then, and looks at what has taken too long. Reading stops, and with it the client,
+while any `HOLD_…` reason stands.
 """
 
 from __future__ import annotations
