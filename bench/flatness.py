@@ -13,6 +13,8 @@ __all__ = ["backlog", "topics"]
 
 FEW = 100_000
 PULL = 4_000
+ROUNDS = 15
+"""Each takes a twentieth of a second, so a single one says little."""
 TOPICS = 1_000
 
 
@@ -23,7 +25,7 @@ def backlog(stage: Stage) -> Iterator[Figure]:
         stage.fill(broker, "few", FEW)
         stage.fill(broker, "many", many)
         pairs = []
-        for repeat in range(max(5, stage.repeats)):
+        for repeat in range(max(ROUNDS, stage.repeats)):
             # One after the other and in turns, so that both meet the same weather.
             order = ("few", "many") if repeat % 2 else ("many", "few")
             speed = {topic: _pull(stage, broker, topic, repeat) for topic in order}

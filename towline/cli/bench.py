@@ -154,7 +154,7 @@ def latency(
         group = f"bench-{secrets.token_hex(4)}"
         sender = load.job(connection, "paced", topic, count=count, rate=rate)
         receiver = load.job(connection, "handle", topic, count=count, group=group)
-        _, received = _run("on the way", count, sender, receiver)
+        _, received = _run("on the way", count, sender, receiver, per_second=1.0)
         _drop_group(connection, load.topic, group)
     _show("latency", output, received, "send to handler")
 
@@ -186,10 +186,11 @@ def _drop_group(connection: Connection, topic: str | None, group: str) -> None:
             client.delete_group(topic, group)
 
 
-def _run(title: str, total: int | None, *jobs: Job) -> list[Tally]:
+def _run(title: str, total: int | None, *jobs: Job, per_second: float = 10.0) -> list[Tally]:
+    """`per_second` is how often the progress is drawn: it takes a processor for a moment."""
     from towline.load.crew import run
 
-    with progress(title, total) as step:
+    with progress(title, total, per_second=per_second) as step:
         return run(jobs, step)
 
 

@@ -156,7 +156,7 @@ def ask(question: str) -> bool:
 
 
 @contextmanager
-def progress(title: str, total: int | None, unit: str = "messages") -> Iterator[Step]:
+def progress(title: str, total: int | None, unit: str = "messages", *, per_second: float = 10.0) -> Iterator[Step]:
     """A progress bar on stderr, where that is a terminal; `total` of None shows only how far it has come."""
     if not sys.stderr.isatty():
         yield lambda done, total=None, /: None
@@ -172,7 +172,7 @@ def progress(title: str, total: int | None, unit: str = "messages") -> Iterator[
             return super().render(task)
 
     parts = (TextColumn("{task.description}"), BarColumn(), Count(""), TimeElapsedColumn())
-    with Progress(*parts, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*parts, console=Console(stderr=True), transient=True, refresh_per_second=per_second) as bar:
         shown = bar.add_task(title, total=total)
         yield lambda done, total=None, /: bar.update(shown, completed=done, total=total)
 
