@@ -96,6 +96,7 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     survey.DropAlarm: [("alter", CLUSTER)],
     survey.SilenceAlarm: [("alter", CLUSTER)],
     survey.TestAlarm: [("alter", CLUSTER)],
+    survey.AskAlarmBook: [("admin", CLUSTER)],
     survey.Kick: [("alter", BILLING), ("describe", ORDERS)],
 }
 """Of the samples, which are sent as they stand. (Those of pulls and settlements depend on a subscription, and have a

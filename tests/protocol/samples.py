@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from towline.alarms.book import Changed
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
@@ -139,6 +140,7 @@ REQUESTS: list[m.Request] = [
     survey.DropAlarm("late"),
     survey.TestAlarm("late"),
     survey.SilenceAlarm("late", 1_700_000_600_000_000, "the warehouse moves"),
+    survey.AskAlarmBook("late"),
     survey.Kick("orders", "billing", "c1"),
 ]
 
@@ -198,7 +200,7 @@ ANSWERS: list[m.Answer] = [
         [access.TopicFigures("orders", 100, 4096, 50, 2048, 7)],
         [access.GroupFigures("orders", "billing", 90, 3000, 80, 5, 10, 1_700_000_000_000_000, 3, 2, 1, 4, 6)],
     ),
-    cluster.Met(BROKER, [BROKER]),
+    cluster.Met(BROKER, [BROKER], "9f31a7"),
     cluster.Brokers("9f31a7", [BROKER], True, True),
     cluster.Clients([CLIENT]),
     cluster.HandedBack(17, True),
@@ -218,6 +220,7 @@ ANSWERS: list[m.Answer] = [
         [survey.Told(1_700_000_000_000_006, "alarm", ["ops@example.com"], "no answer")],
         True,
     ),
+    survey.AlarmBook([ALARM_RULE], {"late": Changed(1_700_000_000_000_007, 1_700_000_000_000_008)}, True),
     publishing.Staged(17),
     publishing.Published(100_000, True),
     publishing.SinkState(4, 1_700_000_000_000_006),

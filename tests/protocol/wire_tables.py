@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect as types
 
 from tests.protocol import samples
+from towline.alarms.book import Changed
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
@@ -69,6 +70,7 @@ PARTS: list[type[msgspec.Struct]] = [
     survey.GroupRow,
     survey.SegmentState,
     survey.Told,
+    Changed,
     Alarm,
 ]
 MAPS: list[type[msgspec.Struct]] = [TopicConfig, GroupConfig, RetryPolicy, AlarmRule]

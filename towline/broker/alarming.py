@@ -14,17 +14,18 @@ from typing import Final
 
 import msgspec
 
+from towline.alarms.book import Changed, RuleBook
 from towline.alarms.notice import as_json, subject, text
-from towline.alarms.rule import RULES_MAX, SILENCE_MAX_S, AlarmRule
+from towline.alarms.rule import SILENCE_MAX_S, AlarmRule
 from towline.alarms.watch import Alarm, Change, Notice, Reading, Watch, hold_back
 from towline.broker.census import Census
 from towline.broker.config_file import ConfigFile, DataVersion
 from towline.broker.mail import masked, post_json, send_mail
 from towline.broker.storage import Room
 from towline.clock import SECOND_US, Clock
-from towline.errors import BadRequest, NotFound, TooLarge, TowlineError, Unavailable
+from towline.errors import BadRequest, TowlineError, Unavailable
 from towline.model import PRIVATE
-from towline.protocol.survey import Alarms, Told
+from towline.protocol.survey import BOOK_PART, AlarmBook, Alarms, AskAlarmBook, Told
 from towline.settings import BrokerSettings
 from towline.store import Store
 
@@ -42,6 +43,7 @@ class _Document(msgspec.Struct):
     version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
     rules: list[AlarmRule] = []
     active: list[Alarm] = []
+    changes: dict[str, Changed] = {}
 
 
 class AlarmDesk:
@@ -55,7 +57,7 @@ class AlarmDesk:
         self._room = room
         self._version = DataVersion()
         self._watch = Watch()
-        self._rules: dict[str, AlarmRule] = {}
+        self._book = RuleBook()
         self._saved: list[Alarm] = []
         self._waiting: list[Notice] = []
         self._due_s = 0.0
@@ -67,19 +69,39 @@ class AlarmDesk:
     async def load(self) -> None:
         document = await self._file.load() or _Document()
         self._version = document.version
-        self._rules = {rule.name: rule for rule in document.rules}
+        self._book = RuleBook(document.rules, document.changes)
         self._watch = Watch(document.active)
 
     @property
     def rules(self) -> dict[str, AlarmRule]:
-        return self._rules
+        return self._book.rules
+
+    @property
+    def digest(self) -> str:
+        """By this, other brokers see whether they have the same rules."""
+        return self._book.digest
 
     async def adopt(self, rules: dict[str, AlarmRule]) -> None:
         """Go by the rules that brokers on one database share."""
-        if rules == self._rules:
+        if rules == self.rules:
             return
-        self._rules = dict(rules)
-        for key in [key for key in self._watch.active if key[0] not in rules]:
+        self._book = RuleBook(rules.values())
+        await self._changed()
+
+    def told_to_others(self, request: AskAlarmBook) -> AlarmBook:
+        """The rules as they are, for another broker."""
+        some, more = self._book.part(request.after, BOOK_PART)
+        return AlarmBook(list(some.rules.values()), some.changes, more)
+
+    async def merge(self, theirs: AlarmBook) -> bool:
+        """Take over what was changed at another broker while we did not hear of it."""
+        if not self._book.merge(RuleBook(theirs.rules, theirs.changes)):
+            return False
+        await self._changed()
+        return True
+
+    async def _changed(self) -> None:
+        for key in [key for key in self._watch.active if key[0] not in self.rules]:
             del self._watch.active[key]
         await self.save()
 
@@ -94,47 +116,40 @@ class AlarmDesk:
                 silenced_until_us=rule.silenced_until_us if rule.silenced(now_us) else 0,
                 silence_reason=rule.silence_reason if rule.silenced(now_us) else "",
             )
-            for rule in sorted(self._rules.values(), key=lambda rule: rule.name)
+            for rule in sorted(self.rules.values(), key=lambda rule: rule.name)
         ]
-        return Alarms(rules, self._watch.firing(self._rules), list(reversed(self._told)), bool(self._settings.smtp))
+        return Alarms(rules, self._watch.firing(self.rules), list(reversed(self._told)), bool(self._settings.smtp))
 
     async def put(self, rule: AlarmRule) -> None:
-        old = self._rules.get(rule.name)
-        if old is None and len(self._rules) >= RULES_MAX:
-            raise TooLarge(f"there are {RULES_MAX} alarm rules already")
+        old = self.rules.get(rule.name)
         known = {masked(url): url for url in (old.webhooks if old is not None else ())}
         for url in rule.webhooks:
             if url.endswith("…") and url not in known:
                 raise BadRequest(f"alarm {rule.name}: {url} is how a webhook is shown; give the whole address")
-        self._rules[rule.name] = msgspec.structs.replace(
-            rule,
-            webhooks=tuple(known.get(url, url) for url in rule.webhooks),
-            silenced_until_us=old.silenced_until_us if old is not None else 0,
-            silence_reason=old.silence_reason if old is not None else "",
-        )
+        whole = msgspec.structs.replace(rule, webhooks=tuple(known.get(url, url) for url in rule.webhooks))
+        self._book.put(whole, self._clock.now_us())
         await self.save()
 
     async def drop(self, name: str) -> None:
-        if self._rules.pop(self._rule(name).name, None) is not None:
-            for key in [key for key in self._watch.active if key[0] == name]:
-                del self._watch.active[key]
-            await self.save()
+        self._book.drop(name, self._clock.now_us())
+        await self._changed()
 
     async def silence(self, name: str, until_us: int, reason: str) -> None:
         """Tell nobody of a rule until then; 0 ends it."""
-        rule, now_us = self._rule(name), self._clock.now_us()
+        self._book.rule(name)
+        now_us = self._clock.now_us()
         if not until_us:
             reason = ""
         elif not reason.strip():
             raise BadRequest(f"alarm {name}: say why it is silenced, for those who wonder")
         elif not now_us < until_us <= now_us + SILENCE_MAX_S * SECOND_US:
             raise BadRequest(f"alarm {name}: a silence ends in the future, within {SILENCE_MAX_S // 86400} days")
-        self._rules[name] = msgspec.structs.replace(rule, silenced_until_us=until_us, silence_reason=reason.strip())
+        self._book.silence(name, until_us, reason.strip(), now_us)
         await self.save()
 
     async def test(self, name: str) -> None:
         """Send a notice to all that a rule names, now, and say what went wrong."""
-        rule = self._rule(name)
+        rule = self._book.rule(name)
         if not rule.emails and not rule.webhooks:
             raise BadRequest(f"alarm {name} names neither e-mail addresses nor webhooks of its own")
         now_us = self._clock.now_us()
@@ -147,24 +162,18 @@ class AlarmDesk:
                 # Nothing to try again by itself: somebody waits to hear what is wrong.
                 raise BadRequest(f"alarm {name}: {error}") from None
 
-    def _rule(self, name: str) -> AlarmRule:
-        rule = self._rules.get(name)
-        if rule is None:
-            raise NotFound(f"there is no alarm {name[:80]!r}: `towline alarm ls` lists them")
-        return rule
-
     async def save(self) -> None:
         self._version = self._version.next(self._clock.now_us())
         self._saved = [msgspec.structs.replace(one) for one in self._watch.active.values()]
-        await self._file.save(_Document(self._version, list(self._rules.values()), self._saved))
+        await self._file.save(_Document(self._version, list(self.rules.values()), self._saved, self._book.changes))
 
     # What happens by itself
 
     def look(self) -> None:
         """After a walk of the census: compare, and let what is new wait for more of its kind."""
-        if not self._rules and not self._watch.active:
+        if not self.rules and not self._watch.active:
             return
-        found = self._watch.look(self._rules, self._readings(), self._clock.now_us())
+        found = self._watch.look(self.rules, self._readings(), self._clock.now_us())
         held = sum(alarm.held for alarm in self._watch.active.values())
         if held != self._held:
             # Since when it is so is to outlive a restart, though nobody was told.
@@ -218,7 +227,7 @@ class AlarmDesk:
     async def _send_stubbornly(self, notice: Notice) -> None:
         hopeless = bool(notice.emails) and not self._settings.smtp
         for wait_s in (0.0,) if hopeless else (*TRIES_S, 0.0):
-            left = hold_back(notice, self._rules, self._clock.now_us())
+            left = hold_back(notice, self.rules, self._clock.now_us())
             if left is None:
                 return
             notice = left

@@ -19,6 +19,7 @@ from towline.errors import BadRequest, Conflict, TowlineError
 from towline.model import PRIVATE, GroupConfig, TopicConfig
 from towline.protocol.cluster import Meet, Met
 from towline.protocol.messages import Groups, ListGroups, ListTopics, TopicInfo, Topics, TopicState
+from towline.protocol.survey import AlarmBook, AskAlarmBook
 from towline.settings import BrokerSettings
 
 __all__ = ["Cluster", "advertised", "join_addresses", "split_address"]
@@ -95,6 +96,8 @@ class Cluster:
         """Addresses by which we, or brokers that have another one in the registry, can be reached as well."""
         self._said: dict[str, float] = {}
         self._caught_up: set[tuple[str, int]] = set()
+        self._seen_alarms: dict[str, str] = {}
+        """Of each broker, the digest of the alarm rules that it was asked for last."""
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._leave = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -184,7 +187,23 @@ class Cluster:
         if (met.me.id, met.me.epoch) not in self._caught_up and not registry.shared:
             await self._catch_up(neighbour)
             self._caught_up.add((met.me.id, met.me.epoch))
+        await self._compare_alarms(neighbour, met)
         return True
+
+    async def _compare_alarms(self, neighbour: Neighbour, met: Met) -> None:
+        """Alarm rules may have been made, changed, silenced or dropped while one of us was away. Each asks the other,
+        and the later change counts, so that both come to the same."""
+        desk = self._broker.outlook.alarms
+        if not met.alarms or met.alarms in (desk.digest, self._seen_alarms.get(met.me.id)):
+            return
+        after, more, news = "", True, False
+        while more:
+            book = await neighbour.ask(AskAlarmBook(after), AlarmBook)
+            news = await desk.merge(book) or news
+            after, more = max([*(rule.name for rule in book.rules), *book.changes], default=""), book.more
+        self._seen_alarms[met.me.id] = met.alarms
+        if news:
+            log.info("alarm rules are now as broker %s at %s has changed them", met.me.name, met.me.address)
 
     async def _catch_up(self, neighbour: Neighbour) -> None:
         """Make the topics and groups that another broker has and we have not: they were made while we were away."""

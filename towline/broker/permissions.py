@@ -65,6 +65,7 @@ from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount
 from towline.protocol.publishing import AskSink, MoveHold, Publish, Report, Stage, Unstage
 from towline.protocol.scanning import LocateIn, Scan, Survey
 from towline.protocol.survey import (
+    AskAlarmBook,
     DropAlarm,
     Kick,
     ListAlarms,
@@ -279,6 +280,7 @@ PERMISSIONS: dict[int, Needs] = {
     DropAlarm.kind: cluster("alter"),
     SilenceAlarm.kind: cluster("alter"),
     TestAlarm.kind: cluster("alter"),
+    AskAlarmBook.kind: cluster("admin"),  # it shows webhooks whole
     Kick.kind: group("alter"),
 }
 

@@ -48,7 +48,17 @@ from towline.protocol.messages import (
 )
 from towline.protocol.publishing import AskSink, MoveHold, Publish, Stage, Unstage
 from towline.protocol.scanning import Survey
-from towline.protocol.survey import DropAlarm, ListAlarms, ListPage, Pulse, PutAlarm, SilenceAlarm, Storage, TestAlarm
+from towline.protocol.survey import (
+    AskAlarmBook,
+    DropAlarm,
+    ListAlarms,
+    ListPage,
+    Pulse,
+    PutAlarm,
+    SilenceAlarm,
+    Storage,
+    TestAlarm,
+)
 from towline.protocol.transactions import Prepare
 from towline.settings import BrokerSettings
 from towline.store.sql import Database, Holder, Ownership, SharedDocuments, SqlStore, prepare_database
@@ -70,7 +80,7 @@ _HERE: Final = ACCOUNTS | {
     one.kind
     for one in (
         Beat, Meet, ListBrokers, ListClients, ForgetBroker, ListTopics, Stat, Template, Storage, ListAlarms, PutAlarm,
-        DropAlarm, SilenceAlarm, TestAlarm,
+        DropAlarm, SilenceAlarm, TestAlarm, AskAlarmBook,
     )
 }  # fmt: skip
 """Answered by any broker, for itself or for all."""

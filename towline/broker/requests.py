@@ -48,6 +48,7 @@ from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount,
 from towline.protocol.publishing import AskSink, MoveHold, Report
 from towline.protocol.scanning import LocateIn, Scan, Survey
 from towline.protocol.survey import (
+    AskAlarmBook,
     DropAlarm,
     Kick,
     ListAlarms,
@@ -69,7 +70,7 @@ def _meet(broker: Broker, request: Meet) -> Answer:
     broker.registry.heard(request.me)
     broker.registry.told(request.known)
     me, *known = broker.registry.states()
-    return Met(me, known)
+    return Met(me, known, "" if broker.registry.shared else broker.outlook.alarms.digest)
 
 
 def _forget_broker(broker: Broker, request: ForgetBroker) -> Answer:
@@ -91,6 +92,7 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     ListClients.kind: lambda broker, request: Clients(broker.registry.clients(request)),
     ForgetBroker.kind: _forget_broker,
     ListAlarms.kind: lambda broker, request: broker.outlook.alarms.listed(),
+    AskAlarmBook.kind: lambda broker, request: broker.outlook.alarms.told_to_others(request),
     AskSink.kind: lambda broker, request: broker.staging.sink(request),
 }
 """Answered at once, without waiting for anything."""

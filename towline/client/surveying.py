@@ -73,12 +73,12 @@ class Surveying(Administering):
 
     @offered
     def put_alarm(self, rule: AlarmRule) -> Errand[None]:
-        """Make an alarm rule, or change it."""
-        yield from self._tell("", lambda: survey.put_alarm(rule), f"making alarm {rule.name}")
+        """Make an alarm rule, or change it. A broker of a cluster that is away hears of it when it returns."""
+        yield from self._tell("", lambda: survey.put_alarm(rule), f"making alarm {rule.name}", catch_up=True)
 
     @offered
     def drop_alarm(self, name: str) -> Errand[None]:
-        yield from self._tell("", lambda: survey.drop_alarm(name), f"dropping alarm {name}")
+        yield from self._tell("", lambda: survey.drop_alarm(name), f"dropping alarm {name}", catch_up=True)
 
     @offered
     def silence_alarm(
@@ -89,12 +89,14 @@ class Surveying(Administering):
         until_us = _end_of_silence(name, for_s, until)
         if len(reason) > REASON_MAX:
             raise BadRequest(f"alarm {name}: the reason has more than {REASON_MAX} characters")
-        yield from self._tell("", lambda: survey.silence_alarm(name, until_us, reason), f"silencing alarm {name}")
+        what = f"silencing alarm {name}"
+        yield from self._tell("", lambda: survey.silence_alarm(name, until_us, reason), what, catch_up=True)
 
     @offered
     def unsilence_alarm(self, name: str) -> Errand[None]:
         """Tell of an alarm again, before its silence is over."""
-        yield from self._tell("", lambda: survey.silence_alarm(name, 0, ""), f"ending the silence of alarm {name}")
+        what = f"ending the silence of alarm {name}"
+        yield from self._tell("", lambda: survey.silence_alarm(name, 0, ""), what, catch_up=True)
 
     @offered
     def test_alarm(self, name: str) -> Errand[None]:

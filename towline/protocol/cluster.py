@@ -64,6 +64,8 @@ class Met(Answer, frozen=True, array_like=True):
     kind = 208
     me: BrokerState
     known: list[BrokerState] = msgspec.field(default_factory=list)
+    alarms: _Name = ""
+    """A digest of its alarm rules, where each broker keeps its own: who has others asks for them (`AskAlarmBook`)."""
 
 
 class ListBrokers(Request, frozen=True, array_like=True):

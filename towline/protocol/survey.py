@@ -7,15 +7,19 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from towline.alarms.book import Changed
 from towline.alarms.rule import REASON_MAX, AlarmRule, Until
 from towline.alarms.watch import Alarm
 from towline.model import TopicConfig
 from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
 
 __all__ = [
+    "BOOK_PART",
     "GROUP_ORDERS",
     "TOPIC_ORDERS",
+    "AlarmBook",
     "Alarms",
+    "AskAlarmBook",
     "DropAlarm",
     "GroupRow",
     "Kick",
@@ -33,6 +37,9 @@ __all__ = [
     "Told",
     "TopicRow",
 ]
+
+BOOK_PART: Final = 200
+"""Alarm rules that one broker tells another at a time."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=100)]
 
@@ -224,6 +231,22 @@ class SilenceAlarm(Request, frozen=True, array_like=True):
     reason: Annotated[str, msgspec.Meta(max_length=REASON_MAX)] = ""
 
 
+class AskAlarmBook(Request, frozen=True, array_like=True):
+    """From broker to broker: which alarm rules do you have, and when were they changed? In parts, by name."""
+
+    kind = 118
+    after: _Name = ""
+
+
+class AlarmBook(Answer, frozen=True, array_like=True):
+    """The next rules by name, whole, and when each was changed; of those that were dropped, only when."""
+
+    kind = 246
+    rules: Annotated[list[AlarmRule], msgspec.Meta(max_length=BOOK_PART)]
+    changes: Annotated[dict[_Name, Changed], msgspec.Meta(max_length=BOOK_PART)]
+    more: bool = False
+
+
 class Kick(Request, frozen=True, array_like=True):
     """Take from a consumer what it holds, and let it begin anew. Answered by `Done`."""
 
@@ -236,7 +259,18 @@ class Kick(Request, frozen=True, array_like=True):
 REQUESTS.update(
     {
         cls.kind: cls
-        for cls in (ListPage, Pulse, Storage, ListAlarms, PutAlarm, DropAlarm, TestAlarm, SilenceAlarm, Kick)
+        for cls in (
+            ListPage,
+            Pulse,
+            Storage,
+            ListAlarms,
+            PutAlarm,
+            DropAlarm,
+            TestAlarm,
+            SilenceAlarm,
+            AskAlarmBook,
+            Kick,
+        )
     }
 )
-ANSWERS.update({cls.kind: cls for cls in (PageListed, Pulsed, Stored, Alarms)})
+ANSWERS.update({cls.kind: cls for cls in (PageListed, Pulsed, Stored, Alarms, AlarmBook)})
