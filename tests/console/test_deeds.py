@@ -214,7 +214,7 @@ ELSEWHERE = {
     ("messages", "Newer"): "it only looks", ("messages", "Open"): "it only looks",
     ("audit", "Look"): "it only looks", ("audit", "Older"): "it only looks", ("audit", "Newer"): "it only looks",
     ("delayed", "Look"): "it only looks", ("delayed", "Sooner"): "it only looks", ("delayed", "Later"): "it only looks",
-    ("dead", "Filter"): "it only looks", ("dead", "Look further"): "it only looks", ("dead", "Stop"): "nobody is asked",
+    ("dead", "Filter"): "it only looks", ("dead", "Stop"): "nobody is asked",
 }  # fmt: skip
 
 

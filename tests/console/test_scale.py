@@ -79,3 +79,24 @@ def test_reasons_are_counted_over_all_dead_letters(reader: BrowserContext) -> No
     for count, reason in ((f"{DEAD - SLOW:,}", "no such customer"), (f"{SLOW:,}", "TimeoutError: too slow")):
         expect(reasons.locator(".tl-row").filter(has_text=reason).locator(".tl-badge")).to_have_text(count)
     expect(reasons.get_by_role("status")).to_be_hidden()
+
+
+def test_all_that_fit_a_filter_are_found_and_sent_again_however_many(reader: BrowserContext) -> None:
+    page = reader.new_page()
+    page.goto("/dead?topic=topic-00000&group=billing&reason=customer")
+    sifted = page.get_by_role("status").filter(has_text="found in")
+    expect(sifted).to_contain_text("500 found in the newest")  # it is enough to be shown
+    page.get_by_label("Reason contains").fill("too slow")
+    page.get_by_label("Key").fill("k-7")
+    page.get_by_role("button", name="Filter").click()
+    expect(sifted).to_have_text(f"1 found in all {DEAD:,}")  # it has gone on by itself
+    page.get_by_label("Key").fill("")
+    page.get_by_role("button", name="Filter").click()
+    expect(sifted).to_contain_text("500 found in the newest")
+    page.get_by_role("button", name="Send all again").click()
+    expect(page.get_by_role("dialog")).to_contain_text("all that fit the filter")
+    page.get_by_label("Messages a second").fill("100000")
+    page.get_by_role("button", name="Begin").click()
+    outcome = page.get_by_role("status").filter(has_text="sent again")
+    expect(outcome).to_have_text(f"{SLOW:,} sent again, 0 failed; looked through {DEAD:,} of {DEAD:,}: done")
+    expect(sifted).to_have_text(f"0 found in all {DEAD:,}")

@@ -31,6 +31,11 @@ def test_a_menu_and_a_form_in_a_list_stay_open_while_it_comes_anew(visit: Visit,
         mq.put_alarm(AlarmRule(name, "dead", 1000))
         expect(page.get_by_text(name, exact=True)).to_be_visible()
         assert edit.is_visible()
+    mq.put_alarm(AlarmRule("kept", "dead", 1500))
+    expect(page.get_by_text("from 1,500 on")).to_be_visible()
+    mq.silence_alarm("kept", "we know", for_s=86400)
+    item(page, "End the silence")
+    assert edit.is_visible(), "its menu stays open also if somebody else changes the rule itself"
     edit.click()
     field = page.get_by_role("dialog").get_by_label("From", exact=True)
     field.fill("7")

@@ -7,22 +7,27 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from towline.client.aio import Client
+from towline.client.message import DeadLetter
 from towline.errors import NotFound, TowlineError
 
-__all__ = ["Resending", "open_letters"]
+__all__ = ["Fits", "Resending", "open_letters"]
 
 PAGE: Final = 500
 FAILURES_MAX: Final = 1_000
 
 
-async def open_letters(client: Client, topic: str, group: str) -> AsyncIterator[list[int]]:
-    """The numbers of all dead letters that were not sent again, oldest first, some at a time."""
+Fits = Callable[[DeadLetter], bool]
+
+
+async def open_letters(
+    client: Client, topic: str, group: str, fits: Fits | None
+) -> AsyncIterator[tuple[int, list[int]]]:
+    """How many were looked at, and the numbers of those that were not sent again and fit: oldest first, some at a
+    time."""
     at = 0
     while True:
         page = await client.dead_letters(topic, group, first=at, max_messages=PAGE)
-        numbers = [one.number for one in page if not one.resent]
-        if numbers:
-            yield numbers
+        yield len(page), [one.number for one in page if not one.resent and (fits is None or fits(one))]
         if page.next <= at or page.next >= page.end:
             return
         at = page.next
@@ -37,17 +42,22 @@ class Resending:
         self._group = group
         self._per_s = min(max(per_s, 1.0), 100_000.0)
         self.sent = 0
+        self.looked = 0
+        """Of all dead letters, if all were to be looked at."""
         self.failed: list[tuple[int, str]] = []
         self.stopped = False
 
-    async def run(self, numbers: Sequence[int] | None, told: Callable[[], None]) -> None:
+    async def run(self, numbers: Sequence[int] | None, told: Callable[[], None], fits: Fits | None = None) -> None:
+        """Send these again; or all, or all that fit."""
         if numbers is not None:
             await self._some(list(numbers), told)
             return
-        async for some in open_letters(self._client, self._topic, self._group):
+        async for looked, some in open_letters(self._client, self._topic, self._group, fits):
             await self._some(some, told)
             if self.stopped:
                 return
+            self.looked += looked
+            told()
 
     async def _some(self, numbers: list[int], told: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()

@@ -10,8 +10,6 @@ from towline.console.walk import Walk
 
 __all__ = ["Sifting"]
 
-SPEND_S: Final = 0.4
-"""So long is looked before something is shown."""
 FOUND_MAX: Final = 500
 
 
@@ -29,18 +27,31 @@ class Sifting:
         return self._walk.over or len(self.found) >= FOUND_MAX
 
     @property
+    def total(self) -> int:
+        """Of all that are to be looked at."""
+        return self._walk.total
+
+    @property
     def told(self) -> str:
         looked, total = self._walk.looked, self._walk.total
         most = f"the newest {looked:,} of {total:,}" if looked < total else f"all {total:,}"
-        return f"{len(self.found):,} found in {most}"
+        enough = "; more may follow" if len(self.found) >= FOUND_MAX and looked < total else ""
+        return f"{len(self.found):,} found in {most}{enough}"
 
-    async def go_on(self, mq: Client) -> None:
+    @property
+    def which(self) -> str:
+        """What would be sent again."""
+        if self._walk.over:
+            return f"the {len(self.found):,} that fit the filter"
+        return f"all that fit the filter ({self.told})"
+
+    async def go_on(self, mq: Client, spend_s: float) -> None:
         """Look further, for a moment."""
-        await self._walk.go_on(mq, SPEND_S, self._see)
+        await self._walk.go_on(mq, spend_s, self._see)
 
     def _see(self, letters: list[DeadLetter]) -> bool:
-        self.found += [one for one in reversed(letters) if self._fits(one)][: FOUND_MAX - len(self.found)]
+        self.found += [one for one in reversed(letters) if self.fits(one)][: FOUND_MAX - len(self.found)]
         return len(self.found) >= FOUND_MAX
 
-    def _fits(self, one: DeadLetter) -> bool:
+    def fits(self, one: DeadLetter) -> bool:
         return not one.resent and self._reason in one.reason and self._key in ("", one.key)

@@ -122,40 +122,62 @@ def _silence_of(view: View, rule: AlarmRule | None) -> str:
     return f"silenced until {view.moment(rule.silenced_until_us)}"
 
 
-def _rule(view: View, rule: AlarmRule, then: Then) -> None:
+def _rule(view: View, rule: AlarmRule, then: Then) -> Callable[[AlarmRule], None]:
+    """One that is changed by somebody else changes in place: its menu stays open."""
+    now = rule
+
     with ui.element("div").classes("tl-row").style("border-bottom:1px solid var(--line);padding-bottom:8px"):
         ui.label(rule.name).style("font-weight:600")
-        if not rule.enabled:
-            badge("off")
-        sign = "below" if rule.what == "disk" else "from"
-        ui.label(
-            f"{_WHAT[rule.what]}: {sign} {number(rule.threshold) if rule.threshold >= 10 else f'{rule.threshold:g}'} on"
-        )
-        if rule.what != "disk":
-            ui.label(f"topic {rule.topic}, group {rule.group}").classes("tl-sub")
-        if rule.for_s:
-            ui.label(f"for {span(rule.for_s)}").classes("tl-sub")
+        off = badge("off")
+        when = ui.label()
+        where = ui.label().classes("tl-sub")
+        lasting = ui.label().classes("tl-sub")
         ui.element("div").classes("tl-grow")
-        to = [
-            *rule.emails,
-            *rule.webhooks,
-            *(["the topic's e-mails"] if rule.topic_emails and rule.what != "disk" else []),
-        ]
-        ui.label("tells " + (", ".join(to) or "the broker's log")).classes("tl-sub")
+        told = ui.label().classes("tl-sub")
         with (
             button(icon="more_vert").props(f'flat round dense aria-label="Rule {rule.name}"').classes("tl-icon"),
             ui.menu(),
         ):
-            ui.menu_item("Edit …", lambda: _edit(view, rule, then))
-            ui.menu_item("Silence …", lambda: _silence(view, rule, then))
-            if rule.silenced_until_us:
-                ui.menu_item("End the silence", lambda: _unsilence(view, rule, then))
-            ui.menu_item("Send a test notice", lambda: _test(view, rule))
-            ui.menu_item("Remove …", lambda: _remove(view, rule, then))
-        if rule.silenced_until_us:
-            with ui.element("div").classes("tl-row").style("width:100%"):
-                badge(_silence_of(view, rule), "warn")
-                ui.label(plain(rule.silence_reason)).classes("tl-sub")
+            ui.menu_item("Edit …", lambda: _edit(view, now, then))
+            ui.menu_item("Silence …", lambda: _silence(view, now, then))
+            end = ui.menu_item("End the silence", lambda: _unsilence(view, now, then))
+            ui.menu_item("Send a test notice", lambda: _test(view, now))
+            ui.menu_item("Remove …", lambda: _remove(view, now, then))
+        with ui.element("div").classes("tl-row").style("width:100%") as silence:
+            with ui.element("span").classes("tl-badge warn"):
+                silenced = ui.label()
+            reason = ui.label().classes("tl-sub")
+
+    def change(rule: AlarmRule) -> None:
+        nonlocal now
+        now = rule
+        off.set_visibility(not rule.enabled)
+        when.text = _when(rule)
+        _tell(where, f"topic {rule.topic}, group {rule.group}" if rule.what != "disk" else "")
+        _tell(lasting, f"for {span(rule.for_s)}" if rule.for_s else "")
+        told.text = "tells " + (", ".join(_told(rule)) or "the broker's log")
+        for element in (end, silence):
+            element.set_visibility(bool(rule.silenced_until_us))
+        silenced.text, reason.text = _silence_of(view, rule), plain(rule.silence_reason)
+
+    change(rule)
+    return change
+
+
+def _tell(label: ui.label, text: str) -> None:
+    label.text = text
+    label.set_visibility(bool(text))
+
+
+def _when(rule: AlarmRule) -> str:
+    sign = "below" if rule.what == "disk" else "from"
+    value = number(rule.threshold) if rule.threshold >= 10 else f"{rule.threshold:g}"
+    return f"{_WHAT[rule.what]}: {sign} {value} on"
+
+
+def _told(rule: AlarmRule) -> list[str]:
+    topics = ["the topic's e-mails"] if rule.topic_emails and rule.what != "disk" else []
+    return [*rule.emails, *rule.webhooks, *topics]
 
 
 async def _remove(view: View, rule: AlarmRule, then: Then) -> None:

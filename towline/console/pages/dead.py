@@ -15,7 +15,7 @@ from towline.console.frame import View, act, badge, button, console_page, empty,
 from towline.console.letters import NewestLetters, name_of, number_of
 from towline.console.pages.message import show_body
 from towline.console.reasons import Reasons
-from towline.console.resending import Resending
+from towline.console.resending import Fits, Resending
 from towline.console.rows import Rows
 from towline.console.sifting import Sifting
 from towline.console.table import Column, Query, Table
@@ -27,6 +27,8 @@ __all__ = ["dead_page", "letter_page"]
 REASONS_SHOWN = 8
 COUNT_FIRST_S, COUNT_S, COUNT_EVERY_S = 0.1, 0.2, 0.5
 """Reasons are counted so long before the page is shown, then so long each time, and so often."""
+SIFT_FIRST_S, SIFT_S, SIFT_EVERY_S = 0.2, 0.3, 0.5
+"""The same, of looking for those that fit the filter."""
 
 GROUPS = [
     Column("group", "Group", "link"),
@@ -123,8 +125,8 @@ class _Letters:
                 for field in (reason, key):
                     field.on("keydown.enter", look)
             with ui.element("div").classes("tl-row") as self._sifted:
-                self._told = ui.label("").classes("tl-sub").props('role="status"')
-                self._further = button("Look further", on_click=self._look_further).classes("tl-plain")
+                self._told = ui.label("").classes("tl-sub").props('role="status"').mark("sifted")
+            self._further = ui.timer(SIFT_EVERY_S, self._look_further, active=False)
             await self._search()
             nothing = ("mark_email_read", "No dead letters here", "None is left, or none fits the filter.")
             self._table = Table(
@@ -143,16 +145,27 @@ class _Letters:
         sought = bool(self.reason or self.key)
         self.sifting = Sifting(self.topic, self.group, self.reason, self.key) if sought else None
         self._sifted.set_visibility(self.sifting is not None)
-        await self._sift()
+        await self._sift(SIFT_FIRST_S)
 
-    async def _sift(self) -> None:
-        if self.sifting is not None:
-            await self.sifting.go_on(self.view.mq)
-            self._told.text = self.sifting.told
-            self._further.set_visibility(not self.sifting.over)
+    async def _sift(self, spend_s: float) -> None:
+        """Some are looked for before the page is shown, the rest after, until enough are found."""
+        sifting = self.sifting
+        if sifting is not None:
+            await sifting.go_on(self.view.mq, spend_s)
+        if sifting is self.sifting:  # nobody has another filter meanwhile
+            self._told.text = sifting.told if sifting is not None else ""
+            self._further.active = sifting is not None and not sifting.over
 
     async def _look_further(self) -> None:
-        if await act(self._sift()):
+        sifting = self.sifting
+        found = len(sifting.found) if sifting is not None else 0
+        try:
+            await self._sift(SIFT_S)
+        except TowlineError as error:
+            self._further.active = False
+            self._told.text += f": {plain(str(error))[:200]}"
+            return
+        if sifting is not None and sifting is self.sifting and len(sifting.found) != found:
             await self._table.refresh()
 
     async def _fetch(self, query: Query) -> tuple[int, list[dict[str, Any]]]:
@@ -195,6 +208,8 @@ class _Letters:
             told.set_visibility(not reasons.over)
 
         async def go_on() -> None:
+            if self.sifting is not None and not self.sifting.over:
+                return  # one after the other
             try:
                 await reasons.go_on(self.view.mq, COUNT_S)
             except TowlineError as error:
@@ -233,19 +248,19 @@ class _Letters:
     def _send_all(self) -> None:
         async def save() -> bool:
             per_s = float(rate.value or 100)
-            numbers = [one.number for one in reversed(self.sifting.found)] if self.sifting is not None else None
-            ui.timer(0, lambda: self._run(numbers, per_s, self._count if numbers is None else len(numbers)), once=True)
+            count, fits = (self._count, None) if sifting is None else (sifting.total, sifting.fits)
+            with self.view.main:  # the form goes when it is closed, and would take the work along
+                ui.timer(0, lambda: self._run(None, per_s, count, fits), once=True)
             return True
 
-        which = (
-            f"the {len(self.sifting.found):,} that were found" if self.sifting is not None else f"all {self._count:,}"
-        )
+        sifting = self.sifting
+        which = sifting.which if sifting is not None else f"all {self._count:,}"
         with form(
             "Send dead letters again", "Begin", save, about=f"To group {self.group} alone: {which}, oldest first."
         ):
             rate = ui.number("Messages a second", value=100, min=1, max=100_000).props("outlined dense")
 
-    async def _run(self, numbers: list[int] | None, per_s: float, count: int) -> None:
+    async def _run(self, numbers: list[int] | None, per_s: float, count: int, fits: Fits | None = None) -> None:
         self.job = job = Resending(self.view.mq, self.topic, self.group, per_s=per_s)
         self._progress.clear()
         with self._progress, panel("Sending again"):
@@ -256,11 +271,15 @@ class _Letters:
             failures = ui.element("div")
 
         def told() -> None:
-            bar.value = min((job.sent + len(job.failed)) / max(count, 1), 1.0)
-            said.text = f"{job.sent:,} of {count:,} sent again, {len(job.failed):,} failed"
+            done = job.looked if fits is not None else job.sent + len(job.failed)
+            bar.value = min(done / max(count, 1), 1.0)
+            of = "" if fits is not None else f" of {count:,}"
+            said.text = f"{job.sent:,}{of} sent again, {len(job.failed):,} failed"
+            if fits is not None:
+                said.text += f"; looked through {job.looked:,} of {count:,}"
 
         try:
-            await job.run(numbers, told)
+            await job.run(numbers, told, fits)
         except TowlineError as error:
             say(str(error), bad=True)
         told()
