@@ -166,6 +166,7 @@ def test_brokers_come_and_go_at_random(brokers: Brokers, topic: str, request: py
         if some:
             print(f"{how}: {len(some)} rounds; without a send for {statistics.median(some):.2f} s at median, ", end="")
             print(f"{max(some):.2f} s at most; {sum(one > TAKEOVER_S for one in some)} above {TAKEOVER_S:g} s")
+            print("  " + " ".join(f"{one:.2f}" for one in sorted(some)))
     # A machine with other things to do may stand still for longer than all of it takes: most rounds must be in time.
     every = gaps["killed"] + gaps["frozen"]
     assert statistics.median(every) < TAKEOVER_S

@@ -52,7 +52,8 @@ def owner_of(brokers: Brokers, topic: str) -> int:
     from crc32c import crc32c
 
     number = crc32c(topic.encode()) % REALMS
-    address = holders_of(brokers)["main" if not number else f"realm-{number}"]
+    # It may be on its way from one broker to the next.
+    address: str = eventually(lambda: holders_of(brokers).get("main" if not number else f"realm-{number}"))
     return brokers.ports.index(int(address.rpartition(":")[2]))
 
 
