@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -136,14 +137,80 @@ async def test_a_topic_that_becomes_ordered_is_sent_to_the_homes_of_its_shards(
             other.create_topic(topic, shards=SHARDS)
         receipts = await do(mq.send_many(topic, [b"x"] * 40, keys=[f"k{number}" for number in range(40)]))
         assert all(receipt.lane.isdigit() for receipt in receipts)
-        homes = {
-            (lane.lane, number) for number in range(2) for lane in _lanes(two, number, topic) if lane.end > lane.first
-        }
-        fleet: Fleet = mq._cluster.fleet
-        for lane, number in homes:
-            home = fleet.get(fleet.home(topic, int(lane)))
-            assert home is not None
-            assert home.address == two.address(number)
+        all_at_home(mq, two, topic)
+
+
+def all_at_home(mq: Any, brokers: Brokers, topic: str) -> None:
+    """Every shard has messages at the one broker that it belongs to, and nowhere else."""
+    fleet: Fleet = mq._cluster.fleet
+    for number in range(2):
+        for lane in _lanes(brokers, number, topic):
+            if lane.end > lane.first:
+                home = fleet.get(fleet.home(topic, int(lane.lane)))
+                assert home is not None
+                assert home.address == brokers.address(number)
+
+
+async def in_order(mq: Any, topic: str, count: int) -> None:
+    """All messages are there, those of each key in the order of their numbers."""
+    seen: defaultdict[str, list[int]] = defaultdict(list)
+    async with entered(mq.consumer(topic, "in-order", start="earliest")) as consumer:
+        async for message in each(consumer):
+            with message:
+                seen[message.key].append(int(message.body))
+            if sum(map(len, seen.values())) == count:
+                break
+    assert sorted(number for numbers in seen.values() for number in numbers) == list(range(count))
+    assert all(numbers == sorted(numbers) for numbers in seen.values())
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, SHARDS), (3, SHARDS), (SHARDS, 3)])
+async def test_a_producer_goes_on_with_a_topic_that_was_made_anew_with_other_shards(
+    connect: Any, two: Brokers, topic: str, before: int, after: int
+) -> None:
+    async with entered(connect(two.url, timeout=60)) as mq, entered(mq.producer()) as producer:
+        await do(mq.create_topic(topic, shards=before))
+        for number in range(40):
+            await do(producer.send(topic, b"%d" % number, key=f"k{number % 20}"))
+        await do(producer.flush())
+        with towline.connect(two.url) as other:
+            other.delete_topic(topic)
+            other.create_topic(topic, shards=after)
+        sent = []
+        for number in range(400):
+            sent.append(await do(producer.send(topic, b"%d" % number, key=f"k{number % 20}")))
+            if not number % 50:
+                await asyncio.sleep(0.05)  # so that some are sent before it is known, and some after
+        await do(producer.flush())
+        assert all(one.exception() is None for one in sent)
+        assert {one.result().lane.isdigit() for one in sent} == {True}
+        all_at_home(mq, two, topic)
+        await in_order(mq, topic, 400)
+
+
+async def test_a_producer_that_sent_while_nobody_could_be_asked_puts_everything_where_it_belongs(
+    connect: Any, topic: str, cluster_of: Callable[..., Brokers]
+) -> None:
+    brokers = cluster_of(2).start().wait_for()
+    async with entered(connect(brokers.url, timeout=2)) as mq:
+        await do(mq.create_topic(topic, shards=SHARDS))
+        for number in range(2):
+            brokers.kill(number)
+        async with entered(mq.producer()) as producer:
+            sent = [await do(producer.send(topic, b"%d" % number, key=f"k{number % 20}")) for number in range(100)]
+            keyless = await do(producer.send(topic, b"x"))
+            brokers.start(0)
+            sent += [
+                await do(producer.send(topic, b"%d" % number, key=f"k{number % 20}")) for number in range(100, 200)
+            ]
+            brokers.start(1)
+            with pytest.raises(BadRequest, match="give a shard_key"):
+                await do(producer.flush())
+            assert isinstance(keyless.exception(), BadRequest)
+            await do(producer.flush())
+            assert all(one.exception() is None for one in sent)
+        all_at_home(mq, brokers, topic)
+        await in_order(mq, topic, 200)
 
 
 def _lanes(brokers: Brokers, number: int, topic: str) -> list[Any]:

@@ -21,7 +21,7 @@ from towline.client.sharding import not_ordered, shard_of
 from towline.errors import BadRequest, NotOwner, QueueFull, Timeout, TowlineError, WrongShard
 from towline.model import LANES, Priority, check_topic
 
-__all__ = ["Accumulator", "BatchLimits", "expired"]
+__all__ = ["Accumulator", "BatchLimits", "Lane", "expired"]
 
 P = TypeVar("P")
 
@@ -49,10 +49,10 @@ class BatchLimits(NamedTuple):
         return self
 
 
-class _Lane:
+class Lane:
     __slots__ = ("backoff", "filling", "full", "home", "in_flight", "name", "number", "queued", "retry_at")
 
-    def __init__(self, home: dict[Any, _Lane], name: Any, number: int) -> None:
+    def __init__(self, home: dict[Any, Lane], name: Any, number: int) -> None:
         self.home = home
         self.name = name
         self.number = number
@@ -62,6 +62,11 @@ class _Lane:
         self.queued = False
         self.retry_at = 0.0
         self.backoff: Backoff | None = None
+
+    @property
+    def topic(self) -> str:
+        name: str = self.name if isinstance(self.name, str) else self.name[0]
+        return name
 
     @property
     def empty(self) -> bool:
@@ -80,18 +85,20 @@ class Accumulator(Generic[P]):
         self.bytes = 0
         self.stirred = False
         """Since this was last cleared, something began that whoever sends must know of."""
-        self._pending = pending
-        self._flying: dict[Parcel, _Lane] = {}
+        self.pending = pending
+        self._flying: dict[Parcel, Lane] = {}
         self.failed: list[Parcel] = []
         """Parcels that failed, until somebody is told."""
-        self._lanes: tuple[dict[Any, _Lane], ...] = tuple({} for _ in (*LANES, "shards"))
-        self._by_priority: dict[str, dict[Any, _Lane]] = dict(zip(LANES, self._lanes, strict=False))
+        self._lanes: tuple[dict[Any, Lane], ...] = tuple({} for _ in (*LANES, "shards"))
+        self._by_priority: dict[str, dict[Any, Lane]] = dict(zip(LANES, self._lanes, strict=False))
         self._unsharded = self._by_priority["middle"]
+        self._held: frozenset[str] = frozenset()
+        """Topics of which nothing is sent for the moment."""
         self._of_shards = self._lanes[-1]
         """Lanes of ordered topics, by topic, number of shards, shard, and whether they are for delayed messages."""
-        self._lingering: deque[tuple[Parcel, _Lane]] = deque()
-        self._ready: deque[_Lane] = deque()
-        self._retrying: list[_Lane] = []
+        self._lingering: deque[tuple[Parcel, Lane]] = deque()
+        self._ready: deque[Lane] = deque()
+        self._retrying: list[Lane] = []
 
     @property
     def is_full(self) -> bool:
@@ -174,32 +181,35 @@ class Accumulator(Generic[P]):
         self.bytes += size
         if index + 1 >= limits.max_batch_messages or parcel.size >= limits.max_batch_bytes:
             self._close(lane, parcel)
-        return self._pending(parcel, index)
+        return self.pending(parcel, index)
 
-    def _open_lane(self, topic: str, priority: Priority) -> _Lane:
+    def _open_lane(self, topic: str, priority: Priority) -> Lane:
         number = as_lane(priority)
         home = self._lanes[number]
-        lane = home[check_topic(topic)] = _Lane(home, topic, number)
+        lane = home[check_topic(topic)] = Lane(home, topic, number)
         return lane
 
-    def _shard_lane(self, topic: str, shards: int, shard: int, delayed: bool) -> _Lane:
+    def _shard_lane(self, topic: str, shards: int, shard: int, delayed: bool) -> Lane:
         """What is delayed goes its own way: it must not take along what is not."""
         name = topic, shards, shard, delayed
         lane = self._of_shards.get(name)
         if lane is None:
-            lane = self._of_shards[name] = _Lane(self._of_shards, name, shard)
+            lane = self._of_shards[name] = Lane(self._of_shards, name, shard)
         return lane
 
-    def _close(self, lane: _Lane, parcel: Parcel) -> None:
+    def _close(self, lane: Lane, parcel: Parcel) -> None:
         lane.filling = None
         parcel.count = len(parcel.bodies)
         lane.full.append(parcel)
         self._enqueue(lane)
 
-    def _enqueue(self, lane: _Lane) -> None:
-        if not lane.queued and lane.in_flight is None and not lane.retry_at:
+    def _enqueue(self, lane: Lane) -> None:
+        if not lane.queued and lane.in_flight is None and not lane.retry_at and not self._holds(lane):
             lane.queued = self.stirred = True
             self._ready.append(lane)
+
+    def _holds(self, lane: Lane) -> bool:
+        return bool(self._held) and lane.topic in self._held
 
     # Parcels out
 
@@ -325,60 +335,10 @@ class Accumulator(Generic[P]):
                 lost = Parcel(parcel.topic, 0, parcel.opened_at, parcel.deadline)
                 lost.count, lost.error = 1, error
                 failed.append(lost)
-                placed.append(self._pending(lost, 0))
+                placed.append(self.pending(lost, 0))
         return placed
 
-    # Another accumulator, for another broker
-
-    def evacuate(
-        self, never_left: Callable[[Parcel], bool], moves: Callable[[str], bool] | None = None
-    ) -> list[Parcel]:
-        """Take out what may go to another broker: all that is not on its way, and what `never_left`. What is ordered,
-        or has dedup ids, stays; unless it is said of which topics everything `moves`."""
-        parcels: list[Parcel] = []
-        for by_name in self._lanes:
-            if by_name is self._of_shards and moves is None:
-                continue
-            for lane in list(by_name.values()):
-                if moves is not None and not moves(lane.name if isinstance(lane.name, str) else lane.name[0]):
-                    continue
-                flying = lane.in_flight
-                if flying is not None and (moves is not None or not flying.pinned) and never_left(flying):
-                    self._end_flight(flying)
-                    lane.full.appendleft(flying)
-                elif flying is not None and moves is not None:
-                    # What follows must not overtake it.
-                    continue
-                if lane.filling is not None:
-                    lane.filling.count = len(lane.filling.bodies)
-                    lane.full.append(lane.filling)
-                    lane.filling = None
-                leaving = [parcel for parcel in lane.full if moves is not None or not parcel.pinned]
-                lane.full = deque(parcel for parcel in lane.full if parcel not in leaving)
-                for parcel in leaving:
-                    self._release(parcel)
-                parcels += leaving
-                if lane.empty and not lane.queued and not lane.retry_at:
-                    del by_name[lane.name]
-        return parcels
-
-    def topics(self) -> set[str]:
-        """What waits here, or is on its way."""
-        names = (lane.name for by_name in self._lanes for lane in by_name.values())
-        return {name if isinstance(name, str) else name[0] for name in names}
-
-    def adopt(self, parcel: Parcel) -> None:
-        """Take on a parcel that could not be sent elsewhere."""
-        parcel.refusal = None
-        if parcel.shards:
-            lane = self._shard_lane(parcel.topic, parcel.shards, parcel.lane, parcel.has_times)
-        else:
-            home = self._lanes[parcel.lane]
-            lane = home.get(parcel.topic) or home.setdefault(parcel.topic, _Lane(home, parcel.topic, parcel.lane))
-        lane.full.append(parcel)
-        self.messages += parcel.count
-        self.bytes += parcel.size
-        self._enqueue(lane)
+    # The end
 
     def expired(self, now: float) -> list[Parcel]:
         """Parcels on their way for too long: the driver gives them up with `refused`. Those that wait to be tried again
@@ -412,12 +372,12 @@ class Accumulator(Generic[P]):
         failed, self.failed = self.failed, []
         return [parcel for parcel in failed if not parcel.looked_at]
 
-    def _end_flight(self, parcel: Parcel) -> _Lane:
+    def _end_flight(self, parcel: Parcel) -> Lane:
         lane = self._flying.pop(parcel)
         lane.in_flight = None
         return lane
 
-    def _finish(self, lane: _Lane, parcel: Parcel, now: float) -> None:
+    def _finish(self, lane: Lane, parcel: Parcel, now: float) -> None:
         self._release(parcel)
         filling = lane.filling
         if lane.full or (filling is not None and filling.opened_at + self.limits.linger_s <= now):

@@ -256,21 +256,21 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
         return sharding.Common(self._sender, self._shards, priority, durability, compress, most, lives)
 
     def _make_producer(self, options: ProducerOptions) -> Producer:
-        if self._cluster is None:
-            return self._adopt(self._producer(self._new_link(), options))
         cluster = self._cluster
+        if cluster is None:
+            producer = self._producer(self._new_link(), options, self._shards)
+        else:
 
-        def make(broker: str) -> Producer:
-            return self._producer(cluster.new_link(broker), options.at(broker, shared=cluster.fleet.shared))
+            def make(broker: str, shards: sharding.ShardMap) -> Producer:
+                return self._producer(cluster.new_link(broker), options.at(broker, shared=cluster.fleet.shared), shards)
 
-        return self._adopt(ClusterProducer(cluster, make, self._shards, options.spool_dir is not None))
-
-    def _producer(self, link: AioLink, options: ProducerOptions) -> Producer:
-        limits = options.limits(self._max_request_bytes)
-        shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection, self._shards)
-        producer = Producer(link, shipping, limits)
+            producer = ClusterProducer(cluster, make, self._shards, options.spool_dir is not None)
         instrument(producer)
-        return producer
+        return self._adopt(producer)
+
+    def _producer(self, link: AioLink, options: ProducerOptions, shards: sharding.ShardMap) -> Producer:
+        shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection, shards)
+        return Producer(link, shipping, options.limits(self._max_request_bytes))
 
     # Consuming
 

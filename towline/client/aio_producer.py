@@ -11,14 +11,16 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from towline.client.accumulate import Accumulator, BatchLimits, expired
+from towline.client.accumulate import BatchLimits, expired
 from towline.client.aio_link import AioLink
 from towline.client.delays import Time, as_deliver_at
-from towline.client.outgoing import FOREVER, Body, as_body, as_dedup_id, as_headers, as_key
+from towline.client.exchange import Exchange
+from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, call_back, with_origins
 from towline.client.shipping import Shipping, raise_unseen
 from towline.errors import Closed, NotOwner, Timeout, TowlineError
 from towline.model import Priority, Receipt
+from towline.protocol.ordering import Sharded
 
 __all__ = ["Pending", "Producer", "done"]
 
@@ -83,7 +85,7 @@ class Producer:
 
     def __init__(self, link: AioLink, shipping: Shipping, limits: BatchLimits) -> None:
         self._link = link
-        self._accumulator: Accumulator[Pending] = Accumulator(limits, Pending)
+        self._accumulator: Exchange[Pending] = Exchange(limits, Pending)
         self._shipping = shipping
         self._shards = shipping.shards
         self._stirred = asyncio.Event()
@@ -159,6 +161,30 @@ class Producer:
             self._stirred.set()
         return pending
 
+    async def put(  # noqa: PLR0917
+        self,
+        shards: int,
+        topic: str,
+        body: bytes,
+        key: str | None,
+        priority: Priority,
+        headers: dict[str, str] | None,
+        at_us: int,
+        dedup_id: str | None,
+        shard_key: str | None,
+        lives: Lives,
+    ) -> Pending:
+        """See `producer.Producer`."""
+        if self._barred or self._accumulator.is_full:
+            await self._make_room(topic)
+        if (self._shards.get(topic) or 0) != shards:
+            raise NotOwner
+        columns = topic, body, key, priority, headers, at_us, dedup_id, shards, shard_key, lives
+        pending = self._accumulator.add(*columns)
+        if self._accumulator.stirred:
+            self._stirred.set()
+        return pending
+
     async def _look_up(self, topic: str) -> int:
         """See `producer.Producer`."""
         if self._closed:
@@ -224,6 +250,21 @@ class Producer:
     @property
     def redirects(self) -> deque[tuple[str, str]]:
         return self._shipping.redirects
+
+    @property
+    def recounts(self) -> deque[tuple[str, Sharded]]:
+        return self._shipping.recounts
+
+    @property
+    def exchange(self) -> Exchange[Pending]:
+        return self._accumulator
+
+    def rearranged(self, failed: list[Parcel]) -> None:
+        """Messages were put here, or taken away; some belonged nowhere."""
+        self._accumulator.failed += failed
+        self._end(with_origins(failed))
+        self._let_in()
+        self._stirred.set()
 
     def evacuate(self) -> list[Parcel]:
         """Give away what never left."""

@@ -12,13 +12,16 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import cache
 from typing import Any, Final
 
 from towline.client.cluster import Cluster
-from towline.client.delays import Time
+from towline.client.delays import Time, as_deliver_at
 from towline.client.errand import Place, There
-from towline.client.fleet import DEDUP
-from towline.client.outgoing import Body
+from towline.client.exchange import rearrange
+from towline.client.fleet import DEDUP, Fleet
+from towline.client.outgoing import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
 from towline.client.parcel import Parcel, Pending
 from towline.client.producer import Producer
 from towline.client.sharding import ShardMap, shard_of
@@ -28,7 +31,7 @@ from towline.client.steps import drive
 from towline.errors import Closed, NotOwner, Refused, Timeout, Unavailable
 from towline.model import Priority
 
-__all__ = ["HANGS_S", "ClusterProducer", "Pulse"]
+__all__ = ["HANGS_S", "ClusterProducer", "Pulse", "homes_of"]
 
 HANGS_S: Final = 1.0
 """A broker that owes us an answer and says nothing for so long is taken for away."""
@@ -52,15 +55,31 @@ class Pulse:
         return now - self._since > (HANGS_S if ready else _BREAKS_S)
 
 
+def homes_of(fleet: Fleet, salt: str, topic: str, shards: int) -> Callable[[int, bool], str]:
+    """The broker of a shard; or where there are none, of a message with a dedup id or without."""
+
+    def home(shard: int, dedup: bool) -> str:
+        return fleet.home(topic, shard if shards else DEDUP) if shards or dedup else fleet.route(salt, topic)
+
+    return cache(home)
+
+
 class ClusterProducer(Producer):
     """Sends in the background, many messages at a time, to the brokers of a cluster. Made by `Client.producer`."""
 
-    def __init__(self, cluster: Cluster, make: Callable[[str], Producer], shards: ShardMap, keeps: bool) -> None:
+    def __init__(
+        self, cluster: Cluster, make: Callable[[str, ShardMap], Producer], shards: ShardMap, keeps: bool
+    ) -> None:
         # Not the parent's: this one has no connection of its own.
         self._cluster = cluster
         self._fleet = cluster.fleet
         self._make = make
         self._shards = shards
+        self._counts = shards if self._fleet.shared else ShardMap()
+        """How many shards we take topics to have: it says at which broker a message belongs. Where they keep their own,
+        it changes only when nothing is on its way by the number before (see `exchange.rearrange`)."""
+        self._recounts: dict[str, int] = {}
+        """Topics that are held, because a broker says that they have another number of shards."""
         self._keeps = keeps
         self._salt = secrets.token_hex(4)
         self._guard = threading.RLock()
@@ -93,52 +112,66 @@ class ClusterProducer(Producer):
     ) -> Pending:
         if self._closed:
             raise Closed("the producer was closed")
-        shards = self._shards.get(topic)
-        if shards is None or (shard_key is not None and not shards):
-            shards = self._count_shards(topic, needed=shard_key is not None)
-        if self._fleet.shared:
-            branch = self._routes.get(topic) or self._route(topic)
-        elif shards:
-            branch = self._branch(self._fleet.home(topic, shard_of(topic, shards, key, shard_key, priority)))
-        elif dedup_id is not None:
-            branch = self._branch(self._fleet.home(topic, DEDUP))
-        else:
-            branch = self._routes.get(topic) or self._route(topic)
+        body, packed, at_us = as_body(body), as_headers(headers), as_deliver_at(delay, deliver_at, delay_level)
+        as_key(key)
+        as_key(shard_key)
+        as_dedup_id(dedup_id)
+        lives = as_lives(ttl, timeout, attempts)
         while True:
+            shards = self._counts.get(topic)
+            if shards is None or (shard_key is not None and not shards):
+                self._count_shards(topic, needed=shard_key is not None)
+                shards = self._counts.get(topic)
+            count = shards or 0
+            branch = self._branch_for(topic, count, key, shard_key, priority, dedup_id)
             try:
-                return branch.send(
-                    topic,
-                    body,
-                    key=key,
-                    priority=priority,
-                    headers=headers,
-                    dedup_id=dedup_id,
-                    delay=delay,
-                    deliver_at=deliver_at,
-                    delay_level=delay_level,
-                    shard_key=shard_key,
-                    ttl=ttl,
-                    timeout=timeout,
-                    attempts=attempts,
-                )
+                return branch.put(count, topic, body, key, priority, packed, at_us, dedup_id, shard_key, lives)
             except NotOwner:
-                # It was just given away.
+                # It was just given away, or has another number of shards.
                 self._routes.pop(topic, None)
-                branch = self._route(topic)
 
-    def _count_shards(self, topic: str, *, needed: bool) -> int:
-        if self._keeps and (self._fleet.shared or (not needed and self._fleet.pick(topic) is None)):
-            # Nobody can be asked, or the producer of the broker finds out when it can be reached.
-            return 0
+    def _branch_for(  # noqa: PLR0917
+        self,
+        topic: str,
+        shards: int,
+        key: str | None,
+        shard_key: str | None,
+        priority: Priority,
+        dedup_id: str | None,
+    ) -> Producer:
+        if shards and not self._fleet.shared:
+            return self._branch(self._fleet.home(topic, shard_of(topic, shards, key, shard_key, priority)))
+        if dedup_id is not None and not self._fleet.shared:
+            return self._branch(self._fleet.home(topic, DEDUP))
+        return self._routes.get(topic) or self._route(topic)
+
+    def _count_shards(self, topic: str, *, needed: bool) -> None:
+        """Find out how many shards a topic has. What nobody could say is taken for a shared one, until the broker that
+        it is sent to says otherwise."""
+        if self._fleet.shared:
+            self._count_at_owner(topic, needed=needed)
+            return
+        shards = 0
+        if needed or not self._keeps or self._fleet.pick(topic) is not None:
+            try:
+                shards = drive(count_shards(self._fleet, self._shards, topic, needed=needed), self._go)
+            except (Unavailable, Refused):
+                if needed:
+                    raise
+        with self._guard:
+            # What was sent as to a shared one goes first; its broker will say so.
+            if self._counts.get(topic) is None:
+                self._counts.put(topic, shards)
+
+    def _count_at_owner(self, topic: str, *, needed: bool) -> None:
+        if self._keeps:
+            # The producer of the broker finds out when it can be reached.
+            return
         try:
-            if self._fleet.shared:
-                return self._cluster.run(topic, self._shards.find(topic, needed=needed))
-            errand = count_shards(self._fleet, self._shards, topic, needed=needed)
-            return drive(errand, self._go)
+            self._cluster.run(topic, self._shards.find(topic, needed=needed))
         except (Unavailable, Refused):
             if needed:
                 raise
-            return 0
 
     def _go(self, place: Place) -> Any:
         assert isinstance(place, There), "one broker is asked after the other"
@@ -156,7 +189,7 @@ class ClusterProducer(Producer):
             with self._guard:
                 found = self._branches.get(broker)
                 if found is None:
-                    found = self._branches[broker] = self._make(broker)
+                    found = self._branches[broker] = self._make(broker, self._counts)
                     self._pulses[broker] = Pulse()
         return found
 
@@ -173,8 +206,10 @@ class ClusterProducer(Producer):
                 if self._fleet.shared:
                     self._move_topics()
                 self._routes.clear()
-            for broker in () if self._fleet.shared else away:
-                self._evacuate(broker)
+            if not self._fleet.shared:
+                for broker in away:
+                    self._evacuate(broker)
+                self._rearrange()
 
     def _is_away(self, broker: str, branch: Producer, now: float) -> bool:
         link = branch.link
@@ -209,6 +244,30 @@ class ClusterProducer(Producer):
         for parcel in self._branches[broker].evacuate():
             target = self._fleet.pick(self._salt + parcel.topic, (broker,)) or broker
             self._branch(target).adopt(parcel)
+
+    def _rearrange(self) -> None:
+        """Topics have another number of shards: what waits for them goes to the brokers that it belongs to now."""
+        for branch in self._branches.values():
+            while branch.recounts:
+                topic, said = branch.recounts.popleft()
+                self._recounts[topic] = said.shards
+        for topic, shards in list(self._recounts.items()):
+            home = homes_of(self._fleet, self._salt, topic, shards)
+            for broker in {home(shard, dedup) for shard in range(max(shards, 1)) for dedup in (False, True)}:
+                self._branch(broker)
+            branches = list(self._branches.items())
+            with ExitStack() as locks:
+                for _, branch in branches:
+                    locks.enter_context(branch.lock)
+                failed = rearrange(topic, shards, {broker: branch.exchange for broker, branch in branches}, home)
+                if failed is None:
+                    continue
+                self._counts.put(topic, shards)
+            self._shards.put(topic, shards)
+            self._routes.pop(topic, None)
+            del self._recounts[topic]
+            for number, (_, branch) in enumerate(branches):
+                branch.rearranged(failed if not number else [])
 
     # The end
 

@@ -175,9 +175,8 @@ class ProducerOptions(NamedTuple):
 
     def at(self, broker: str, *, shared: bool) -> ProducerOptions:
         """For the producer at one broker of a cluster, whose brokers may share a store."""
-        if self.spool_dir is None:
-            return self
-        return self._replace(spool_dir=Path(self.spool_dir) / broker, reroutes=shared)
+        folder = None if self.spool_dir is None else Path(self.spool_dir) / broker
+        return self._replace(spool_dir=folder, reroutes=shared)
 
     def limits(self, max_request_bytes: int) -> BatchLimits:
         return BatchLimits(
@@ -196,7 +195,8 @@ class ProducerOptions(NamedTuple):
     ) -> Shipping:
         durability, max_frame_bytes = as_durability(self.durability), max_request_bytes - HEAD_BYTES
         if self.spool_dir is None:
-            return Shipping(make_sender(), durability, self.compress, max_frame_bytes, shards)
+            about = durability, self.compress, max_frame_bytes, shards
+            return Shipping(make_sender(), *about, reroutes=self.reroutes)
         spool = FrameSpool(self.spool_dir, self.spool_bytes)
         return SpooledShipping(
             make_sender,

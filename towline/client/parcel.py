@@ -20,6 +20,7 @@ __all__ = ["Parcel", "Pending", "call_back", "with_origins"]
 log = logging.getLogger("towline.client")
 
 _WAITERS = threading.Lock()
+_ORIGINS = threading.Lock()
 
 
 class Parcel:
@@ -266,8 +267,11 @@ def with_origins(ended: list[Parcel]) -> list[Parcel]:
     every = list(ended)
     for parcel in every:
         for origin in parcel.origins:
-            origin.left -= 1
-            if not origin.left:
+            # Its messages may be with several brokers, and so with several threads.
+            with _ORIGINS:
+                origin.left -= 1
+                last = not origin.left
+            if last:
                 every.append(origin)
     return every
 

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Set
 from types import TracebackType
 from typing import Final, Self
 
-from towline.client.accumulate import Accumulator, BatchLimits, expired
+from towline.client.accumulate import BatchLimits, expired
 from towline.client.delays import Time, as_deliver_at
+from towline.client.exchange import Exchange
 from towline.client.link import Link
-from towline.client.outgoing import FOREVER, Body, as_body, as_dedup_id, as_headers, as_key
+from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, Pending, call_back, with_origins
 from towline.client.shipping import Shipping, raise_unseen
 from towline.client.transport import wait_for
@@ -26,6 +27,7 @@ from towline.errors import (
     TowlineError,
 )
 from towline.model import Priority
+from towline.protocol.ordering import Sharded
 
 __all__ = ["Producer"]
 
@@ -47,7 +49,7 @@ class Producer:
 
     def __init__(self, link: Link, shipping: Shipping, limits: BatchLimits) -> None:
         self._link = link
-        self._accumulator: Accumulator[Pending] = Accumulator(limits, Pending)
+        self._accumulator: Exchange[Pending] = Exchange(limits, Pending)
         self._add = self._accumulator.add
         self._shipping = shipping
         self._shards = shipping.shards
@@ -130,6 +132,32 @@ class Producer:
                 self._ring()
         return pending
 
+    def put(  # noqa: PLR0917
+        self,
+        shards: int,
+        topic: str,
+        body: bytes,
+        key: str | None,
+        priority: Priority,
+        headers: dict[str, str] | None,
+        at_us: int,
+        dedup_id: str | None,
+        shard_key: str | None,
+        lives: Lives,
+    ) -> Pending:
+        """Send what was checked, for a producer of many brokers, which takes the topic to have so many shards.
+        `NotOwner` if they are not so many any more: then the message may belong elsewhere."""
+        accumulator = self._accumulator
+        with self._lock:
+            if self._barred or accumulator.is_full:
+                self._make_room(topic)
+            if (self._shards.get(topic) or 0) != shards:
+                raise NotOwner
+            pending = self._add(topic, body, key, priority, headers, at_us, dedup_id, shards, shard_key, lives)
+            if self._asleep and accumulator.stirred:
+                self._ring()
+        return pending
+
     def _look_up(self, topic: str) -> int:
         """How many shards a topic has, for which we are given a shard key: at least one, or the key has no meaning.
         Without a shard key it is taken for a shared one until the broker says otherwise."""
@@ -203,6 +231,30 @@ class Producer:
     @property
     def redirects(self) -> deque[tuple[str, str]]:
         return self._shipping.redirects
+
+    @property
+    def recounts(self) -> deque[tuple[str, Sharded]]:
+        return self._shipping.recounts
+
+    @property
+    def lock(self) -> threading.Lock:
+        """Held by whoever uses the `exchange`."""
+        return self._lock
+
+    @property
+    def exchange(self) -> Exchange[Pending]:
+        return self._accumulator
+
+    def rearranged(self, failed: list[Parcel]) -> None:
+        """Messages were put here, or taken away; some belonged nowhere."""
+        with self._lock:
+            self._accumulator.failed += failed
+            ended = with_origins(failed)
+            self._conclude(ended)
+            self._changed.notify_all()
+            self._ring()
+        for parcel in ended:
+            _announce(parcel)
 
     def evacuate(self) -> list[Parcel]:
         """Give away what never left."""

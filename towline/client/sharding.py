@@ -29,7 +29,6 @@ __all__ = [
     "Content",
     "KnownKeys",
     "ShardMap",
-    "belongs_elsewhere",
     "count_shards",
     "joined",
     "not_ordered",
@@ -112,13 +111,6 @@ def not_ordered(topic: str) -> BadRequest:
     return BadRequest(
         f"topic {topic} is not an ordered one, so a shard key has no meaning there: leave it out, or create the topic "
         "with shards=N first"
-    )
-
-
-def belongs_elsewhere(topic: str) -> BadRequest:
-    return BadRequest(
-        f"topic {topic} is ordered, which was not known when no broker could be asked: its messages belong to other "
-        "brokers of the cluster. Send them again"
     )
 
 

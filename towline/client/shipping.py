@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from towline.client.accumulate import Accumulator
 from towline.client.connection import Call, Connection
+from towline.client.exchange import Exchange
 from towline.client.outgoing import Lives, Sender
 from towline.client.parcel import Parcel, with_origins
 from towline.client.receipts import places
-from towline.client.sharding import ShardMap, belongs_elsewhere
+from towline.client.sharding import ShardMap
 from towline.errors import NotOwner, ProtocolError, TooLarge, TowlineError, WrongShard
 from towline.protocol.messages import FrameHead, Request, Send, Sent
 from towline.protocol.ordering import ShardCount, Sharded
@@ -25,12 +25,19 @@ class Shipping:
 
     keeps = False
     """What cannot be sent is kept somewhere."""
-    reroutes = True
-    """What was put into the wrong shard belongs to another one of the same broker."""
 
     def __init__(
-        self, sender: Sender, durability: int, compress: bool, max_frame_bytes: int, shards: ShardMap | None = None
+        self,
+        sender: Sender,
+        durability: int,
+        compress: bool,
+        max_frame_bytes: int,
+        shards: ShardMap | None = None,
+        *,
+        reroutes: bool = True,
     ) -> None:
+        self.reroutes = reroutes
+        """What was put into the wrong shard belongs to another one of the same broker."""
         self._sender = sender
         self.shards = ShardMap() if shards is None else shards
         self._max_frame_bytes = max_frame_bytes
@@ -40,6 +47,9 @@ class Shipping:
         self._calls: dict[Parcel, Call] = {}
         self.redirects: deque[tuple[str, str]] = deque(maxlen=1_000)
         """Topics that another broker serves, and where that is."""
+        self.recounts: deque[tuple[str, Sharded]] = deque(maxlen=1_000)
+        """Topics that have another number of shards, so that what was sent here belongs to other brokers. They are held
+        until `exchange.rearrange`."""
 
     def lives(self, ttl: float | None, timeout: float | None, attempts: int | None) -> Lives:
         return self._sender.lives(ttl, timeout, attempts)
@@ -95,23 +105,25 @@ class Shipping:
         del self._calls[parcel]
         return True
 
-    def settle(self, accumulator: Accumulator[Any], now: float) -> list[Parcel]:
+    def settle(self, accumulator: Exchange[Any], now: float) -> list[Parcel]:
         """Tell the accumulator what was answered. The parcels that came to an end."""
         answered, self._answered = self._answered, []
         ended: list[Parcel] = []
         for parcel, outcome in answered:
             error = outcome if isinstance(outcome, TowlineError) else outcome.error
             answer = None if isinstance(outcome, TowlineError) else outcome.answer
-            if error is None and isinstance(answer, Sharded) and self.reroutes:
-                self.shards.put(parcel.topic, answer.shards)
-                ended += accumulator.reroute(parcel, answer.shards)
+            if error is None and isinstance(answer, Sharded):
+                if self.reroutes:
+                    self.shards.put(parcel.topic, answer.shards)
+                    ended += accumulator.reroute(parcel, answer.shards)
+                else:
+                    accumulator.returned(parcel)
+                    self.recounts.append((parcel.topic, answer))
                 continue
             if error is None and not isinstance(answer, Sent):
                 error = ProtocolError(f"a send was answered by {type(answer).__name__}")
             if isinstance(error, NotOwner):
                 self.redirects.append((parcel.topic, error.address))
-            if isinstance(error, WrongShard) and not self.reroutes:
-                error = belongs_elsewhere(parcel.topic)
             if error is not None:
                 error = self.kept(parcel, error, accumulator, now)
                 if error is None or not accumulator.refused(parcel, error, now):
@@ -128,9 +140,7 @@ class Shipping:
 
     # A spool
 
-    def kept(
-        self, parcel: Parcel, error: TowlineError, accumulator: Accumulator[Any], now: float
-    ) -> TowlineError | None:
+    def kept(self, parcel: Parcel, error: TowlineError, accumulator: Exchange[Any], now: float) -> TowlineError | None:
         """None if the parcel is safe, although it could not be sent; else what is wrong with it."""
         return error
 

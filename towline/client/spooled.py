@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from towline.client.accumulate import Accumulator
 from towline.client.backoff import Backoff
 from towline.client.connection import Call, Connection
+from towline.client.exchange import Exchange
 from towline.client.frame_spool import FrameSpool, KeptFrame
 from towline.client.outgoing import Sender
 from towline.client.parcel import Parcel
@@ -46,8 +46,7 @@ class SpooledShipping(Shipping):
         shards: ShardMap,
         reroutes: bool,
     ) -> None:
-        super().__init__(make_sender(), durability, compress, max_frame_bytes, shards)
-        self.reroutes = reroutes
+        super().__init__(make_sender(), durability, compress, max_frame_bytes, shards, reroutes=reroutes)
         self._make_sender = make_sender
         self._own_sender = make_sender()
         self._spool = spool
@@ -97,7 +96,7 @@ class SpooledShipping(Shipping):
     def _on_emptied(self, call: Call) -> None:
         self._emptied = call
 
-    def settle(self, accumulator: Accumulator[Any], now: float) -> list[Parcel]:
+    def settle(self, accumulator: Exchange[Any], now: float) -> list[Parcel]:
         if self._emptied is not None:
             self._settle_emptied(self._emptied, now)
         return super().settle(accumulator, now)
@@ -140,9 +139,7 @@ class SpooledShipping(Shipping):
             [KeptFrame(head.topic, lane, head.durability, data, shards) for lane, data in unit] for unit in cut.units
         ]
 
-    def kept(
-        self, parcel: Parcel, error: TowlineError, accumulator: Accumulator[Any], now: float
-    ) -> TowlineError | None:
+    def kept(self, parcel: Parcel, error: TowlineError, accumulator: Exchange[Any], now: float) -> TowlineError | None:
         straight = parcel in self._straight
         self._straight.discard(parcel)
         if not isinstance(error, Unavailable | Closed):
