@@ -13,9 +13,12 @@ import towline
 from tests.client.either import do, each, entered
 from tests.cluster.conftest import Brokers
 from towline.client import flows
+from towline.client.connection import Call
 from towline.client.fleet import Fleet
-from towline.errors import BadRequest
+from towline.errors import BadRequest, WrongShard
+from towline.frame import encode
 from towline.model import TopicConfig
+from towline.protocol.messages import FrameHead, Send
 
 SHARDS = 16
 
@@ -116,6 +119,26 @@ async def test_a_consumer_brings_a_topic_to_the_brokers_that_do_not_know_it(
     config = found_at(two, 0, topic)
     assert config is not None
     assert config.shards == SHARDS
+
+
+def test_a_broker_that_does_not_know_a_topic_asks_before_it_takes_it_for_a_shared_one(two: Brokers, topic: str) -> None:
+    """Whatever its sender thinks, who could ask nobody."""
+    made_at(two, 0, topic, group="g")
+    with towline.connect(f"towline://{two.address(1)}") as one:
+        message = Send([FrameHead(topic, 1, len(frame := encode([b"x"])), 0)])
+        with pytest.raises(WrongShard, match=f"ordered, with {SHARDS} shards"):
+            one._link.run(_asked(message, frame))
+        assert [state.config.name for state in one._link.run(flows.groups(topic))] == ["g"]
+    # A transaction with many topics that nobody knows makes them all.
+    with towline.connect(two.url, timeout=60) as mq:
+        with mq.transaction() as tx:
+            for number in range(50):
+                tx.send(f"{topic}.{number}", b"x")
+        assert sum(state.config.name.startswith(f"{topic}.") for state in mq.topics()) == 50
+
+
+def _asked(request: Send, frame: bytes) -> Any:
+    yield Call(request, [frame])
 
 
 async def test_a_topic_that_nobody_knows_is_made_by_the_first_send_as_a_shared_one(

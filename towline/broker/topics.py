@@ -25,7 +25,9 @@ __all__ = ["Topics"]
 log = logging.getLogger("towline.broker")
 
 _ASKED_MAX: Final = 20
-"""Topics of one request that other brokers are asked for."""
+"""Topics of one request that other brokers are asked for, at most."""
+_ASKED_S: Final = 5.0
+"""For so long it counts that no other broker has a topic."""
 
 
 class Topics(dict[str, Topic]):
@@ -52,6 +54,8 @@ class Topics(dict[str, Topic]):
         """Told the name of a topic that is new."""
         self.ask_around: Callable[[str], Awaitable[None]] | None = None
         """In a cluster whose brokers keep their own messages: makes a topic that another one has."""
+        self._asked: dict[str, float] = {}
+        """Topics that no other broker had, and when they were asked for."""
 
     def recover(self) -> None:
         self.update({name: Topic(config, self._store) for name, config in self._catalog.topics.items()})
@@ -99,25 +103,37 @@ class Topics(dict[str, Topic]):
 
     def look_first(self, heads: Sequence[wire.FrameHead]) -> Callable[[], Awaitable[None]] | None:
         """What is to be done before a sender is told that it is wrong about shards: ask the other brokers for topics
-        that it says are ordered and that are not known here."""
+        that are not known here."""
         ask = self.ask_around
-        names = sorted({head.topic for head in heads if head.shards and head.topic not in self})[:_ASKED_MAX]
+        names = sorted({head.topic for head in heads if self._is_unheard(head)})
         if ask is None or not names:
             return None
 
         async def look() -> None:
-            for name in names:
+            for name in names[:_ASKED_MAX]:
                 await ask(name)
+            if len(self._asked) + len(names) > MAX_TOPICS:
+                self._asked.clear()
+            self._asked.update(dict.fromkeys(names, self._clock.steady_s()))
 
         return look
 
+    def _is_unheard(self, head: wire.FrameHead) -> bool:
+        """Whether other brokers may know more of a topic: one that its sender says is ordered, or any that is new."""
+        if head.topic in self:
+            return False
+        return bool(head.shards) or self._clock.steady_s() - self._asked.get(head.topic, -_ASKED_S) >= _ASKED_S
+
     def expect_all(self, heads: Sequence[wire.FrameHead]) -> None:
-        """The same for the frames of a unit, of which neighbours mostly go to the same topic."""
+        """The same for the frames of a unit, of which neighbours mostly go to the same topic. Where there are other
+        brokers, a topic that nobody was asked for yet is not taken for a shared one."""
         name, shards = "", -1
         for head in heads:
             if head.shards != shards or head.topic != name:
                 name, shards = head.topic, head.shards
                 self.expect_shards(name, shards)
+                if self.ask_around is not None and self._is_unheard(head):
+                    raise wrong_shard(check_topic(name), 0, shards)
 
     # Making and changing
 
