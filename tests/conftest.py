@@ -7,6 +7,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.sql.server import use_mysqld
+
 # Tests may share their machine with others: none fails for being slow.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The same examples in every run, so that none fails by chance; `--hypothesis-seed=N` tries others.
@@ -18,6 +20,7 @@ os.environ.setdefault("TOWLINE_CONSOLE", "off")
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("steady" if config.getoption("--hypothesis-seed") is None else "patient")
+    use_mysqld(config.getoption("--mysqld"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,4 +32,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos", type=int, default=4, help="rounds in which a broker on a database is killed or frozen")
     parser.addoption("--chaos-seed", type=int, default=7, help="other seeds give other rounds")
     parser.addoption("--away-s", type=float, default=6.0, help="how long the database is away (default 6)")
+    parser.addoption("--mysqld", default="", help="the program of a MySQL server, for all tests that start MariaDB")
     parser.addoption("--hdfs", default="", help="an empty folder of a real HDFS for archives, hdfs://HOST:PORT/FOLDER")

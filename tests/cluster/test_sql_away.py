@@ -12,14 +12,14 @@ import pytest
 import towline
 from tests.cluster.conftest import Brokers, eventually
 from tests.cluster.load import Load
-from tests.sql.server import MariaDb, needs_mariadb
+from tests.sql.server import MariaDb, needs_mariadb, new_server
 from towline.errors import Unavailable
 
 
 @pytest.fixture
 def server() -> Iterator[MariaDb]:
     needs_mariadb()
-    made = MariaDb().install().start()
+    made = new_server().install().start()
     try:
         made.sql("CREATE DATABASE queue")
         yield made

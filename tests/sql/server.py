@@ -1,4 +1,7 @@
-"""A real MariaDB for tests: its own data folder and port, not as root; one a test process, a database a test."""
+"""A real server for tests: its own data folder and port, not as root; one a test process, a database a test.
+
+It is MariaDB, or with `pytest --mysqld PATH` the MySQL server whose program that is.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,33 @@ import pytest
 
 from tests.ports import free_port
 
-__all__ = ["MariaDb", "copied_database", "drop_database", "mariadb", "needs_mariadb", "new_database"]
+__all__ = [
+    "MariaDb",
+    "MySql",
+    "copied_database",
+    "drop_database",
+    "mariadb",
+    "needs_mariadb",
+    "new_database",
+    "new_server",
+    "use_mysqld",
+]
 
 DEADLINE_S = 240.0
 MEMORY = Path("/dev/shm")
 
+_programs: list[str] = []
+
+
+def use_mysqld(path: str) -> None:
+    """Let this program be the server, instead of MariaDB's."""
+    _programs[:] = [str(Path(path).resolve(strict=True))] if path else []
+
 
 def needs_mariadb() -> None:
     """A missing server skips on a laptop and fails in CI."""
+    if _programs:
+        return
     if shutil.which("mariadbd") is None or shutil.which("mariadb-install-db") is None:
         message = "MariaDB is not installed: apt-get install mariadb-server"
         if os.environ.get("CI"):
@@ -52,6 +74,8 @@ def system_user() -> list[str]:
 class MariaDb:
     """One server."""
 
+    log_size = "--innodb-log-file-size"
+
     def __init__(self, *options: str, folder: Path | None = None, port: int = 0) -> None:
         self._parent = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="towline-db-", dir=self._parent))
@@ -68,22 +92,46 @@ class MariaDb:
     def install(self) -> MariaDb:
         if os.geteuid() == 0 and system_user():
             shutil.chown(self.folder, system_user()[0].removeprefix("--user="))
-        command = ["mariadb-install-db", "--no-defaults", f"--datadir={self.data}", *system_user()]
-        command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+        command = self._installing()
         environment = os.environ | {"TMPDIR": str(self.temporary)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return self
 
+    def _installing(self) -> list[str]:
+        """The command that makes the data folder."""
+        command = ["mariadb-install-db", "--no-defaults", f"--datadir={self.data}", *system_user()]
+        return [*command, "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+
+    def _program(self) -> list[str]:
+        """The server, and what only this kind of it wants."""
+        return [shutil.which("mariadbd") or "mariadbd", "--no-defaults"]
+
     def begin(self, *more: str) -> MariaDb:
         """Start it, without waiting until it answers."""
-        command = [shutil.which("mariadbd") or "mariadbd", "--no-defaults", *system_user(), f"--datadir={self.data}"]
+        command = [*self._program(), *system_user(), f"--datadir={self.data}"]
         command += [f"--port={self.port}", "--bind-address=127.0.0.1", f"--socket={self.folder / 'sock'}"]
         command += [f"--pid-file={self.folder / 'pid'}", "--skip-name-resolve", "--innodb-buffer-pool-size=64M"]
-        command += ["--innodb-log-file-size=48M", "--max-allowed-packet=64M", f"--tmpdir={self.temporary}"]
+        command += [f"{self.log_size}=48M", "--max-allowed-packet=64M", f"--tmpdir={self.temporary}"]
         command += [*self.options, *more]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        return self
+
+    @property
+    def certificate(self) -> Path:
+        """What a broker checks the server with, once it is certified."""
+        return self.folder / "cert.pem"
+
+    def certify(self) -> MariaDb:
+        """A certificate of its own, for its address."""
+        key = self.folder / "key.pem"
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        command += ["-days", "2", "-subj", "/CN=towline-test", "-addext", "subjectAltName=IP:127.0.0.1"]
+        subprocess.run([*command, "-keyout", str(key), "-out", str(self.certificate)], check=True, capture_output=True)
+        if os.geteuid() == 0 and system_user():
+            shutil.chown(key, system_user()[0].removeprefix("--user="))
+        self.options += (f"--ssl-cert={self.certificate}", f"--ssl-key={key}", f"--ssl-ca={self.certificate}")
         return self
 
     def start(self, *more: str) -> MariaDb:
@@ -157,11 +205,38 @@ class MariaDb:
         return f"mysql://root@127.0.0.1:{self.port}/{database}"
 
 
+class MySql(MariaDb):
+    """The same with MySQL's program, or a script that starts it. It wants passwords over encrypted connections only."""
+
+    log_size = "--innodb-redo-log-capacity"
+
+    def install(self) -> MariaDb:
+        self.certify()
+        return super().install()
+
+    def _installing(self) -> list[str]:
+        # Without it, root may come through the socket only.
+        users = self.folder / "users.sql"
+        users.write_text(
+            "CREATE USER root@'127.0.0.1';\nGRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n", encoding="utf-8"
+        )
+        command = [*self._program(), "--initialize-insecure", f"--datadir={self.data}", *system_user()]
+        return [*command, f"--init-file={users}"]
+
+    def _program(self) -> list[str]:
+        return [*_programs, "--no-defaults", "--secure-file-priv=NULL", "--mysqlx=OFF"]
+
+
+def new_server(*options: str, folder: Path | None = None) -> MariaDb:
+    """A server of the kind that is tested with."""
+    return (MySql if _programs else MariaDb)(*options, folder=folder)
+
+
 @lru_cache(maxsize=1)
 def mariadb() -> MariaDb:
-    """The server of this test process."""
+    """The server of this test process, of whichever kind."""
     needs_mariadb()
-    server = MariaDb().install().start()
+    server = new_server().install().start()
     atexit.register(server.remove)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         # A test run that is ended from outside must not leave its server behind.

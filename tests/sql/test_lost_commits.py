@@ -97,7 +97,8 @@ async def test_a_transaction_that_waited_too_long_for_a_lock_is_done_again_whole
     store = await open_sql(msgspec.structs.replace(settings, lease_s=60), owner="test")
     await put(store, "lane/a/low", frame_of(2, mark="1")).done
     other = await store.database.connect()
-    await other.send("SET SESSION idle_write_transaction_timeout = 0")  # ours are ended after a second
+    if store.database.mariadb:  # ours are ended after a second
+        await other.send("SET SESSION idle_write_transaction_timeout = 0")
     await other.begin()
     await other.send("UPDATE mq_realm SET address = 'x'")
     waiting = put(store, "lane/a/low", frame_of(2, mark="2"))

@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from asyncmy.errors import MySQLError
 
 from tests.contract.stores import all_bodies, frame_of, put
 from tests.sql.server import mariadb
 from towline.errors import OwnershipLost, StoreLocked
 from towline.store.sql import Database, Ownership, Roster, SqlSettings, SqlStore, open_sql
 from towline.store.sql.opening import prepare_database
+from towline.store.sql.transaction import fence
 
 
 @asynccontextmanager
@@ -128,6 +130,25 @@ async def test_a_deposed_owner_changes_nothing(settings: SqlSettings) -> None:
         assert await two.acquire("main") is not None, (
             "closing the zombie took nothing from the owner, closing it freed it"
         )
+
+
+@pytest.mark.parametrize("amid", [False, True], ids=["between statements", "amid a statement"])
+async def test_a_broker_that_hangs_within_a_transaction_does_not_keep_its_realm(
+    settings: SqlSettings, amid: bool
+) -> None:
+    """It has locked the row of its realm, and neither goes on nor ends its connection: the server does that."""
+    async with prepared(settings, lease_s=1) as database:
+        lease = await Ownership(database, "one").acquire("main")
+        assert lease is not None
+        hanging = await database.connect_to_write(lease.lease_s)
+        assert await hanging.exchange([fence(hanging, lease, 1, 0)]) == [1]
+        if amid:
+            hanging._raw._write_bytes(b"\x40\x00\x00\x00\x03COMM")
+        taken = await Ownership(database, "two").wait_for("main", 20)
+        assert taken.epoch == lease.epoch + 1
+        with pytest.raises((MySQLError, OSError)):
+            await hanging.commit()
+        hanging.drop()
 
 
 async def test_a_killed_brokers_successor_waits_for_its_lease(settings: SqlSettings) -> None:

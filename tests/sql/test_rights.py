@@ -25,7 +25,10 @@ def _user(name: str, url: str, rights: str, folder: Path) -> dict[str, str]:
     file = folder / "password"
     file.write_text(PASSWORD)
     file.chmod(0o600)
-    return {"store": f"mysql://{name}@127.0.0.1:{server.port}/{database}", "store_password_file": str(file)}
+    settings = {"store": f"mysql://{name}@127.0.0.1:{server.port}/{database}", "store_password_file": str(file)}
+    if server.certificate.exists():  # MySQL wants passwords over an encrypted connection
+        settings["store_tls_ca"] = str(server.certificate)
+    return settings
 
 
 def _change(text: str) -> None:

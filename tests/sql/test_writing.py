@@ -40,6 +40,9 @@ async def test_rows_are_what_was_sent_in_either_encoding(
         monkeypatch.setattr("towline.store.sql.database.BULK", TEXT)
     # Pieces of statements are small here, so that frames are cut.
     database = await prepare_database(msgspec.structs.replace(settings, statement_bytes=4096, cache_bytes=0))
+    if not text and not database.mariadb:
+        await database.close()
+        pytest.skip("only MariaDB takes rows in binary")
     assert (database.encoding is TEXT) == text
     lease = await Ownership(database, "test").wait_for("main", 5)
     store = await SqlStore.open(database, lease)
@@ -97,7 +100,8 @@ async def test_rows_that_were_begun_ahead_are_gone_with_their_deposed_owner(sett
     zombie = await open_sql(settings, owner="one")
     await put(zombie, "lane/orders/low", frame_of(1, mark="one")).done
     other = await zombie.database.connect()
-    await other.send("SET SESSION idle_write_transaction_timeout = 0")
+    if zombie.database.mariadb:
+        await other.send("SET SESSION idle_write_transaction_timeout = 0")
     await other.begin()
     await other.send("UPDATE mq_realm SET epoch = epoch + 1, expires_at = '2000-01-01'")
     late = [put(zombie, "lane/orders/low", frame_of(450, mark=f"zombie-{index}")).done for index in range(6)]

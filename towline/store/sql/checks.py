@@ -29,13 +29,15 @@ def problems(variables: Mapping[str, str], max_frame_bytes: int = 0) -> list[str
             f"innodb_flush_log_at_trx_commit is {flush}, so ACKNOWLEDGED MESSAGES CAN BE LOST when the server or its "
             "machine fails: set it to 1"
         )
-    if _on(variables, "innodb_doublewrite", "ON") == "OFF":
-        said.append("innodb_doublewrite is off: a power cut can damage pages for good; set it to ON")
+    if (double := _on(variables, "innodb_doublewrite", "ON")) in {"OFF", "DETECT_ONLY"}:
+        said.append(f"innodb_doublewrite is {double}: a power cut can damage pages for good; set it to ON")
     if _on(variables, "log_bin", "OFF") == "ON" and variables.get("sync_binlog", "1") != "1":
         said.append(
             f"sync_binlog is {variables['sync_binlog']}: replicas can miss acknowledged messages after a crash of the "
             "server; set it to 1"
         )
+    if _on(variables, "log_bin", "OFF") == "ON" and variables.get("binlog_format", "ROW").upper() == "STATEMENT":
+        said.append("binlog_format is STATEMENT: what a broker writes (READ COMMITTED) is refused; set it to ROW")
     if _on(variables, "wsrep_on", "OFF") == "ON":
         sync = variables.get("wsrep_sync_wait", "0")
         if not (sync.isdigit() and int(sync) & 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -12,12 +13,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 from asyncmy.connection import Connection as RawConnection
 from asyncmy.constants.CLIENT import FOUND_ROWS
 from asyncmy.constants.COMMAND import COM_QUERY
+from asyncmy.errors import OperationalError
 from sqlalchemy.dialects import mysql
 from sqlalchemy.sql import ClauseElement
 
 from towline.errors import Closed, StoreFailed, TowlineError
 from towline.store.sql.encoding import BULK, TEXT, Encoding, Into
-from towline.store.sql.faults import Fault, classify, explain, in_words
+from towline.store.sql.faults import NOT_ENCRYPTED, Fault, classify, explain, in_words
 from towline.store.sql.settings import SqlSettings
 from towline.store.sql.within import within
 
@@ -179,6 +181,17 @@ class Connection:
             self._raw.close()
 
 
+async def _log_in(raw: Any) -> None:
+    """MySQL's own kind of password (`caching_sha2_password`) must be encrypted, unless the server has it in its memory:
+    by TLS, or else with a key that the server tells, for which the driver wants another package."""
+    try:
+        await raw.connect()
+    except RuntimeError as error:
+        if "cryptography" not in str(error):
+            raise
+        raise OperationalError(NOT_ENCRYPTED, "Authentication requires secure connection") from None
+
+
 class Database:
     """A database on one or more hosts. The host in use stays in use until it fails, so that what was written can be
     read; then it is the next one's turn."""
@@ -186,6 +199,7 @@ class Database:
     def __init__(self, settings: SqlSettings) -> None:
         self.settings = settings
         self.label = settings.label
+        self.mariadb = False
         self.galera = False
         self.tidb = False
         self.version = ""
@@ -212,6 +226,20 @@ class Database:
                 problem = error
                 self.leave(index)
         raise problem
+
+    async def connect_to_write(self, lease_s: float) -> Connection:
+        """A connection whose statements begin a transaction if there is none. A broker that hangs within one must not
+        keep the lock of its realm: the server ends a connection that is silent, or amid a statement, for as long as the
+        lease. So it must be used more often than that."""
+        connection = await self.connect()
+        silent_s = max(1, math.ceil(lease_s))
+        limits = f"net_read_timeout = {silent_s}" + ("" if self.mariadb else f", wait_timeout = {silent_s}")
+        try:
+            await connection.send(f"SET SESSION autocommit = 0, {limits}")
+        except BaseException:
+            connection.drop()
+            raise
+        return connection
 
     def leave(self, index: int | None = None) -> None:
         """Try another host next time."""
@@ -247,8 +275,9 @@ class Database:
         connection = Connection(raw, settings.answer_s, host)
         try:
             async with within(_CONNECT_S):
-                await raw.connect()
-            connection.encoding = BULK if raw._bulk_supported else TEXT
+                await _log_in(raw)
+            # An encrypted connection has no bulk protocol, whatever the driver thinks: it does not ask for it in time.
+            connection.encoding = BULK if raw._bulk_supported and self._tls is None else TEXT
             await self._make_ready(connection)
         except BaseException:
             connection.drop()
@@ -261,13 +290,14 @@ class Database:
         if not self.version:
             self.encoding = connection.encoding
             self.version = str((await self._fetch(connection, "SELECT VERSION()"))[0][0])
+            self.mariadb = "mariadb" in self.version.lower()
             self.tidb = "tidb" in self.version.lower()
             found = await self._fetch(connection, "SHOW VARIABLES LIKE 'wsrep_on'")
             self.galera = bool(found) and str(found[0][1]).upper() in {"ON", "1"}
         for text in _READY:
             await connection.send(text)
-        if "mariadb" in self.version.lower():
-            # A broker that hangs within a transaction must not keep the lock of its realm for ever.
+        if self.mariadb:
+            # Others know no limit for transactions alone, see `connect_to_write`.
             await connection.send("SET SESSION idle_write_transaction_timeout = 1")
         if self.galera:
             # A read must see what was written through another node before it.

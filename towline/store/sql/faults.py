@@ -14,7 +14,17 @@ from asyncmy.errors import MySQLError
 
 from towline.errors import BadRequest, DiskFull, Refused, StoreFailed, TowlineError, Unavailable
 
-__all__ = ["DENIED", "DUPLICATE", "Fault", "classify", "code_of", "explain", "in_words", "missing_right"]
+__all__ = [
+    "DENIED",
+    "DUPLICATE",
+    "NOT_ENCRYPTED",
+    "Fault",
+    "classify",
+    "code_of",
+    "explain",
+    "in_words",
+    "missing_right",
+]
 
 _AGAIN: Final = {
     1020: "a row changed since it was read",
@@ -22,6 +32,7 @@ _AGAIN: Final = {
     1205: "waited too long for a lock",
     1213: "deadlock, or refused by the other nodes of the cluster",
     1317: "the statement was interrupted",
+    3101: "refused by the other members of the group",
     8002: "TiDB: a conflict found at commit",
     8022: "TiDB: the commit failed and may be tried again",
     8028: "TiDB: the schema changed meanwhile",
@@ -48,6 +59,10 @@ _ELSEWHERE: Final = {
     2014: "the connection is out of step",
     2055: "the connection was lost",
     3024: "the statement took too long",
+    3032: "the server is offline at the moment",
+    3100: "the group of servers does not take it at the moment",
+    3169: "the connection was killed",
+    4031: "the server ended a connection that was silent",
     9001: "TiDB: its timestamps cannot be had",
     9002: "TiDB: a storage node does not answer",
     9005: "TiDB: a region is not available",
@@ -56,8 +71,10 @@ DUPLICATE: Final = 1062
 _FULL: Final = {3, 28, 1021, 1041, 1114}
 DENIED: Final = {1142, 1143, 1227, 1370}
 """The user lacks a right."""
-_LOGIN: Final = {1044, 1045, 1049, 1130, 1251, 1698}
-
+NOT_ENCRYPTED: Final = 2061
+"""Drivers say so of a password that the server wants over an encrypted connection only."""
+_ENCRYPTED_ONLY: Final = {NOT_ENCRYPTED, 3159}
+_LOGIN: Final = {1044, 1045, 1049, 1129, 1130, 1251, 1698, 1820, 1862, 3118, 3955, 4151, *_ENCRYPTED_ONLY}
 
 _DENIED_SAYS: Final = re.compile(r"([A-Z]+(?: [A-Z]+)*) command denied")
 
@@ -121,10 +138,8 @@ def explain(error: BaseException, label: str) -> TowlineError:
     match classify(error):
         case Fault.FULL:
             return DiskFull(f"the database {label} has no room: {in_words(error)}. Free some, or shorten the retention")
-        case Fault.LOGIN if code_of(error) == 1049:
-            return BadRequest(f"the database {label} does not exist: create it first, or correct the name")
         case Fault.LOGIN:
-            return Refused(f"the database {label} refuses to let the broker in: {in_words(error)}")
+            return _locked_out(error, label)
         case Fault.DENIED:
             right = missing_right(error) or "that"
             return Refused(
@@ -134,6 +149,31 @@ def explain(error: BaseException, label: str) -> TowlineError:
         case Fault.FINAL:
             return StoreFailed(f"the database {label} failed: {in_words(error)}")
         case Fault.ELSEWHERE:
-            return Unavailable(f"the database {label} cannot be reached: {in_words(error)}. Try again when it is back")
+            return _unreachable(error, label)
         case _:
             return Unavailable(f"the database {label} cannot be used at the moment: {in_words(error)}. Try again later")
+
+
+def _locked_out(error: BaseException, label: str) -> TowlineError:
+    code = code_of(error)
+    if code == 1049:
+        return BadRequest(f"the database {label} does not exist: create it first, or correct the name")
+    if code in _ENCRYPTED_ONLY:
+        return Refused(
+            f"the database {label} lets the broker in only over an encrypted connection: name the certificates that "
+            f"are to vouch for the server's, --store-tls-ca FILE ({in_words(error)})"
+        )
+    return Refused(
+        f"the database {label} refuses to let the broker in: {in_words(error)}. Check the user and "
+        "--store-password-file, and whether it wants an encrypted connection (--store-tls-ca)"
+    )
+
+
+def _unreachable(error: BaseException, label: str) -> TowlineError:
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return Unavailable(
+            f"the database {label} has a certificate that does not fit: it must name the host as the URL does, and "
+            f"those in --store-tls-ca must vouch for it ({in_words(error)}). The one that MySQL makes for itself names "
+            "no host: give the server another one"
+        )
+    return Unavailable(f"the database {label} cannot be reached: {in_words(error)}. Try again when it is back")

@@ -62,6 +62,7 @@ _OPTIONS: dict[str, Any] = {
     "mysql_collate": "utf8mb4_bin",
     "mysql_row_format": "DYNAMIC",
 }
+_LAST_US: Final = 253_402_300_799_999_999
 _PREPARER = mysql.dialect().identifier_preparer
 
 
@@ -74,8 +75,10 @@ def _number(name: str, **options: Any) -> Column[int]:
 
 
 def _time_of(us: str, name: str) -> Column[Any]:
-    """The same time for people, in UTC; worked out when it is read."""
-    return Column(name, DATETIME(fsp=6), Computed(f"'1970-01-01' + INTERVAL {us} MICROSECOND", persisted=False))
+    """The same time for people, in UTC; worked out when it is read. MySQL also works it out when a row is written, and
+    refuses the row if there is no such time: it ends with the year 9999."""
+    bounded = f"LEAST(GREATEST({us}, 0), {_LAST_US})"
+    return Column(name, DATETIME(fsp=6), Computed(f"'1970-01-01' + INTERVAL {bounded} MICROSECOND", persisted=False))
 
 
 schema = Table("mq_schema", FIXED, _number("version", primary_key=True), **_OPTIONS)

@@ -192,16 +192,10 @@ class Writer:
         await turn.connection.exchange(commands)
 
     async def _connected(self) -> Connection:
+        """The one that has been silent for longest, so that none is for too long: an idle writer renews its lease."""
         if self._free:
-            return self._free.pop()
-        connection = await self._database.connect()
-        try:
-            # Every statement begins a transaction if there is none: one question less for each.
-            await connection.send("SET autocommit = 0")
-        except BaseException:
-            connection.drop()
-            raise
-        return connection
+            return self._free.pop(0)
+        return await self._database.connect_to_write(self._lease.lease_s)
 
     async def _commit(self, turn: _Turn) -> None:
         attempt = 0
