@@ -186,7 +186,8 @@ def test_after_a_minute_another_try_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/topics", "/download/message?id=orders/middle/0", "/_nicegui_ws/socket.io/?EIO=4"]
+    "path",
+    ["/", "/topics", "/download/message?id=orders/middle/0", "/_nicegui_ws/socket.io/?EIO=4", "/apix", "/loginx"],
 )
 def test_without_a_session_there_is_only_the_login(guarded: ConsoleProcess, path: str) -> None:
     answer = ask(guarded.url, path)
@@ -269,6 +270,17 @@ def test_pages_of_other_sites_reach_nothing(console: ConsoleProcess, guarded: Co
         ask(console.url, "/_nicegui_ws/socket.io/?EIO=4&transport=polling", Origin="https://evil.example").status == 403
     )
     assert ask(console.url, "/logout", "POST", Origin="https://evil.example").status == 403
+    evil = {"Origin": "https://evil.example", "Sec_Fetch_Site": "cross-site"}
+    for headers in (
+        evil,
+        {"Origin": "null"},
+        {"Origin": f"http://{own}.evil.example"},
+        {"Sec_Fetch_Site": "same-site"},
+    ):
+        assert ask(console.url, "/api/topics/none/purge", "POST", **headers).status == 403
+    for headers in ({}, {"Origin": f"http://{own}", "Sec_Fetch_Site": "same-origin"}):
+        assert ask(console.url, "/api/topics/none/purge", "POST", **headers).status == 404
+    assert ask(console.url, "/api/topics", Host="evil.example").status == 403
     assert ask(console.url, "/topics", Host="evil.example").status == 403
     assert ask(console.url, "/topics", Host="localhost:80").status == 200
 

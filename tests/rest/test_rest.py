@@ -358,3 +358,13 @@ def test_what_is_an_alarm_now_is_told(http: Http) -> None:
     assert http("DELETE", "/alarms/backlog/silence") == {"count": 1}
     assert http("GET", "/alarms")["silences"] == []
     http("DELETE", "/alarms/backlog")
+
+
+def test_pages_of_other_sites_reach_nothing(http: Http) -> None:
+    """A browser lets any page post to this machine, and lead a name of its own to it."""
+    for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        answer = http.post("/topics/none/purge", headers=headers)
+        assert (answer.status_code, answer.json()["error"]) == (403, "refused")
+        assert http.get("/openapi.json", headers=headers).status_code == 200
+    assert http.get("/openapi.json", headers={"Host": "evil.example"}).status_code == 403
+    assert http.get("/openapi.json", headers={"Host": "localhost"}).status_code == 200

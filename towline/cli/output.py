@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Protocol, TextIO
+from typing import Annotated, Any, Final, Literal, Protocol, TextIO
 
 import msgspec
 from cyclopts import Parameter
@@ -41,6 +41,8 @@ Output = Annotated[
     Format, Parameter(name=("--output", "-o"), help="text for people, json (one object per line) for programs.")
 ]
 
+FITTED_MAX: Final = 1_000
+"""More rows than that are not fitted to the terminal: it would take longer than anybody waits."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -91,25 +93,43 @@ def print_json(value: Any, *, flush: bool = True) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
     """Columns whose title begins with `#` are numbers, and lean to the right."""
+    lines = [[harmless(str(cell)) for cell in row] for row in rows]
+    if not lines:
+        note(empty)
+    elif sys.stdout.isatty() and len(lines) <= FITTED_MAX:
+        _print_fitted(columns, lines)
+    else:
+        _print_plain(columns, lines)
+
+
+def _print_fitted(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """For the width of the terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    lines = [[harmless(str(cell)) for cell in row] for row in rows]
-    if not lines:
-        note(empty)
-        return
-    on_terminal = sys.stdout.isatty()
-    table = Table(box=box.SIMPLE_HEAD if on_terminal else None, pad_edge=False, header_style="bold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for title in columns:
-        table.add_column(
-            title.removeprefix("#"), justify="right" if title.startswith("#") else "left", no_wrap=not on_terminal
-        )
+        table.add_column(title.removeprefix("#"), justify="right" if title.startswith("#") else "left")
     for line in lines:
         table.add_row(*map(Text, line))
-    # Who reads a pipe wants whole values, however long the line.
-    Console(file=sys.stdout, width=None if on_terminal else 10_000).print(table)
+    Console(file=sys.stdout).print(table)
+
+
+def _print_plain(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Whole values, however long the line: who reads a pipe wants them, and ten thousand rows take no time."""
+    from rich.cells import cell_len
+
+    titles = [title.removeprefix("#") for title in columns]
+    widths = [max(map(cell_len, column)) for column in zip(titles, *lines, strict=True)]
+    for line in (titles, *lines):
+        cells = []
+        for title, cell, width in zip(columns, line, widths, strict=True):
+            space = " " * (width - cell_len(cell))
+            cells.append(space + cell if title.startswith("#") else cell + space)
+        print("  ".join(cells).rstrip())
+    sys.stdout.flush()
 
 
 def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:

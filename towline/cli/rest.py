@@ -24,6 +24,14 @@ def rest(
             show_default=False,
         ),
     ] = False,
+    host_name: Annotated[
+        list[str] | None,
+        Parameter(
+            negative=(),
+            help="A name by which it is reached on loopback, besides its address and localhost, for example through a "
+            "proxy; may be given several times.",
+        ),
+    ] = None,
     connection: Connection = Connection(),  # noqa: B008
 ) -> int:
     """Serve the REST door at /api until SIGTERM or Ctrl-C; it is a part of the console, too.
@@ -45,6 +53,7 @@ def rest(
         tls_cert=tls_cert,
         tls_key=tls_key,
         allow_remote=allow_remote,
+        host_names=tuple(host_name or ()),
         timeout=connection.patience,
         **connection.certificates(),
     )

@@ -7,7 +7,6 @@ that a page from elsewhere cannot reach it through a name of its own that points
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterable
 from typing import Final
 from urllib.parse import quote
@@ -18,14 +17,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from towline.console.nonces import HEADER, policy
+from towline.console.origin import ELSEWHERE, Hosts, comes_from_elsewhere
 from towline.console.sessions import Sessions
 from towline.errors import Refused, TowlineError
 
 __all__ = ["COOKIE", "Shield", "session_key"]
 
 COOKIE: Final = "towline_session"
-OPEN: Final = ("/login", "/_nicegui/", "/static/", "/favicon.ico", "/api", "/healthz")
-"""Anyone may ask for these: assets, the login, and the REST door, which asks by itself."""
+OPEN: Final = frozenset({"/login", "/favicon.ico", "/api", "/healthz"})
+OPEN_BELOW: Final = ("/_nicegui/", "/static/", "/api/")
+"""Anyone may ask for these, and for what is below those: assets, the login, and the REST door, which asks by itself."""
 HEADERS: Final = (
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),
@@ -40,8 +41,7 @@ class Shield:
     def __init__(self, app: ASGIApp, *, sessions: Sessions, hosts: Iterable[str], any_host: bool, tls: bool) -> None:
         self._app = app
         self._sessions = sessions
-        self._hosts = {host.lower() for host in hosts}
-        self._any_host = any_host
+        self._hosts = Hosts(hosts, any_host=any_host)
         self._tls = tls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +54,7 @@ class Shield:
             await _refuse(scope, receive, send, problem)
             return
         path: str = scope["path"]
-        if not path.startswith(OPEN):
+        if path not in OPEN and not path.startswith(OPEN_BELOW):
             try:
                 session = await self._sessions.find(session_key(headers))
             except TowlineError as error:
@@ -70,29 +70,20 @@ class Shield:
 
     def _problem(self, scope: Scope, headers: Headers) -> str:
         host = headers.get("host", "")
-        if not self._any_host and not self._known(host):
-            return f"this console is not {host[:100]!r}: start it with --host-name, or use the address it listens on"
+        problem = self._hosts.problem(host)
+        if problem:
+            return problem
         changes = scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD", "OPTIONS")
         live = scope["path"].startswith("/_nicegui_ws/")
         origin = headers.get("origin")
         if (changes or live) and not scope["path"].startswith("/api"):
             if origin is not None and origin != f"{'https' if self._tls else 'http'}://{host}":
-                return "the request comes from a page of another site"
+                return ELSEWHERE
             if origin is None and scope["type"] == "websocket":
                 return "a websocket says from which page it comes"
-            if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-                return "the request comes from a page of another site"
+            if comes_from_elsewhere(headers):
+                return ELSEWHERE
         return ""
-
-    def _known(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-        name = name.strip("[]").lower()
-        if name == "localhost" or name in self._hosts:
-            return True
-        try:
-            return ipaddress.ip_address(name).is_loopback
-        except ValueError:
-            return False
 
     async def _ask(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

@@ -157,6 +157,8 @@ class _Letters:
             self._further.active = sifting is not None and not sifting.over
 
     async def _look_further(self) -> None:
+        if not _looked_at():
+            return
         sifting = self.sifting
         found = len(sifting.found) if sifting is not None else 0
         try:
@@ -208,7 +210,7 @@ class _Letters:
             told.set_visibility(not reasons.over)
 
         async def go_on() -> None:
-            if self.sifting is not None and not self.sifting.over:
+            if not _looked_at() or (self.sifting is not None and not self.sifting.over):
                 return  # one after the other
             try:
                 await reasons.go_on(self.view.mq, COUNT_S)
@@ -298,6 +300,11 @@ class _Letters:
             self.view.mq.purge_dead(self.topic, self.group, page.end), "They were dropped"
         ):
             go(f"/dead?topic={self.topic}&group={self.group}")
+
+
+def _looked_at() -> bool:
+    """A page that was left goes on for some seconds, in case its reader returns; it need not work meanwhile."""
+    return bool(ui.context.client.has_socket_connection)
 
 
 @console_page("/dead/{topic}/{group}/{number}", "Dead letter")

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from towline import errors
+from towline.console.origin import OwnPagesOnly
 from towline.console.rest import access, alarms, cluster, groups, messages, topics
 from towline.console.rest.callers import Callers
 from towline.console.rest.models import Problem
@@ -95,6 +96,7 @@ def rest_app(url: str, **options: Any) -> FastAPI:
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(Exception, _answer_bug)
     app.add_middleware(_Bounded)
+    app.add_middleware(OwnPagesOnly)
     for part in (messages, topics, groups, cluster, alarms, access):
         app.include_router(part.router)
 

@@ -15,14 +15,24 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
+from towline.console.origin import Hosts, OwnPagesOnly
 from towline.console.rest.app import rest_app
 from towline.errors import BadRequest, Unavailable
 
 __all__ = ["Server", "listen_on", "serve", "to_description"]
 
 
-def serve(url: str, listen: str, *, tls_cert: str, tls_key: str, allow_remote: bool, **options: Any) -> int:
-    """Serve until SIGTERM or SIGINT."""
+def serve(
+    url: str,
+    listen: str,
+    *,
+    tls_cert: str,
+    tls_key: str,
+    allow_remote: bool,
+    host_names: tuple[str, ...] = (),
+    **options: Any,
+) -> int:
+    """Serve until SIGTERM or SIGINT. On loopback only for those who name it by its address or by `host_names`."""
     if bool(tls_cert) != bool(tls_key):
         raise BadRequest("TLS takes both a certificate (--tls-cert) and its key (--tls-key)")
     sock = listen_on(listen, remote=allow_remote or bool(tls_cert))
@@ -31,6 +41,10 @@ def serve(url: str, listen: str, *, tls_cert: str, tls_key: str, allow_remote: b
     for path in ("/", "/api"):
         app.add_api_route(path, to_description, include_in_schema=False)
     app.mount("/api", rest)
+    host, port = sock.getsockname()[:2]
+    if ipaddress.ip_address(host).is_loopback:
+        hosts = Hosts((*host_names, host, listen.rpartition(":")[0].strip("[]")), any_host="*" in host_names)
+        app.add_middleware(OwnPagesOnly, hosts=hosts)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -41,7 +55,6 @@ def serve(url: str, listen: str, *, tls_cert: str, tls_key: str, allow_remote: b
         timeout_graceful_shutdown=5,
         limit_concurrency=1_000,
     )
-    host, port = sock.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     scheme = "https" if tls_cert else "http"
     sys.stdout.write(f"listening on {scheme}://{shown}:{port}/api\n")
