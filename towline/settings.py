@@ -200,6 +200,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         str,
         _help("HOST:PORT of the web console that is started beside the broker, or `off`; port 0 takes a free one."),
     ] = "127.0.0.1:7480"
+    business_lines: Annotated[
+        str,
+        _help(
+            "Business lines in the order in which lists show them, with commas between; others follow by name.",
+            max_length=10_000,
+        ),
+    ] = ""
     smtp: Annotated[str, _help("HOST:PORT of the mail server that takes alarm e-mails. Empty: none are sent.")] = ""
     smtp_tls: Annotated[Literal["starttls", "tls", "none"], _help("How the mail server is spoken to.")] = "starttls"
     smtp_from: Annotated[str, _help("The sender of alarm e-mails.", max_length=200)] = "towline@localhost"

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.cluster.conftest import Brokers
 from tests.eventually import eventually_done
-from towline.aio import connect
+from towline.aio import Client, connect
+from towline.client.joining import _ordered
 from towline.model import RetryPolicy
 
 
@@ -81,3 +83,32 @@ def test_a_consumer_that_is_kicked_out_loses_what_it_holds_and_may_begin_anew() 
             assert (await mq.group("orders", "billing")).lag == 0
 
     asyncio.run(run())
+
+
+def test_business_lines_are_shown_in_the_order_that_was_set(tmp_path: Path) -> None:
+    async def lines(mq: Client, *, descending: bool = False) -> tuple[list[str], list[str]]:
+        page = await mq.survey("topics", sort="line", descending=descending)
+        return [row.config.name for row in page.topics], page.lines
+
+    async def run(brokers: Brokers) -> None:
+        async with connect(brokers.url) as mq:
+            for name, line in (("t1", "attic"), ("t2", "shop"), ("t3", "zoo"), ("t4", ""), ("t5", "bank")):
+                await mq.create_topic(name, business_line=line)
+            names, shown = await eventually_done(lambda: lines(mq), holds=lambda found: len(found[0]) == 5)
+            assert shown == ["zoo", "shop", "attic", "bank"], "those without a place follow by name"
+            assert names == ["t4", "t3", "t2", "t1", "t5"]
+            assert (await lines(mq, descending=True))[0] == names[::-1]
+
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        brokers = Brokers(folder, count, "--business-lines", "zoo, shop,zoo")
+        try:
+            asyncio.run(run(brokers.start().wait_for()))
+        finally:
+            brokers.close()
+
+
+def test_business_lines_of_brokers_that_differ_are_put_together() -> None:
+    assert _ordered([["a", "c"], ["b"]]) == ["a", "b", "c"]
+    assert _ordered([["zoo", "shop"], ["zoo", "attic", "shop"], []]) == ["zoo", "attic", "shop"]

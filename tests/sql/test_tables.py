@@ -113,6 +113,21 @@ def test_topics_business_lines_and_groups_can_be_read(world: World) -> None:
     asyncio.run(main())
 
 
+def test_the_order_of_business_lines_can_be_read(world: World) -> None:
+    async def main() -> None:
+        places = "SELECT name, position FROM mq_biz ORDER BY position, name"
+        async with world.open(business_lines="shop, bank") as bench:
+            for name, line in (("orders", "shop"), ("stock", "attic"), ("money", "bank")):
+                await bench.broker.create_topic(TopicConfig(name, business_line=line))
+            await bench.broker.maintain()
+            assert ask(world, places) == [["attic", "0"], ["shop", "1"], ["bank", "2"]]
+        async with world.open(business_lines="bank") as bench:
+            await bench.broker.maintain()
+            assert ask(world, places) == [["attic", "0"], ["shop", "0"], ["bank", "1"]]
+
+    asyncio.run(main())
+
+
 def test_the_schedule_can_be_read_by_time(world: World) -> None:
     async def main() -> None:
         async with world.open() as bench:

@@ -36,6 +36,7 @@ from towline.broker.registry import Registry
 from towline.broker.scanning import Scanning
 from towline.broker.scheduling import Scheduler
 from towline.broker.sending import Outgoing, Sender
+from towline.broker.surveying import split_lines
 from towline.broker.topics import Topics
 from towline.broker.tracing import trace
 from towline.broker.transactions import Escrow
@@ -80,7 +81,7 @@ class Broker:
         """How many there are; the server says so, where there is one."""
         self.closing = False
         self._durability = Durability.parse(settings.durability)
-        self._catalog = Catalog(store, clock)
+        self._catalog = Catalog(store, clock, split_lines(settings.business_lines))
         self._snapshots = Snapshots(store, clock)
         closing = lambda: self.closing  # noqa: E731
         self.topics = Topics(store, settings, clock, self._catalog, closing=closing, start=self._start)

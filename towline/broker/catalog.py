@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -25,6 +26,8 @@ class _Topics(msgspec.Struct):
     version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
     template: TopicConfig = TEMPLATE
     topics: list[TopicConfig] = []
+    lines: list[str] = msgspec.field(name="businessLines", default_factory=list)
+    """Those that have a place in lists, in that order."""
 
 
 class _Groups(msgspec.Struct):
@@ -35,8 +38,9 @@ class _Groups(msgspec.Struct):
 class Catalog:
     """What exists. Changes are seen at once; `save` makes them durable, many changes in one write."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, lines: Iterable[str] = ()) -> None:
         self._clock = clock
+        self._lines = list(lines)
         self._topics_file = ConfigFile(store, TOPICS, _Topics)
         self._groups_file = ConfigFile(store, GROUPS, _Groups)
         self._versions = {TOPICS: DataVersion(), GROUPS: DataVersion()}
@@ -51,6 +55,8 @@ class Catalog:
         topics = await self._topics_file.load() or _Topics()
         groups = await self._groups_file.load() or _Groups()
         self._versions = {TOPICS: topics.version, GROUPS: groups.version}
+        if topics.lines != self._lines:
+            self._dirty.add(TOPICS)
         self.template = topics.template
         self.topics = {config.name: config for config in topics.topics}
         self.groups = {(config.topic, config.name): config for config in groups.groups}
@@ -98,7 +104,9 @@ class Catalog:
 
     async def _write(self, name: str) -> None:
         if name == TOPICS:
-            await self._topics_file.save(_Topics(self._versions[name], self.template, list(self.topics.values())))
+            await self._topics_file.save(
+                _Topics(self._versions[name], self.template, list(self.topics.values()), self._lines)
+            )
         else:
             kept = [config for config in self.groups.values() if not config.ephemeral]
             await self._groups_file.save(_Groups(self._versions[name], kept))

@@ -20,7 +20,7 @@ from towline.broker.maintenance import every
 from towline.broker.outlook import Outlook
 from towline.broker.rights import May
 from towline.broker.scanning import Scanning
-from towline.broker.surveying import Surveyor
+from towline.broker.surveying import Surveyor, split_lines
 from towline.clock import SYSTEM
 from towline.errors import BadRequest, Overtaken
 from towline.model import TopicConfig
@@ -186,7 +186,7 @@ class _Outlook(Outlook):
     def __init__(self, front: Front) -> None:
         super().__init__(front.topics, dict, store=front.store, clock=front.clock, settings=front.settings)
         self.census = _Census(front)
-        self.surveyor = Surveyor(self.census)
+        self.surveyor = Surveyor(self.census, split_lines(front.settings.business_lines))
         self.alarms = _Desk(front, self)
         front._start(every(EVERY_S, "looking at the realms", self.census.refresh))
 

@@ -8,7 +8,7 @@ from typing import Any
 from towline.broker.alarming import AlarmDesk
 from towline.broker.census import Census
 from towline.broker.storage import Room, room_of, storage
-from towline.broker.surveying import Surveyor
+from towline.broker.surveying import Surveyor, split_lines
 from towline.broker.topic import Topic
 from towline.clock import Clock
 from towline.protocol.survey import Stored
@@ -30,7 +30,7 @@ class Outlook:
     ) -> None:
         self._settings = settings
         self.census = Census(topics, delayed, store, clock)
-        self.surveyor = Surveyor(self.census)
+        self.surveyor = Surveyor(self.census, split_lines(settings.business_lines))
         self.alarms = AlarmDesk(store, clock, settings, self.census, self.room)
         self.census.on_walk.append(self.alarms.look)
 

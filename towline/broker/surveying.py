@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from towline.broker.census import Census, GroupFacts, TopicFacts
@@ -10,14 +10,21 @@ from towline.broker.rights import May
 from towline.errors import BadRequest
 from towline.protocol.survey import GROUP_ORDERS, TOPIC_ORDERS, GroupRow, ListPage, PageListed, Pulse, Pulsed, TopicRow
 
-__all__ = ["Surveyor"]
+__all__ = ["Surveyor", "split_lines"]
+
+
+def split_lines(setting: str) -> tuple[str, ...]:
+    """The business lines of the setting `business_lines`, each once."""
+    return tuple(dict.fromkeys(line.strip() for line in setting.split(",") if line.strip()))
 
 
 class Surveyor:
     """Sorts once a walk: whoever pages through ten thousand topics has them sorted for them once."""
 
-    def __init__(self, census: Census) -> None:
+    def __init__(self, census: Census, lines: Sequence[str] = ()) -> None:
+        """`lines` are business lines in the order in which they are shown; others follow by name."""
         self._census = census
+        self._places = {line: place for place, line in enumerate(lines)}
         self._walk = -1
         self._sorted: dict[tuple[str, str, bool], list[Any]] = {}
 
@@ -38,7 +45,7 @@ class Surveyor:
             and (not request.line or request.line == one.config.business_line)
         ]
         page = rows[request.first : request.first + request.limit]
-        lines = sorted({one.config.business_line for one in seen} - {""})
+        lines = sorted({one.config.business_line for one in seen} - {""}, key=self._place)
         return PageListed(len(rows), [_topic_row(one) for one in page], [], lines)
 
     def _groups(self, request: ListPage, search: str, may: May | None) -> PageListed:
@@ -51,6 +58,9 @@ class Surveyor:
         ]
         page = rows[request.first : request.first + request.limit]
         return PageListed(len(rows), [], [_group_row(one) for one in page], [])
+
+    def _place(self, line: str) -> tuple[int, str]:
+        return self._places.get(line, len(self._places)) if line else -1, line
 
     def _in_order(self, request: ListPage) -> list[Any]:
         if self._walk != self._census.walks:
@@ -69,7 +79,9 @@ class Surveyor:
         facts = self._census.topics.values()
         rows: list[Any] = list(facts) if request.of == "topics" else [one for t in facts for one in t.groups.values()]
         rows.sort(key=keys["name"])
-        if request.sort != "name" or request.descending:
+        if request.sort == "line":
+            rows.sort(key=lambda one: self._place(one.config.business_line), reverse=request.descending)
+        elif request.sort != "name" or request.descending:
             rows.sort(key=keys[request.sort], reverse=request.descending)
         return rows
 

@@ -63,13 +63,34 @@ def join_pages(request: ListPage, outcomes: Sequence[Outcome[PageListed]]) -> Pa
     groups = _summed((one for page in pages for one in page.groups), lambda one: (one.topic, one.group))
     topics.sort(key=TOPIC_ORDERS["name"])
     groups.sort(key=GROUP_ORDERS["name"])
+    lines = _ordered(page.lines for page in pages)
     if request.of == "topics":
-        topics.sort(key=TOPIC_ORDERS[request.sort], reverse=request.descending)
+        places = {line: place for place, line in enumerate(lines)}
+        by_line = request.sort == "line"
+        key = (lambda row: places.get(row.config.business_line, -1)) if by_line else TOPIC_ORDERS[request.sort]
+        topics.sort(key=key, reverse=request.descending)
     else:
         groups.sort(key=GROUP_ORDERS[request.sort], reverse=request.descending)
     cut = slice(request.first, request.first + request.limit)
-    lines = sorted({line for page in pages for line in page.lines})
     return PageListed(len(topics) + len(groups), topics[cut], groups[cut], lines)
+
+
+def _ordered(lists: Iterable[Sequence[str]]) -> list[str]:
+    """Business lines in the order in which brokers show them: by name, or as they were told. What only one of them has
+    then stands behind the one before it there."""
+    found: list[str] = []
+    some = [list(lines) for lines in lists]
+    if all(lines == sorted(lines) for lines in some):
+        return sorted({line for lines in some for line in lines})
+    for lines in some:
+        at = 0
+        for line in lines:
+            if line in found:
+                at = found.index(line) + 1
+            else:
+                found.insert(at, line)
+                at += 1
+    return found
 
 
 def _summed(rows: Iterable[T], key: Callable[[T], Any], same: Sequence[str] = ()) -> list[T]:

@@ -10,7 +10,7 @@ from nicegui import ui
 __all__ = ["Chart"]
 
 COLOURS: Final = ("#1f8fb8", "#e39a2d", "#d6505c", "#7a6ff0")
-_TEXT: Final = "#8592a0"
+_TEXT: Final = "#788594"
 _LINE: Final = "rgba(130, 145, 160, .22)"
 
 

@@ -12,7 +12,7 @@ export default {
             <span v-if="cell.value" class="tl-badge" :class="cell.value.tone">{{ cell.value.text }}</span>
           </template>
           <span v-else-if="cell.col.kind === 'number'" :class="{ 'tl-zero': cell.value === '0' }">{{ cell.value }}</span>
-          <q-btn v-else-if="cell.col.kind === 'button'" flat dense no-caps size="sm" class="tl-danger"
+          <q-btn v-else-if="cell.col.kind === 'button'" flat dense no-caps size="12px" padding="2px 10px" class="tl-danger"
             :label="cell.col.press" @click="$emit(cell.col.name, cell.row.id)" />
           <template v-else>{{ cell.value }}</template>
         </q-td>

@@ -39,6 +39,7 @@ class Projection:
         self._offsets: dict[tuple[str, str], bytes] = {}
         self._shards: dict[str, int] = {}
         self._known: set[str] = set()
+        self._lines: list[str] | None = None
 
     def follow(self, name: str, document: bytes) -> tuple[list[bytes], set[Table]]:
         """The statements that show what a document says, and the tables that must be there for them."""
@@ -47,7 +48,8 @@ class Projection:
         try:
             decoded = msgspec.json.decode(document, type=dict[str, Any])
             if name == TOPICS:
-                return list(self._show_topics(decoded.get("topics", []))), set()
+                topics = list(self._show_topics(decoded.get("topics", [])))
+                return [*topics, *self._show_lines(decoded.get("businessLines", []))], set()
             if name == GROUPS:
                 return list(self._show_groups(decoded.get("groups", []))), set()
             return self._show_offsets(decoded.get("groups", []))
@@ -98,6 +100,15 @@ class Projection:
         for at in range(0, len(without), 500):
             names = b",".join(without[at : at + 500])
             yield b"UPDATE `mq_topic` SET `biz_id` = 0 WHERE `biz_id` <> 0 AND `topic` IN (%b)" % names
+
+    def _show_lines(self, lines: Iterable[Any]) -> Iterator[bytes]:
+        """The order of business lines: 1, 2, 3, … for those that have a place, 0 for others."""
+        now = [str(line)[:64] for line in lines]
+        if now == self._lines:
+            return
+        self._lines = now
+        yield b"UPDATE `mq_biz` SET `position` = 0 WHERE `position` <> 0" + _not_in(b"`name`", now)
+        yield from _upsert("mq_biz", ("name", "position"), [(line, place) for place, line in enumerate(now, 1)])
 
     def _show_groups(self, groups: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
         now = {(check_topic(one["topic"]), check_group(one["name"])): msgspec.json.encode(one) for one in groups}
