@@ -83,6 +83,7 @@ COMMANDS: dict[str, tuple[str, list[Need]]] = {
     "audit ls": ("", ADMIN),
     "clients": ("", SEE),
     "cluster ls": ("", OWN),
+    "cluster check": ("", OWN),
     "cluster forget": ("none", ADMIN),
     "top": ("-n 1 --every 100ms", SEE),
     "check": ("", SEE),

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from towline.client.handover import Handover, whole_frame
-from towline.client.lease import ACK
+from towline.client.lease import ACK, Lease
+from towline.client.limits import Limits
 from towline.client.message import NACKED, Section
+from towline.client.options import ConsumerOptions
 from towline.client.outgoing import Sender
 from towline.frame import Frame, Piece, encode, gather
-from towline.protocol.messages import Act, Part
+from towline.protocol.messages import Act, Part, Settled
 
 
 def test_a_frame_for_another_broker_has_all_that_the_messages_had() -> None:
@@ -64,3 +66,31 @@ def test_of_a_consumer_by_prefix_only_what_is_not_ordered_is_handed_over() -> No
     subscription.nacks = deque(acts[::2])
     assert not len(Handover(subscription, SimpleNamespace()))  # type: ignore[arg-type]
     assert list(subscription.nacks) == acts[::2]
+
+
+def test_until_its_own_broker_was_told_a_pull_counts_as_held() -> None:
+    """The nack was on its way when that broker died. When it is back, it takes back what we do not say that we hold."""
+    about: Any = ("orders", "g", "me", Limits(100, 1 << 20), 1, None, None, None, 0.0, None, 0.5, None)
+    subscription = ConsumerOptions(*about).subscription(10)
+    frame = encode([b"a", b"b", b"c"])
+    raw = [(Part(1, 0, 3, 0, len(frame), 1, 0, b""), memoryview(frame))]
+    lease = subscription._leases[7] = Lease(7, raw, subscription.nacks, subscription._dirty)
+    lease.topic = "orders"
+    lease.open()
+    first, second, third = lease.messages()
+    first.nack("bad")
+    second.ack()
+    third.ack()
+    assert [step.call.number for step in subscription.start_settles()] == [-1]  # type: ignore[union-attr]
+    abandoned: list[Any] = []
+    handover = Handover(subscription, SimpleNamespace(abandon=abandoned.append))  # type: ignore[arg-type]
+    assert (len(handover), len(abandoned)) == (1, 1)
+    handover.done()
+    assert abandoned[0].done
+    assert subscription.attach().holding == [7]
+    [step] = subscription.start_settles()
+    told: Any = step.call  # type: ignore[union-attr]
+    assert sorted(span for act in told.request.acts for span in act.spans) == [(1, 0, 3)]
+    assert {act.what for act in told.request.acts} == {ACK}
+    told.finish(Settled([]), memoryview(b""))
+    assert subscription.attach().holding == []

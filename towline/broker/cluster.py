@@ -209,6 +209,13 @@ class Cluster:
         """Make the topics and groups that another broker has and we have not: they were made while we were away."""
         topics = (await neighbour.ask(ListTopics(), Topics)).topics
         groups = (await neighbour.ask(ListGroups(), Groups)).groups
+        for theirs in (topic.config for topic in topics):
+            mine = self._broker.topics.get(theirs.name)
+            if mine is not None and mine.config.shards != theirs.shards:
+                log.warning(
+                    "topic %s has %d shards here and %d at another broker (0 is shared): sends to it will be refused; "
+                    "`towline cluster check` says how to mend it", theirs.name, mine.config.shards, theirs.shards,
+                )  # fmt: skip
         await self._adopt([topic.config for topic in topics], [group.config for group in groups])
 
     async def _adopt(self, topics: Sequence[TopicConfig], groups: Sequence[GroupConfig]) -> None:

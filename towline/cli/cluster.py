@@ -54,6 +54,32 @@ def ls(*, output: Output = "text", connection: Connection = Connection()) -> Non
 
 
 @cluster.command
+def check(*, output: Output = "text", connection: Connection = Connection()) -> int:  # noqa: B008
+    """Look for topics and groups that the brokers have with different settings, and say how to mend it.
+
+    Brokers with their own disks have their own settings. They differ when one was away while they were changed, or when
+    a topic was made at two of them apart. Ends with 1 if there is something to mend, or a broker that cannot be asked.
+    """
+    with connection.connect() as client:
+        away = [one for one in client.brokers() if one.state != "alive"]
+        found = client.disagreements()
+    for one in away:
+        note(f"{one.address} is {one.state}, and is not looked at")
+    if output == "json":
+        for each in found:
+            print_json(msgspec.structs.asdict(each))
+        return int(bool(found or away))
+    rows = [
+        (each.topic, each.group, each.setting, ", ".join(f"{name}: {value}" for name, value in each.values.items()))
+        for each in found
+    ]
+    print_table(("TOPIC", "GROUP", "SETTING", "VALUES"), rows, empty="the brokers agree")
+    for remedy in dict.fromkeys(f"{each.topic} {each.setting}: {each.remedy}" for each in found):
+        note(remedy)
+    return int(bool(found or away))
+
+
+@cluster.command
 def forget(
     broker: Annotated[str, Parameter(help="The id or address of a broker, as `cluster ls` shows it.")],
     /,

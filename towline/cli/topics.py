@@ -189,6 +189,13 @@ def rm(
     name: Name,
     /,
     *,
+    broker: Annotated[
+        str | None,
+        Parameter(
+            help="In a cluster whose brokers keep their own messages: only at this one (its name or address), which "
+            "takes the topic over as the others have it."
+        ),
+    ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     output: Output = "text",
@@ -196,15 +203,16 @@ def rm(
 ) -> int:
     """Remove a topic with its messages, its groups and their dead letters. This cannot be undone."""
     with connection.connect() as client:
-        state = client.topic(name)
+        state = client.topic(name, broker=broker)
         count = sum(lane.end - lane.first for lane in state.lanes)
         delayed = f", {many(state.delayed, 'delayed message')}" if state.delayed else ""
         what = f"topic {name} with {many(count, 'message')}{delayed} and {many(len(state.groups), 'group')}"
+        what += f" at broker {broker}" if broker is not None else ""
         if not dry_run:
             if not confirm(f"Remove {what}?", yes=yes):
                 note("nothing was removed")
                 return 1
-            client.delete_topic(name)
+            client.delete_topic(name, broker=broker)
     facts = _facts(state)
     kept = {one: facts[one] for one in ("topic", "messages", "size_bytes", "delayed", "groups")}
     tell(f"remove {what}", kept, dry_run=dry_run, output=output)

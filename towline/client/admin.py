@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from towline.client import flows, joining, looking, sharding, spreading
+from towline.client.agreeing import Disagreement, disagreements, settings
 from towline.client.errand import Errand, Everywhere, Here, There, offered
 from towline.client.fleet import Fleet
 from towline.client.receipts import Receipts
@@ -78,16 +79,33 @@ class Administering:
         return self._consult("", broker, lambda _: flows.template(), joining.join_templates)
 
     @offered
-    def delete_topic(self, name: str) -> Errand[None]:
-        """Delete a topic with its messages, groups and dead letters."""
-        yield from self._tell(name, lambda: flows.delete_topic(name), f"deleting topic {name}")
+    def delete_topic(self, name: str, *, broker: str | None = None) -> Errand[None]:
+        """Delete a topic with its messages, groups and dead letters. Where each broker keeps its own messages: at all
+        of them, or at one `broker` only, which then takes the topic over as the others have it, when it is needed."""
+        if broker is not None:
+            yield from self._at_its_own(name, broker, f"topic {name}", flows.delete_topic(name))
+        else:
+            yield from self._tell(name, lambda: flows.delete_topic(name), f"deleting topic {name}")
+        self._shards.forget(name)
+
+    @offered
+    def disagreements(self) -> Errand[list[Disagreement]]:
+        """Settings of topics and groups in which the brokers of a cluster differ that keep their own messages: of those
+        that can be reached. Elsewhere there are none."""
+        fleet = self._fleet
+        if fleet is None or fleet.shared:
+            return []
+        return disagreements((yield from self._outcomes(settings)), fleet.label)
 
     @offered
     def topics(self) -> Errand[list[TopicState]]:
         return merge_topics((yield from self._gather("", flows.topics)))
 
     @offered
-    def topic(self, name: str) -> Errand[TopicState]:
+    def topic(self, name: str, *, broker: str | None = None) -> Errand[TopicState]:
+        """A topic as it is; where each broker keeps its own messages, the sum of all, or as one `broker` has it."""
+        if broker is not None:
+            return (yield from self._at_its_own(name, broker, f"topic {name}", flows.topic(name)))
         states = yield from self._gather(name, lambda: flows.topic(name))
         return merge_topics([[state] for state in states])[0]
 

@@ -10,18 +10,20 @@ from typing import Any
 
 from towline.client.aio_cluster import AioCluster
 from towline.client.aio_producer import Pending, Producer, done
-from towline.client.cluster_producer import Pulse, homes_of
+from towline.client.cluster_producer import Pulse
 from towline.client.delays import Time, as_deliver_at
 from towline.client.errand import Place, There
-from towline.client.exchange import rearrange
 from towline.client.fleet import DEDUP
 from towline.client.outgoing import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
+from towline.client.recounting import Recount
 from towline.client.sharding import ShardMap, shard_of
+from towline.client.sharding import count_shards as ask_shards
 from towline.client.shipping import raise_unseen
-from towline.client.spreading import count_shards
+from towline.client.spreading import Outcome, count_shards
 from towline.client.steps import drive_later
 from towline.errors import Closed, NotOwner, Refused, Timeout, Unavailable
 from towline.model import Priority
+from towline.protocol.ordering import Sharded
 
 __all__ = ["ClusterProducer"]
 
@@ -40,8 +42,10 @@ class ClusterProducer(Producer):
         self._counts = shards if self._fleet.shared else ShardMap()
         """How many shards we take topics to have: it says at which broker a message belongs. Where they keep their own,
         it changes only when nothing is on its way by the number before (see `exchange.rearrange`)."""
-        self._recounts: dict[str, int] = {}
-        """Topics that are held, because a broker says that they have another number of shards."""
+        self._recounts: dict[str, list[Outcome[Sharded]] | None] = {}
+        """Topics that are held, because a broker says that they have another number of shards; and what all brokers
+        say, once they were asked."""
+        self._asking: set[asyncio.Task[None]] = set()
         self._keeps = keeps
         self._salt = secrets.token_hex(4)
         self._branches: dict[str, Producer] = {}
@@ -160,7 +164,7 @@ class ClusterProducer(Producer):
         if not self._fleet.shared:
             for broker in away:
                 self._evacuate(broker)
-            self._rearrange()
+            self._recount()
 
     def _is_away(self, broker: str, branch: Producer, now: float) -> bool:
         link = branch.link
@@ -196,26 +200,37 @@ class ClusterProducer(Producer):
             target = self._fleet.pick(self._salt + parcel.topic, (broker,)) or broker
             self._branch(target).adopt(parcel)
 
-    def _rearrange(self) -> None:
-        """Topics have another number of shards: what waits for them goes to the brokers that it belongs to now."""
+    def _recount(self) -> None:
+        """See `cluster_producer.ClusterProducer`."""
         for branch in self._branches.values():
             while branch.recounts:
-                topic, said = branch.recounts.popleft()
-                self._recounts[topic] = said.shards
-        for topic, shards in list(self._recounts.items()):
-            home = homes_of(self._fleet, self._salt, topic, shards)
-            for broker in {home(shard, dedup) for shard in range(max(shards, 1)) for dedup in (False, True)}:
-                self._branch(broker)
-            exchanges = {broker: branch.exchange for broker, branch in self._branches.items()}
-            failed = rearrange(topic, shards, exchanges, home)
-            if failed is None:
-                continue
-            self._counts.put(topic, shards)
-            self._shards.put(topic, shards)
-            self._routes.pop(topic, None)
-            del self._recounts[topic]
-            for number, branch in enumerate(self._branches.values()):
-                branch.rearranged(failed if not number else [])
+                topic, _ = branch.recounts.popleft()
+                if topic not in self._recounts:
+                    self._recounts[topic] = None
+                    asking = asyncio.get_running_loop().create_task(self._ask_all(topic))
+                    self._asking.add(asking)
+                    asking.add_done_callback(self._asking.discard)
+        for topic, outcomes in list(self._recounts.items()):
+            if outcomes is not None:
+                self._rearrange(topic, outcomes)
+
+    async def _ask_all(self, topic: str) -> None:
+        self._recounts[topic] = await self._cluster.outcomes_by(lambda _: ask_shards(topic))
+
+    def _rearrange(self, topic: str, outcomes: list[Outcome[Sharded]]) -> None:
+        recount = Recount(self._fleet, self._salt, topic, outcomes)
+        for broker in recount.homes:
+            self._branch(broker)
+        exchanges = {broker: branch.exchange for broker, branch in self._branches.items()}
+        failed = recount.carry_out(exchanges, self._counts)
+        if failed is None:
+            return
+        self._shards.forget(topic)
+        self._routes.pop(topic, None)
+        del self._recounts[topic]
+        for branch in self._branches.values():
+            branch.rearranged(failed)
+            failed = []
 
     async def flush(self, timeout: float | None = None) -> None:
         branches = list(self._branches.values())
@@ -240,6 +255,8 @@ class ClusterProducer(Producer):
                 raise
         finally:
             self._closed = True
+            for asking in self._asking:
+                asking.cancel()
             for branch in list(self._branches.values()):
                 try:
                     await branch.close(0.0)

@@ -13,25 +13,26 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import cache
 from typing import Any, Final
 
 from towline.client.cluster import Cluster
 from towline.client.delays import Time, as_deliver_at
 from towline.client.errand import Place, There
-from towline.client.exchange import rearrange
-from towline.client.fleet import DEDUP, Fleet
+from towline.client.fleet import DEDUP
 from towline.client.outgoing import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
 from towline.client.parcel import Parcel, Pending
 from towline.client.producer import Producer
+from towline.client.recounting import Recount
 from towline.client.sharding import ShardMap, shard_of
+from towline.client.sharding import count_shards as ask_shards
 from towline.client.shipping import raise_unseen
-from towline.client.spreading import count_shards
+from towline.client.spreading import Outcome, count_shards
 from towline.client.steps import drive
 from towline.errors import Closed, NotOwner, Refused, Timeout, Unavailable
 from towline.model import Priority
+from towline.protocol.ordering import Sharded
 
-__all__ = ["HANGS_S", "ClusterProducer", "Pulse", "homes_of"]
+__all__ = ["HANGS_S", "ClusterProducer", "Pulse"]
 
 HANGS_S: Final = 1.0
 """A broker that owes us an answer and says nothing for so long is taken for away."""
@@ -55,15 +56,6 @@ class Pulse:
         return now - self._since > (HANGS_S if ready else _BREAKS_S)
 
 
-def homes_of(fleet: Fleet, salt: str, topic: str, shards: int) -> Callable[[int, bool], str]:
-    """The broker of a shard; or where there are none, of a message with a dedup id or without."""
-
-    def home(shard: int, dedup: bool) -> str:
-        return fleet.home(topic, shard if shards else DEDUP) if shards or dedup else fleet.route(salt, topic)
-
-    return cache(home)
-
-
 class ClusterProducer(Producer):
     """Sends in the background, many messages at a time, to the brokers of a cluster. Made by `Client.producer`."""
 
@@ -78,8 +70,9 @@ class ClusterProducer(Producer):
         self._counts = shards if self._fleet.shared else ShardMap()
         """How many shards we take topics to have: it says at which broker a message belongs. Where they keep their own,
         it changes only when nothing is on its way by the number before (see `exchange.rearrange`)."""
-        self._recounts: dict[str, int] = {}
-        """Topics that are held, because a broker says that they have another number of shards."""
+        self._recounts: dict[str, list[Outcome[Sharded]] | None] = {}
+        """Topics that are held, because a broker says that they have another number of shards; and what all brokers
+        say, once they were asked."""
         self._keeps = keeps
         self._salt = secrets.token_hex(4)
         self._guard = threading.RLock()
@@ -209,7 +202,7 @@ class ClusterProducer(Producer):
             if not self._fleet.shared:
                 for broker in away:
                     self._evacuate(broker)
-                self._rearrange()
+                self._recount()
 
     def _is_away(self, broker: str, branch: Producer, now: float) -> bool:
         link = branch.link
@@ -245,29 +238,40 @@ class ClusterProducer(Producer):
             target = self._fleet.pick(self._salt + parcel.topic, (broker,)) or broker
             self._branch(target).adopt(parcel)
 
-    def _rearrange(self) -> None:
-        """Topics have another number of shards: what waits for them goes to the brokers that it belongs to now."""
+    def _recount(self) -> None:
+        """Topics have another number of shards: when all brokers have said how many, what waits for them goes to the
+        brokers that it belongs to now."""
         for branch in self._branches.values():
             while branch.recounts:
-                topic, said = branch.recounts.popleft()
-                self._recounts[topic] = said.shards
-        for topic, shards in list(self._recounts.items()):
-            home = homes_of(self._fleet, self._salt, topic, shards)
-            for broker in {home(shard, dedup) for shard in range(max(shards, 1)) for dedup in (False, True)}:
-                self._branch(broker)
-            branches = list(self._branches.items())
-            with ExitStack() as locks:
-                for _, branch in branches:
-                    locks.enter_context(branch.lock)
-                failed = rearrange(topic, shards, {broker: branch.exchange for broker, branch in branches}, home)
-                if failed is None:
-                    continue
-                self._counts.put(topic, shards)
-            self._shards.put(topic, shards)
-            self._routes.pop(topic, None)
-            del self._recounts[topic]
-            for number, (_, branch) in enumerate(branches):
-                branch.rearranged(failed if not number else [])
+                topic, _ = branch.recounts.popleft()
+                if topic not in self._recounts:
+                    self._recounts[topic] = None
+                    threading.Thread(target=self._ask_all, args=(topic,), name="towline-recount", daemon=True).start()
+        for topic, outcomes in list(self._recounts.items()):
+            if outcomes is not None:
+                self._rearrange(topic, outcomes)
+
+    def _ask_all(self, topic: str) -> None:
+        self._recounts[topic] = self._cluster.outcomes_by(lambda _: ask_shards(topic))
+
+    def _rearrange(self, topic: str, outcomes: list[Outcome[Sharded]]) -> None:
+        recount = Recount(self._fleet, self._salt, topic, outcomes)
+        for broker in recount.homes:
+            self._branch(broker)
+        branches = dict(self._branches)
+        with ExitStack() as locks:
+            for branch in branches.values():
+                locks.enter_context(branch.lock)
+            exchanges = {broker: branch.exchange for broker, branch in branches.items()}
+            failed = recount.carry_out(exchanges, self._counts)
+        if failed is None:
+            return
+        self._shards.forget(topic)
+        self._routes.pop(topic, None)
+        del self._recounts[topic]
+        for branch in branches.values():
+            branch.rearranged(failed)
+            failed = []
 
     # The end
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from towline.client.accumulate import Accumulator, Lane
 from towline.client.parcel import Parcel
 from towline.client.sharding import not_ordered, shard_of
-from towline.errors import Timeout, TowlineError
+from towline.errors import TowlineError
 from towline.model import LANES
 
-__all__ = ["Exchange", "rearrange"]
+__all__ = ["Exchange", "give_up", "rearrange"]
 
 P = TypeVar("P")
 
@@ -107,11 +107,12 @@ class Exchange(Accumulator[P]):
         taken: list[Parcel] = []
         for lane in self._every_lane():
             count = 0 if isinstance(lane.name, str) else lane.name[1]
-            if lane.topic == topic and count != shards and lane.in_flight is None:
+            if lane.topic == topic and count != shards:
                 taken += [*lane.full, *([lane.filling] if lane.filling is not None else [])]
                 lane.full.clear()
                 lane.filling = None
-                del lane.home[lane.name]
+                if lane.empty:
+                    del lane.home[lane.name]
         for parcel in taken:
             parcel.count = parcel.count or len(parcel.bodies)
             self._release(parcel)
@@ -166,15 +167,16 @@ def _placed(  # noqa: PLR0917
         failed.append(lost)
         return next(iter(exchanges.values())).pending(lost, 0)
     new: Parcel = placed._parcel  # type: ignore[attr-defined]
-    if new.deadline > parcel.deadline:
-        # Whoever is sent from one to the other is not sent for ever.
-        new.deadline = parcel.deadline
-        new.refusal = _disagreement(topic, shards) if parcel.origins else None
+    # Whoever is sent from one to the other is not sent for ever.
+    new.deadline = min(new.deadline, parcel.deadline)
     return placed
 
 
-def _disagreement(topic: str, shards: int) -> Timeout:
-    return Timeout(
-        f"the brokers of the cluster do not agree on how many shards topic {topic} has, the last said {shards}: "
-        "`towline cluster check` tells what each has"
-    )
+def give_up(topic: str, error: TowlineError, exchanges: Mapping[str, Exchange[P]]) -> list[Parcel]:
+    """Nobody can tell where the messages of a topic belong: all that wait fail. To be called with the locks held."""
+    failed = [parcel for one in exchanges.values() for parcel in one.take_out(topic, -1)]
+    for parcel in failed:
+        parcel.error = error
+    for one in exchanges.values():
+        one.let_go(topic)
+    return failed

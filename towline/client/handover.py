@@ -109,6 +109,11 @@ class Handover:
                 spans = [(message._section.lane, message.seq, 1) for message in messages]
                 self._subscription.nacks.append(Act(ACK, act.pull, spans))
         for call in self._calls:
+            # What it carried is told by others now. Until it was, the pulls count as held: a broker that returns takes
+            # back whatever we do not hold.
+            acts: list[Act] = call.request.acts  # type: ignore[attr-defined]
+            self._subscription.untold(acts)
+            acts.clear()
             call.finish(Settled([]), memoryview(b""))
 
     def undone(self) -> list[Call]:

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import msgspec
 
 from towline.client import sharding
-from towline.client.errand import Errand, There
+from towline.client.errand import Errand, Everywhere, There
 from towline.client.fleet import DEDUP, Fleet
 from towline.client.outgoing import as_bodies
 from towline.client.receipts import Receipts
@@ -23,6 +23,7 @@ from towline.protocol.ordering import Purged, Sharded, Sought
 
 __all__ = [
     "Outcome",
+    "agreed_shards",
     "count_shards",
     "merge_figures",
     "merge_groups",
@@ -97,15 +98,37 @@ def send_many(fleet: Fleet, common: Common, topic: str, content: Content) -> Err
                 sent.append((numbers, (yield from _send_part(fleet, topic, flow, home))))
         except WrongShard as error:
             common.shards.forget(topic)
-            if sent:
-                done = sum(len(numbers) for numbers, _ in sent)
-                raise Partly(f"{done} of {len(content.bodies)} messages are stored, the others not: {error}") from None
-            if last:
-                raise
+            if sent or last:
+                yield from _explain(fleet, topic, sum(len(numbers) for numbers, _ in sent), len(content.bodies), error)
             shards = None
         else:
             return sent[0][1] if len(sent) == 1 else sharding.joined(topic, len(content.bodies), sent)
     raise AssertionError("the second time is the last")
+
+
+def _explain(fleet: Fleet, topic: str, done: int, count: int, error: WrongShard) -> Errand[None]:
+    """Raise why messages are refused; `Partly`, if some of them are stored."""
+    said: list[Outcome[Sharded]] = yield Everywhere(lambda _: sharding.count_shards(topic))
+    try:
+        agreed_shards(fleet, topic, said)
+    except WrongShard as better:
+        error = better
+    raise Partly(f"{done} of {count} messages are stored, the others not: {error}") if done else error
+
+
+def agreed_shards(fleet: Fleet, topic: str, outcomes: Sequence[Outcome[Sharded]]) -> int | None:
+    """How many shards a topic has, by what all brokers say; None if none of them knows. `WrongShard` names them if they
+    do not agree: then nobody can tell where a message belongs."""
+    said = {one.broker.id: one.result.shards for one in outcomes if one.result is not None and one.result.known}
+    if len(set(said.values())) < 2:
+        return next(iter(said.values()), None)
+    each = sorted(
+        f"{fleet.label(broker)} has {f'{count} shards' if count else 'it shared'}" for broker, count in said.items()
+    )
+    raise WrongShard(
+        f"the brokers of the cluster do not agree on topic {topic}: {', '.join(each)}. "
+        "`towline cluster check` says how to mend it"
+    )
 
 
 def _by_broker(
