@@ -255,3 +255,36 @@ def test_nothing_is_lost_doubled_or_reordered(seed: int) -> None:
             bench.sent(parcel)
         flying = []
     assert stored == added
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_short_way_leads_to_the_same_parcels(seed: int) -> None:
+    chance = random.Random(seed)
+    sizes = {"max_batch_messages": 9, "max_batch_bytes": 600, "max_buffer_messages": 40, "max_buffer_bytes": 2_000}
+    long, short = Bench(**sizes), Bench(**sizes)
+    taken = 0
+    for _ in range(400):
+        if chance.random() < 0.1:
+            long.time.now += 0.004
+            short.time.now += 0.004
+            for one, other in zip(long.take(), short.take(), strict=True):
+                assert (one.topic, one.lane, one.size, one.count) == (other.topic, other.lane, other.size, other.count)
+                assert list(one.columns()) == list(other.columns())
+                long.sent(one)
+                short.sent(other)
+                taken += one.count
+            continue
+        if long.accumulator.is_full:
+            assert short.accumulator.add_plain("t", b"x", None, "middle") is None
+            continue
+        topic, priority = chance.choice(["t", "t", "u"]), chance.choice(LANES)
+        body, key = bytes(chance.choice([0, 1, 80, 700])), chance.choice([None, None, "key", "schlüssel"])
+        headers = {"h": "1"} if chance.random() < 0.05 else None
+        at_us = -5 if chance.random() < 0.05 else 0
+        parcel, index = long.accumulator.add(topic, body, key, priority, headers, at_us)
+        added = None if headers or at_us else short.accumulator.add_plain(topic, body, key, priority)
+        same, place = added or short.accumulator.add(topic, body, key, priority, headers, at_us)
+        assert (index, len(parcel.bodies), parcel.size) == (place, len(same.bodies), same.size)
+        figures = [(bench.accumulator.messages, bench.accumulator.bytes) for bench in (long, short)]
+        assert figures[0] == figures[1]
+    assert taken > 100

@@ -26,6 +26,8 @@ __all__ = ["Pending", "Producer", "done"]
 
 _IDLE_S: Final = 1.0
 
+_NOTHING_MORE: Final = (None,) * 9
+
 
 class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
     """A message on its way: `await` it for its receipt, or do not; `flush` and `close` of the producer wait for all."""
@@ -133,6 +135,12 @@ class Producer:
         if type(body) is not bytes:
             body = as_body(body)
         as_key(key)
+        more = (headers, dedup_id, delay, deliver_at, delay_level, shard_key, ttl, timeout, attempts)
+        # Most messages have nothing of this, and go the short way.
+        if more == _NOTHING_MORE and not self._barred:
+            added = self._accumulator.add_plain(topic, body, key, priority)
+            if added is not None:
+                return added
         packed = as_headers(headers)
         as_dedup_id(dedup_id)
         at_us = as_deliver_at(delay, deliver_at, delay_level)

@@ -50,6 +50,7 @@ class Parcel:
         "origins",
         "pinned",
         "places",
+        "plain",
         "refusal",
         "shard_keys",
         "shards",
@@ -66,6 +67,8 @@ class Parcel:
         self.opened_at = opened_at
         self.deadline = deadline
         self.bodies: list[bytes] = []
+        self.plain = True
+        """Its messages have bodies, perhaps keys, and nothing else."""
         self.keys: list[str | None] | None = None
         self.headers: list[dict[str, str] | None] | None = None
         self.dedup_ids: list[str | None] | None = None

@@ -50,7 +50,7 @@ class Producer:
     def __init__(self, link: Link, shipping: Shipping, limits: BatchLimits) -> None:
         self._link = link
         self._accumulator: Exchange[Pending] = Exchange(limits, Pending)
-        self._add = self._accumulator.add
+        self._add, self._add_plain = self._accumulator.add, self._accumulator.add_plain
         self._shipping = shipping
         self._shards = shipping.shards
         self._lock = threading.Lock()
@@ -109,12 +109,27 @@ class Producer:
             body = as_body(body)
         if key is not None:
             as_key(key)
+        # Most messages have nothing of this, and go the short way.
+        if (
+            headers is None
+            and dedup_id is None
+            and delay is None
+            and deliver_at is None
+            and delay_level is None
+            and shard_key is None
+            and ttl is None
+            and timeout is None
+            and attempts is None
+        ):
+            with self._lock:
+                added = None if self._barred else self._add_plain(topic, body, key, priority)
+            if added is not None:
+                return added
         if headers is not None:
             headers = as_headers(headers)
         if dedup_id is not None:
             as_dedup_id(dedup_id)
         shards, at_us, lives = self._shards.get(topic) or 0, 0, FOREVER
-        # Most messages have nothing of this, and are spared the calls.
         if delay is not None or deliver_at is not None or delay_level is not None:
             at_us = as_deliver_at(delay, deliver_at, delay_level)
         if ttl is not None or timeout is not None or attempts is not None:
