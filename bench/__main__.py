@@ -17,6 +17,7 @@ from cyclopts import App, Parameter
 from bench import consuming, delaying, facing, flatness, jobs, machine, ordering, sending, spark, sql
 from bench.figures import Figure, print_figures
 from bench.stage import Stage
+from tests.sql.server import use_mysqld
 
 Scenario = Callable[[Stage], Iterator[Figure]]
 
@@ -64,6 +65,7 @@ def bench(
         Path | None,
         Parameter(name="--dir", help="Where brokers keep their data meanwhile. [default: a temporary folder]"),
     ] = None,
+    mysqld: Annotated[str, Parameter(help="The program of a MySQL server, to use instead of MariaDB.")] = "",
     output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"))] = "text",
     save: Annotated[Path | None, Parameter(help="Also write the results to this file, as JSON.")] = None,
 ) -> int:
@@ -75,6 +77,7 @@ def bench(
     if unknown := [name for name in names if name not in SCENARIOS]:
         print(f"error: no such scenario: {', '.join(unknown)}", file=sys.stderr)
         return 2
+    use_mysqld(mysqld)
     sizes: dict[str, Any] = dict(QUICK if "quick" in what else FULL)
     given = {"seconds": seconds, "repeats": repeats, "backlog": backlog}
     sizes.update({name: value for name, value in given.items() if value is not None})

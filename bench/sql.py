@@ -16,7 +16,7 @@ import towline
 from bench.figures import Figure, middle, spread
 from bench.stage import Stage
 from bench.table_queue import BATCH
-from tests.sql.server import MariaDb
+from tests.sql.server import MariaDb, new_server
 from towline.load.broker import BrokerProcess
 from towline.load.job import Job
 from towline.model import GroupConfig
@@ -36,7 +36,8 @@ _numbers = itertools.count()
 def _server(stage: Stage) -> Iterator[MariaDb]:
     """A server with its files on the disk that the benchmark is about, as durable as it is by default."""
     with stage.space() as path:
-        server = MariaDb("--innodb-buffer-pool-size=1G", "--innodb-log-file-size=512M", folder=path)
+        server = new_server("--innodb-buffer-pool-size=1G", folder=path)
+        server.options += (f"{server.log_size}=512M",)
         try:
             yield server.install().start()
         finally:
@@ -81,7 +82,7 @@ def _make_table(stage: Stage, broker: BrokerProcess) -> None:
 
 
 def sql(stage: Stage) -> Iterator[Figure]:
-    """Produce, consume, and both at once: Towline on MariaDB, and a table queue on the same server."""
+    """Produce, consume, and both at once: Towline on a database, and a table queue on the same server."""
     count = int(150_000 * max(1.0, stage.seconds)) // 1000 * 1000
     ours: dict[str, list[float]] = {"produce": [], "consume": [], "both at once": []}
     theirs: dict[str, list[float]] = {name: [] for name in ours}
