@@ -22,7 +22,7 @@ from towline.load.broker import BrokerProcess
 __all__ = ["fill_rows", "spark", "spark_session", "watching"]
 
 FRAME = 1_000
-COLUMNS = "lane string, seq long, key string, body binary, appended_at timestamp"
+COLUMNS = "lane, seq, key, body, appended_at"
 WRITTEN = 2_000_000
 WARM = 6_000_000
 FASTER = {
@@ -71,7 +71,7 @@ def spark_session(folder: Path) -> Iterator[Any]:
 
 def _reading(stage: Stage, session: Any, broker: BrokerProcess, folder: Path, rows: int) -> Iterator[Figure]:
     def source(option: str, place: str) -> Any:
-        return session.read.format("towline").option(option, place).option("topic", "rows").schema(COLUMNS).load()
+        return session.read.format("towline").options(topic="rows", columns=COLUMNS, **{option: place}).load()
 
     parquet = str(folder / "parquet")
     sources: dict[str, Callable[[], Any]] = {

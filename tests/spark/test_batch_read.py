@@ -9,6 +9,7 @@ import pytest
 
 import towline
 from tests.server.process import BrokerProcess
+from towline.spark.arrow import NEVER_NULL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader, SparkSession
@@ -59,9 +60,34 @@ def test_a_schema_prunes_and_types_are_checked(spark: SparkSession, broker: Brok
     for schema, message in [
         ("body string, sequence long", "no column 'sequence'"),
         ("seq string", "a column is seq:string, but must be seq:bigint"),
+        ("seq long, key string not null", "the column key may be null"),
     ]:
         with pytest.raises(Exception, match=message):
             source(spark, broker).option("topic", "orders").schema(schema).load().count()
+
+
+@pytest.mark.stores("log")
+def test_columns_prune_and_say_what_is_never_null(
+    spark: SparkSession, broker: BrokerProcess, mq: towline.Client
+) -> None:
+    mq.send("orders", b"", key="")
+    mq.send("orders", b"two", key="k", headers={"a": "b"})
+    reader = source(spark, broker).option("topic", "orders")
+    frame = reader.option("columns", "seq, key,body,headers").load()
+    assert [(one.name, one.nullable) for one in frame.schema] == [
+        ("seq", False),
+        ("key", True),
+        ("body", False),
+        ("headers", True),
+    ]
+    first, second = frame.orderBy("seq").collect()
+    assert (first.seq, first.key, bytes(first.body), first.headers) == (0, None, b"", None)
+    assert (second.seq, second.key, bytes(second.body), second.headers) == (1, "k", b"two", {"a": "b"})
+    assert {one.name for one in reader.option("columns", "").load().schema if not one.nullable} == NEVER_NULL
+    with pytest.raises(Exception, match="there is no column 'sequence'"):
+        reader.option("columns", "sequence").load()
+    with pytest.raises(Exception, match="give one of both"):
+        reader.option("columns", "seq").schema("key string").load().count()
 
 
 def test_filters_narrow_what_is_read(spark: SparkSession, broker: BrokerProcess, mq: towline.Client) -> None:

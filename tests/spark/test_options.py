@@ -18,7 +18,7 @@ URL = {"url": "towline://127.0.0.1:7400"}
     ("options", "message"),
     [
         ({"topic": "orders", "form": "5"}, "there is no option form: did you mean from?"),
-        ({"topic": "orders", "colour": "red"}, "there is no option colour; there are: url"),
+        ({"topic": "orders", "weather": "fine"}, "there is no option weather; there are: url"),
         ({"topic": "orders", "from": "yesterday"}, "option from='yesterday': give earliest"),
         ({"topic": ""}, "no topic: give one"),
         ({"topic": "Orders"}, "use 1 to 50 lower-case letters"),
@@ -26,6 +26,7 @@ URL = {"url": "towline://127.0.0.1:7400"}
         ({"topic": "orders", "batchRows": "0"}, "option batchRows='0': give a whole number, at least 1"),
         ({"topic": "orders", "skipDamaged": "perhaps"}, "option skipDamaged='perhaps': give true or false"),
         ({"topic": "orders", "kind": "deaf"}, "there is no kind 'deaf' of stream"),
+        ({"topic": "orders", "columns": "seq,key,seq"}, "option columns: 'seq' is named twice"),
         ({"topic": "orders", "path": "/tmp"}, "give one of the options url"),
         ({"topic": "orders", "url": ""}, "give one of the options url"),
         ({"topic": "orders", "url": "http://127.0.0.1:1"}, "option url: give towline://host:port"),

@@ -33,7 +33,7 @@ from towline.frame.layout import (
 )
 from towline.model import LANES
 
-__all__ = ["DEAD", "MESSAGES", "OWN", "Origin", "Records", "chosen", "message_batch", "text_array"]
+__all__ = ["DEAD", "MESSAGES", "NEVER_NULL", "OWN", "Origin", "Records", "chosen", "message_batch", "text_array"]
 
 TIME: Final = pa.timestamp("us", tz="UTC")
 TEXTS: Final = pa.map_(pa.string(), pa.string())
@@ -66,6 +66,10 @@ MESSAGES: Final = pa.schema(
 )
 """Every column of a message. `body` may also be asked for as a string. `attempt` is filled in where a group is named:
 see `attempts.py`."""
+
+NEVER_NULL: Final = frozenset(("topic", "lane", "seq", "id", "body", "appended_at"))
+"""Columns that every message has. Spark does not look for nulls in what is said to have none, which makes rows cheaper;
+files of the archive do not say it."""
 
 DEAD: Final = pa.schema(
     [

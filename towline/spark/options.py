@@ -18,8 +18,8 @@ __all__ = ["READ_OPTIONS", "WRITE_OPTIONS", "ReadOptions", "WriteOptions"]
 _DOOR: Final = ("url", "path", "token", "secret", "secretFile", "caFile", "certFile", "keyFile", "timeout")
 READ_OPTIONS: Final = (
     *_DOOR,
-    *("broker", "topic", "kind", "lane", "group", "from", "to", "key", "rowsPerPartition", "batchRows", "skipDamaged"),
-    *("failOnDataLoss", "pushFilters", "maxMessagesPerTrigger", "maxBytesPerTrigger", "progressGroup"),
+    *("broker", "topic", "kind", "lane", "group", "columns", "from", "to", "key", "rowsPerPartition", "batchRows"),
+    *("skipDamaged", "failOnDataLoss", "pushFilters", "maxMessagesPerTrigger", "maxBytesPerTrigger", "progressGroup"),
 )
 WRITE_OPTIONS: Final = (*_DOOR, "topic", "priority", "mode", "txnId", "durability", "compress", "frameRows")
 _SPARKS: Final = {"checkpointlocation", "queryname", "outputmode", "__partition_columns"}
@@ -40,6 +40,8 @@ class ReadOptions(NamedTuple):
     max_messages: int
     max_bytes: int
     progress_group: str
+    columns: tuple[str, ...] = ()
+    """All, if none is named."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
@@ -71,7 +73,16 @@ class ReadOptions(NamedTuple):
             options.number("maxMessagesPerTrigger", 0, 0),
             options.number("maxBytesPerTrigger", 0, 0),
             check_group(group) if group else "",
+            _columns(options.text("columns")),
         )
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = tuple(word.strip() for word in text.split(",") if word.strip())
+    for name in names:
+        if names.count(name) > 1:
+            raise BadRequest(f"option columns: {name!r} is named twice")
+    return names
 
 
 class WriteOptions(NamedTuple):

@@ -13,14 +13,14 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
 )
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from towline.errors import BadRequest
+from towline.spark.arrow import NEVER_NULL, chosen
 from towline.spark.batch_reader import BatchReader, FilteringReader
 from towline.spark.encoding import check_columns
 from towline.spark.options import ReadOptions, WriteOptions
 from towline.spark.plainly import plainly
-from towline.spark.ranges import Kind
 from towline.spark.reading import SCHEMAS
 from towline.spark.stream_reader import StreamReader
 from towline.spark.writer import BatchWriter, StreamWriter
@@ -37,18 +37,22 @@ class TowlineSource(DataSource):
 
     def schema(self) -> StructType:
         with plainly():
-            return from_arrow_schema(SCHEMAS[ReadOptions.parse(self.options).selection.kind])
+            options = ReadOptions.parse(self.options)
+            kind = options.selection.kind
+            columns = from_arrow_schema(chosen(SCHEMAS[kind], options.columns or None))
+        never_null = NEVER_NULL if kind == "messages" else ()
+        return StructType([StructField(one.name, one.dataType, one.name not in never_null) for one in columns])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with plainly():
             options = ReadOptions.parse(self.options)
-            columns = columns_of(schema, options.selection.kind)
+            columns = columns_of(schema, options)
         return (FilteringReader if options.push_filters else BatchReader)(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         with plainly():
             options = ReadOptions.parse(self.options, streaming=True)
-            return StreamReader(options, columns_of(schema, options.selection.kind))
+            return StreamReader(options, columns_of(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         with plainly():
@@ -67,10 +71,13 @@ class TowlineSource(DataSource):
             return StreamWriter(options)
 
 
-def columns_of(schema: StructType, kind: Kind) -> pa.Schema:
+def columns_of(schema: StructType, options: ReadOptions) -> pa.Schema:
     """The columns that are asked for, as Spark wants them in Arrow; an error names the first that cannot be given."""
+    kind = options.selection.kind
     full = SCHEMAS[kind]
     wanted: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    if options.columns and list(options.columns) != wanted.names:
+        raise BadRequest("columns are given by the option columns and, others, by a schema: give one of both")
     for field in wanted:
         if field.name not in full.names:
             raise BadRequest(f"schema: there is no column {field.name!r}; there are {', '.join(full.names)}")
@@ -78,6 +85,9 @@ def columns_of(schema: StructType, kind: Kind) -> pa.Schema:
             given = from_arrow_schema(pa.schema([field])).simpleString()
             right = from_arrow_schema(pa.schema([full.field(field.name)])).simpleString()
             raise BadRequest(f"schema: a column is {given[7:-1]}, but must be {right[7:-1]}")
+        if not field.nullable and (kind != "messages" or field.name not in NEVER_NULL):
+            # Spark would not look whether it is, and take it for an empty one.
+            raise BadRequest(f"schema: the column {field.name} may be null: leave NOT NULL out")
     return wanted
 
 
