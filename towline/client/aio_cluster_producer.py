@@ -15,7 +15,7 @@ from towline.client.delays import Time, as_deliver_at
 from towline.client.errand import Place, There
 from towline.client.fleet import DEDUP
 from towline.client.outgoing import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
-from towline.client.recounting import Recount
+from towline.client.recounting import Recount, not_asked
 from towline.client.sharding import ShardMap, shard_of
 from towline.client.sharding import count_shards as ask_shards
 from towline.client.shipping import raise_unseen
@@ -215,7 +215,10 @@ class ClusterProducer(Producer):
                 self._rearrange(topic, outcomes)
 
     async def _ask_all(self, topic: str) -> None:
-        self._recounts[topic] = await self._cluster.outcomes_by(lambda _: ask_shards(topic))
+        try:
+            self._recounts[topic] = await self._cluster.outcomes_by(lambda _: ask_shards(topic))
+        except Exception as error:
+            self._recounts[topic] = not_asked(self._fleet, error)
 
     def _rearrange(self, topic: str, outcomes: list[Outcome[Sharded]]) -> None:
         recount = Recount(self._fleet, self._salt, topic, outcomes)

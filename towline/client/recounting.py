@@ -12,10 +12,15 @@ from towline.client.fleet import DEDUP, Fleet
 from towline.client.parcel import Parcel
 from towline.client.sharding import ShardMap
 from towline.client.spreading import Outcome, agreed_shards
-from towline.errors import WrongShard
+from towline.errors import Unavailable, WrongShard
 from towline.protocol.ordering import Sharded
 
-__all__ = ["Recount"]
+__all__ = ["Recount", "not_asked"]
+
+
+def not_asked(fleet: Fleet, error: Exception) -> list[Outcome[Sharded]]:
+    """Asking failed altogether: nobody knows, and it is tried again."""
+    return [Outcome(one, None, Unavailable(f"broker {one.name} could not be asked: {error}")) for one in fleet.members]
 
 
 class Recount:
