@@ -1,4 +1,4 @@
-"""What messages may do, through both clients, on memory and log, in-process and over TCP: one suite."""
+"""What messages may do, through both clients, on memory, log and SQL, in-process and over TCP: one suite."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.conftest import Served, connect, pytest_pyfunc_call, serve, topic
+from tests.client.conftest import Served, connect, pytest_pyfunc_call, serve, shared_sql_broker, topic
 
-__all__ = ["connect", "pytest_pyfunc_call", "serve", "topic"]
+__all__ = ["connect", "pytest_pyfunc_call", "serve", "shared_sql_broker", "topic"]
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +25,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Serve
         one.stop()
 
 
-@pytest.fixture(params=["memory", "file", "tcp", "tcp-log"])
+@pytest.fixture(params=["memory", "file", "tcp", "tcp-log", "sql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param in ("tcp", "tcp-log"):
         shared: dict[str, Served] = request.getfixturevalue("shared")
         return f"towline://{shared[request.param].address}"
+    if request.param == "sql":
+        broker: Served = request.getfixturevalue("shared_sql_broker")
+        return f"towline://{broker.address}"
     return f"memory:{tmp_path.name}" if request.param == "memory" else f"file:{tmp_path / 'data'}?durability=os"
