@@ -19,7 +19,8 @@ from towline.errors import Partly, WrongShard
 
 __all__ = ["two"]
 
-KEYS = [f"k{number % 20}" for number in range(60)]
+KEYS = [f"{number % 20}k" for number in range(60)]
+"""Of all shards, so that each broker is the home of some."""
 BODIES = [b"%d" % number for number in range(60)]
 
 

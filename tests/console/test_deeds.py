@@ -50,7 +50,7 @@ def press(name: str) -> Callable[[Page], None]:
 def choose(menu: str, item: str) -> Callable[[Page], None]:
     def do(page: Page) -> None:
         page.get_by_role("button", name=menu).click()
-        page.locator(".q-menu .q-item").filter(has_text=item).click()
+        page.locator(".q-menu .q-item:visible").filter(has_text=item).click()
 
     return do
 

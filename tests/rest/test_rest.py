@@ -171,7 +171,9 @@ def test_the_broker_tells_its_figures(http: Http) -> None:
 
 def test_a_request_that_is_too_large_is_refused_before_it_is_read(http: Http) -> None:
     with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=20) as raw:
-        raw.sendall(b"POST /api/topics/big/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
+        host = f"{http.base_url.host}:{http.base_url.port}".encode()
+        head = b"POST /api/topics/big/messages HTTP/1.1\r\nHost: " + host + b"\r\nContent-Length: 1000000000\r\n\r\n"
+        raw.sendall(head)
         assert raw.recv(100).startswith(b"HTTP/1.1 413 ")
 
     def stream() -> Iterator[bytes]:

@@ -251,8 +251,8 @@ class Connection(asyncio.BufferedProtocol):
             if not self._held:
                 self.hold(HOLD_TURN)
                 self._loop.call_soon(self.release, HOLD_TURN)
-        elif self._decoder.broken is not None and self.state in (State.HELLO, State.OPEN):
-            self.end(self._decoder.broken)
+        elif self._looking is None and self._decoder.broken is not None and self.state in (State.HELLO, State.OPEN):
+            self.end(self._decoder.broken)  # not before what was put off: that came first
 
     def hold(self, reason: int) -> None:
         if not self._held and not self._transport.is_closing():

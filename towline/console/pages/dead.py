@@ -304,7 +304,8 @@ class _Letters:
 
 def _looked_at() -> bool:
     """A page that was left goes on for some seconds, in case its reader returns; it need not work meanwhile."""
-    return bool(ui.context.client.has_socket_connection)
+    viewer = ui.context.client
+    return bool(viewer.has_socket_connection)
 
 
 @console_page("/dead/{topic}/{group}/{number}", "Dead letter")
