@@ -30,6 +30,7 @@ __all__ = [
     "RetryPolicy",
     "Span",
     "TopicConfig",
+    "arrived_stream",
     "check_consumer",
     "check_emails",
     "check_group",
@@ -329,6 +330,11 @@ def pull_stream(topic: str, group: str) -> str:
     return f"pull/{topic}/{group}"
 
 
+def arrived_stream(topic: str) -> str:
+    """Where the delayed messages of a topic are, since they were due."""
+    return f"arrived/{topic}"
+
+
 def dead_stream(topic: str, group: str) -> str:
     return f"dead/{topic}/{group}"
 
@@ -352,15 +358,11 @@ def message_id(topic: str, lane: str, seq: int) -> str:
 
 
 def parse_message_id(text: str) -> tuple[str, str, int]:
-    """What an id is made of; without the broker that may stand behind an `@`."""
+    """What an id is made of; without the broker that may stand behind an `@`. The lane is `delay` in the id that a
+    delayed message got when it was sent."""
     topic, _, rest = text.partition("@")[0].partition("/")
     lane, _, seq = rest.partition("/")
-    known = lane in LANES or (lane.isascii() and lane.isdigit() and len(lane) <= 4)
+    known = lane in (*LANES, DELAY) or (lane.isascii() and lane.isdigit() and len(lane) <= 4)
     if not known or not seq.isascii() or not seq.isdigit() or len(seq) > 19:
-        if lane == "delay":
-            raise BadRequest(
-                f"{text[:100]} is the id of a delayed message, while it waits; in its lane it gets another one: "
-                "find it by its key"
-            )
         raise BadRequest(f"message id {text[:100]!r} is not of the form topic/lane/number")
     return check_topic(topic), lane, int(seq)

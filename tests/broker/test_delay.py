@@ -18,7 +18,7 @@ from towline.broker import scheduling
 from towline.clock import SECOND_US, ManualClock
 from towline.errors import BadRequest, Conflict, NotFound, QueueFull
 from towline.frame import encode
-from towline.model import Durability, TopicConfig, parse_delay_levels
+from towline.model import Durability, TopicConfig, arrived_stream, parse_delay_levels
 from towline.protocol.messages import CancelDelayed, ListDelayed, MoveDelayed
 from towline.settings import BrokerSettings
 from towline.store import Append, Appended
@@ -104,8 +104,8 @@ def test_a_unit_of_delayed_and_other_frames_is_taken_as_one(world: World) -> Non
             assert (sent.firsts, sent.delayed) == ([1, 1, 0, 3], [1, 3])
             assert (await lanes(bench)).keys() == {b"before", b"now", b"past"}
             await pass_time(bench, clock, 1)
-            assert (await lanes(bench))[b"x"] == ("stock", 0)
-            assert (await lanes(bench))[b"z"] == ("stock", 1)
+            assert (await lanes(bench))[b"x"] == ("stock", 0, 0)
+            assert (await lanes(bench))[b"z"] == ("stock", 1, 0)
             assert bench.broker.topic_state("stock").delayed == 1
             assert bench.broker.figures()["delayed"] == 1
 
@@ -276,6 +276,51 @@ def test_delayed_messages_outlive_retention_and_do_not_hold_on_to_the_log(disk: 
         async with disk.open(clock) as bench:
             await pass_time(bench, clock, 401 * DAY_S)
             assert b"far" in await lanes(bench)
+
+    asyncio.run(main())
+
+
+def test_what_tells_where_delayed_messages_went_goes_with_them(disk: World) -> None:
+    async def main() -> None:
+        clock = ManualClock(time.time_ns() // 1000)
+        async with disk.open(clock) as bench:
+            config = TopicConfig("orders", retention_s=1_000.0)
+            await bench.broker.create_topic(config)
+            sent = [await bench.send("orders", b"%d" % number, deliver_at_us=[-SECOND_US]) for number in range(3)]
+            await bench.send("stock", b"other", deliver_at_us=[-SECOND_US])
+            await pass_time(bench, clock, 2)
+            ids = [one.firsts[0] for one in sent]
+            ask = ListDelayed("orders", ids=ids, arrived=True)
+            assert [(one.id, one.seq) for one in (await bench.broker.delayed(ask)).arrived] == [
+                (number, seq) for seq, number in enumerate(ids)
+            ]
+            clock.advance(900)
+            await bench.broker.maintain()
+            assert len((await bench.broker.delayed(ask)).arrived) == 3
+            clock.advance(900)
+            await bench.broker.maintain()
+            assert (await bench.broker.delayed(ask)).arrived == []
+            await bench.broker.delete_topic("stock")
+            for topic in ("orders", "stock"):
+                first, end, _ = bench.store.bounds(arrived_stream(topic))
+                assert 0 < first == end
+
+    asyncio.run(main())
+
+
+def test_a_memory_store_lets_go_of_where_consumed_messages_went() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with World("memory", Path()).open(clock) as bench:
+            member = await bench.attach()
+            for _ in range(3):
+                await bench.send("orders", b"x", deliver_at_us=[-SECOND_US])
+                await pass_time(bench, clock, 2)
+            for _ in range(2):
+                await bench.act(member, 0, await bench.pull(member, 1))
+            await bench.broker.maintain()
+            first, end, _ = bench.store.bounds(arrived_stream("orders"))
+            assert (first, end) == (2, 3)
 
     asyncio.run(main())
 

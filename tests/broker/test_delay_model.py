@@ -21,9 +21,9 @@ SCALES_S = (0.01, 1, 10, 100, 300, 5_000, 100_000, 3e6, 1e8)
 TOPICS = ("orders", "stock")
 
 
-async def lanes(bench: Bench) -> dict[bytes, tuple[str, int]]:
-    """Everything that is in the lanes; a message that is there twice is a fault."""
-    seen: dict[bytes, tuple[str, int]] = {}
+async def lanes(bench: Bench) -> dict[bytes, tuple[str, int, int]]:
+    """Everything that is in the lanes: topic, lane and number; a message that is there twice is a fault."""
+    seen: dict[bytes, tuple[str, int, int]] = {}
     for state in bench.broker.topic_states():
         for lane in range(len(LANES)):
             at = 0
@@ -33,9 +33,9 @@ async def lanes(bench: Bench) -> dict[bytes, tuple[str, int]]:
                 for part in answer.parts:
                     frame = Frame(data[begin : begin + part.length]).verify()
                     begin += part.length
-                    for body in frame.bodies(part.start, part.start + part.count):
+                    for seq, body in enumerate(frame.bodies(part.start, part.start + part.count), part.first):
                         assert body not in seen, (body, "was delivered twice")
-                        seen[body] = (state.config.name, lane)
+                        seen[body] = (state.config.name, lane, seq)
                 if answer.next <= at:
                     break
                 at = answer.next
@@ -138,7 +138,7 @@ class Model:
         for body in seen.keys() - self.delivered:
             assert body not in self.cancelled, (body, "was cancelled")
             assert self.due_us[body] <= self.latest_us, (body, "is early")
-            assert seen[body] == self.where[body], "topic or priority changed"
+            assert seen[body][:2] == self.where[body], "topic or priority changed"
         self.delivered = set(seen)
         now_us = self.clock.now_us()
         overdue = [body for body in self.waiting() if max(self.due_us[body], self.not_before_us[body]) <= now_us]
@@ -155,6 +155,17 @@ class Model:
             after = page[-1].deliver_at_us, page[-1].id
         assert [(one.deliver_at_us, one.id) for one in listed] == sorted((one.deliver_at_us, one.id) for one in listed)
         assert sorted(one.id for one in listed) == sorted(self.ids[body] for body in self.waiting())
+
+    async def compare_arrivals(self, bench: Bench) -> None:
+        """The id that each message had while it waited leads to where it is."""
+        await self.look(bench)
+        seen = await lanes(bench)
+        for topic in {where for where, _ in self.where.values()}:
+            ids = {number: body for body, number in self.ids.items() if self.where[body][0] == topic}
+            if ids:
+                answer = await bench.broker.delayed(ListDelayed(topic, max_messages=1, ids=sorted(ids), arrived=True))
+                found = {ids[one.id]: (topic, one.lane, one.seq) for one in answer.arrived}
+                assert found == {body: seen[body] for body in ids.values() if body in self.delivered}
 
 
 async def _history(world: World, tmp_path: Path, seed: int, steps: int) -> None:
@@ -186,12 +197,15 @@ async def _history(world: World, tmp_path: Path, seed: int, steps: int) -> None:
                     bench = await stack.enter_async_context(world.open(model.clock))
             if chance.random() < 0.2:
                 await model.compare_list(bench)
+            if chance.random() < 0.1:
+                await model.compare_arrivals(bench)
         for _ in range(10):
             await model.step_clock(bench, max(SCALES_S) / 5)
         if model.clock.now_us() < model.latest_us:
             await model.step_clock(bench, (model.latest_us - model.clock.now_us()) / SECOND_US + 1)
         await model.look(bench)
         assert all(model.due_us[body] > model.clock.now_us() for body in model.waiting())
+        await model.compare_arrivals(bench)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -68,3 +68,21 @@ def test_find_shows_what_is_still_delayed(cli: Cli, mq: towline.Client, topic: s
     mq.cancel(topic, waiting)
     assert "does not wait any more" in cli("find", topic, "--id", waiting.id, code=1).err
     assert "DELAYED" not in cli("find", topic, "--key", "a").text
+
+
+def test_find_and_trace_follow_a_delayed_message_to_its_lane(cli: Cli, mq: towline.Client, topic: str) -> None:
+    sent = mq.send(topic, b"later", delay=0.05)
+    still = mq.send(topic, b"much later", delay=3_600)
+    with mq.consumer(topic, group="g") as consumer:
+        consumer.pull(wait=30).ack()
+    arrived = f"{topic}/middle/0"
+    for name in (sent.id, sent.id.removeprefix(f"{topic}/")):
+        assert cli("find", topic, "--id", name, "-o", "json").line["id"] == arrived
+    text = cli("trace", sent.id).text
+    assert text.startswith(f"{arrived}  later")
+    assert f"put into its lane; it waited as {sent.id}" in text
+    assert "group g: SUCCESS" in text
+    life = cli("trace", sent.id, "-o", "json").line
+    assert (life["id"], life["delay_id"]) == (arrived, sent.id)
+    assert cli("trace", arrived, "-o", "json").line["delay_id"] is None
+    assert "still waits for its time" in cli("trace", still.id, code=1).err

@@ -96,6 +96,17 @@ def test_messages_are_browsed_found_and_followed(visit: Visit, mq: towline.Clien
     assert mq.topic("browse").groups == [], "looking makes no group"
 
 
+def test_a_message_that_was_delayed_is_shown_in_its_lane(visit: Visit, mq: towline.Client) -> None:
+    sent = mq.send("reminders", b"it is time", delay=0.05)
+    with mq.consumer("reminders", group="bell") as consumer:
+        consumer.pull(wait=60).ack()
+        consumer.flush()
+    page = visit(f"/message/{sent.id}")
+    expect(page.get_by_role("heading", level=1)).to_have_text("reminders/middle/0")
+    expect(page.get_by_text(f"It waited as {sent.id}")).to_be_visible()
+    expect(page.get_by_text("SUCCESS", exact=True)).to_be_visible()
+
+
 def test_a_failed_message_is_traced_mended_and_sent_again(visit: Visit, mq: towline.Client) -> None:
     mq.send("payments", b"broken", key="p-1")
     with mq.consumer("payments", group="ledger", retry=RetryPolicy(2, (0,))) as consumer:

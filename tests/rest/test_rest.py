@@ -88,6 +88,19 @@ def test_looking_finding_and_tracing_change_nothing(http: Http) -> None:
     trace = http("GET", "/trace", id="seen/middle/0")
     assert trace["groups"][0]["status"] == "SUCCESS"
     assert [step["what"] for step in trace["groups"][0]["steps"]][-2:] == ["pulled", "acked"]
+    assert trace["delay_id"] is None
+
+
+def test_a_delayed_message_is_found_in_its_lane_by_the_id_it_had(http: Http) -> None:
+    sent = http("POST", "/topics/waited/messages", {"body": "x", "delay": 0.05}, status=201)
+    assert sent["id"].startswith("waited/delay/")
+    [pulled] = http("POST", "/topics/waited/groups/g/pull", {"wait_s": 20})["messages"]
+    http("POST", "/ack", {"receipts": [pulled["receipt"]]})
+    assert http("GET", "/message", id=sent["id"])["id"] == pulled["id"]
+    trace = http("GET", "/trace", id=sent["id"])
+    assert (trace["id"], trace["delay_id"], trace["groups"][0]["status"]) == (pulled["id"], sent["id"], "SUCCESS")
+    still = http("POST", "/topics/waited/messages", {"body": "x", "delay": 3600}, status=201)
+    assert "still waits" in http("GET", "/message", id=still["id"], status=404)["message"]
 
 
 def test_topics_and_groups_are_administered(http: Http) -> None:

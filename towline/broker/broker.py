@@ -48,6 +48,7 @@ from towline.model import (
     Durability,
     GroupConfig,
     TopicConfig,
+    arrived_stream,
     check_group,
     check_topic,
     parse_delay_levels,
@@ -294,8 +295,8 @@ class Broker:
         self._dedup.forget_topic(name)
         self._catalog.drop_topic(name)
         await self._catalog.save()
-        for lane in topic.lanes:
-            await self.store.trim(lane.stream, self.store.bounds(lane.stream).end)
+        for stream in [*(lane.stream for lane in topic.lanes), arrived_stream(name)]:
+            await self.store.trim(stream, self.store.bounds(stream).end)
 
     async def purge(self, request: ordering.Purge) -> ordering.Purged:
         topic = self.topics.named(request.topic)

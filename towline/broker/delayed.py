@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from typing import Final
 
 from towline.broker.agenda import Agenda
+from towline.broker.arrivals import find_arrivals
 from towline.broker.scheduling import Scheduler
 from towline.delivery.parcel import Opened, Parcel, join, resolve_delay
 from towline.delivery.schedule import CANCELLED_MAX, Position, Slot
@@ -81,7 +82,12 @@ async def _list_chosen(scheduler: Scheduler, request: ListDelayed) -> Delayed:
         for row in _rows(scheduler, position.place, position.seq, opened, position.at)
         if (row.deliver_at_us, row.id) > (request.after_us, request.after_id)
     }
-    return Delayed(list(_soonest(rows, request.max_messages).values()), len(there))
+    arrived = []
+    missing = set(request.ids) - there.keys()
+    if request.arrived and missing:
+        await scheduler.settle()
+        arrived = await find_arrivals(scheduler.agenda.store, scheduler.find_topic(request.topic), missing)
+    return Delayed(list(_soonest(rows, request.max_messages).values()), len(there), arrived)
 
 
 def _soonest(rows: dict[int, DelayedMessage], count: int) -> dict[int, DelayedMessage]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+from towline.broker.arrivals import trim_arrivals
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.holds import Holds
 from towline.broker.topic import Topic
@@ -75,6 +76,7 @@ async def retain(  # noqa: PLR0917 all of it says what may go
                 pin = min(topic_pins.get(lane.stream, lane.end), lane.end)
                 await _trim(store, lane.stream, before_us, pin, held, holds)
             topic.look_again()
+            await trim_arrivals(store, topic)
     longest_s = 0.0 if 0.0 in ages.values() or not retention_s else max([*ages.values(), retention_s])
     longest_us = round(longest_s * SECOND_US)
     both = pins | {stream: min(at, pins.get(stream, at)) for stream, at in held.items()}
@@ -134,6 +136,7 @@ async def reclaim(store: Store, topics: Sequence[Topic]) -> int:
             at = min(consumed, pins.get(lane.stream, consumed))
             if at > store.bounds(lane.stream).first:
                 await store.trim(lane.stream, at)
+        await trim_arrivals(store, topic)
         for dispatcher in topic.groups.values():
             await store.trim(dispatcher.stream, dispatcher.position)
         _tell_groups([topic])

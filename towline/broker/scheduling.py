@@ -8,43 +8,37 @@ memory and moves slots that come near. Both sleep until time makes a difference.
 from __future__ import annotations
 
 import asyncio
-import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from towline.broker.agenda import Agenda, Placed, marks, parcels_in, put
+from towline.broker.arrivals import note_arrivals
 from towline.broker.lane import Lane
+from towline.broker.pace import Pace
 from towline.broker.topic import Topic
 from towline.clock import SECOND_US
+from towline.delivery.arrivals import Arrival, arrival
 from towline.delivery.near import Entry
 from towline.delivery.parcel import Opened, Origin, join, ready, ready_in_order, resolve_times, split
 from towline.delivery.schedule import NEAR_US, Slot
 from towline.delivery.schedule_events import Dropped, Due, Moved
 from towline.delivery.wheel import Place
 from towline.delivery.wheel import ripe_at_us as ripe_at
-from towline.errors import QueueFull, TowlineError
+from towline.errors import QueueFull
 from towline.frame import Frame
 from towline.protocol.messages import Sent
 from towline.store import Append, Appended
 
 __all__ = ["Booking", "Scheduler", "delay_mark"]
 
-log = logging.getLogger("towline.broker")
-
-TICK_S: Final = 0.02
-"""Units of due messages are at least this far apart while messages are due all the time."""
 UNIT_BYTES: Final = 1 << 20
 UNIT_PARCELS: Final = 2_000
 UNITS_MAX: Final = 4
 """Units on their way to the disk at a time."""
 MOVE_BYTES: Final = 1 << 20
 BOOK_LAG_US: Final = 8 * SECOND_US
-TIMER_MAX_S: Final = 60.0
-BACKOFF_MIN_S: Final = 0.05
-BACKOFF_MAX_S: Final = 2.0
-FOREVER_US: Final = 1 << 63
 CANCELLED_PER_SLOT: Final = 20_000
 """A slot with more cancelled messages than this is rewritten without them."""
 
@@ -72,19 +66,6 @@ def delay_mark(first: int) -> int:
     return ~first
 
 
-class _Pace:
-    """When a loop goes on: at a time, or when it is told to."""
-
-    def __init__(self) -> None:
-        self.soon = asyncio.Event()
-        self.until_us = FOREVER_US
-
-    def not_after(self, time_us: int) -> None:
-        """Something is to be done at this time."""
-        if time_us < self.until_us:
-            self.soon.set()
-
-
 class Scheduler:
     def __init__(
         self,
@@ -104,8 +85,8 @@ class Scheduler:
         """Held by whoever cancels or moves messages."""
         self._delivering = asyncio.Lock()
         self._moving = asyncio.Lock()
-        self._deliver_pace = _Pace()
-        self._move_pace = _Pace()
+        self._deliver_pace = Pace(agenda.clock, "delivering what is due")
+        self._move_pace = Pace(agenda.clock, "moving what comes near")
         self._under_way: deque[asyncio.Future[None]] = deque()
         self._rewriting: dict[Place, int] = {}
         self._drift_us = 0
@@ -113,8 +94,8 @@ class Scheduler:
 
     def loops(self) -> list[Awaitable[None]]:
         return [
-            self._run("delivering what is due", self.deliver_step, self._deliver_pace, self.schedule.deliver_at_us),
-            self._run("moving what comes near", self.move_step, self._move_pace, self.schedule.load_at_us),
+            self._deliver_pace.run(self.deliver_step, self.schedule.deliver_at_us),
+            self._move_pace.run(self.move_step, self.schedule.load_at_us),
         ]
 
     def wake(self) -> None:
@@ -256,12 +237,18 @@ class Scheduler:
         lanes: list[tuple[Topic, Lane]] = []
         unit: list[Append] = []
         counts: dict[str, int] = {}
-        for topic, lane, frame, count, source in self._frames(pieces):
-            name = topic.config.name
+        firsts: dict[str, int] = {}
+        arrivals: dict[str, list[Arrival]] = {}
+        for topic, number, frame, ids, source in self._frames(pieces):
+            name, lane, count = topic.config.name, topic.lanes[number], len(ids)
+            first = firsts.get(lane.stream, lane.next)
+            firsts[lane.stream] = first + count
+            arrivals.setdefault(name, []).append(arrival(number, first, ids))
             counts[name] = counts.get(name, 0) + count
             lanes.append((topic, lane))
             unit.append(Append(lane.stream, frame, count, source))
-        appended = self.agenda.append([], [Due(until_us, schedule.next_id, list(counts.items()), ahead)], unit)
+        due = Due(until_us, schedule.next_id, list(counts.items()), ahead)
+        appended = self.agenda.append([], [due], [*unit, *note_arrivals(arrivals)])
         for entry, stop in zip(taken, stops, strict=True):
             entry.at = stop
         self.delivered += sum(counts.values())
@@ -270,20 +257,21 @@ class Scheduler:
 
     def _frames(
         self, pieces: Mapping[tuple[str, int, bytes, bytes], Pieces]
-    ) -> Iterator[tuple[Topic, Lane, bytes, int, bytes]]:
-        """What is due, by where it came from, as frames for the lanes. To a shard it comes in the order of its times,
-        whoever sent it: there, the order of arrival is what counts from then on."""
-        shards: dict[str, tuple[Topic, Lane, Pieces]] = {}
-        for (name, number, source, _), some in pieces.items():
+    ) -> Iterator[tuple[Topic, int, bytes, Sequence[int], bytes]]:
+        """What is due, by where it came from, as frames for the lanes, and the ids of the messages. To a shard it comes
+        in the order of its times, whoever sent it: there, the order of arrival is what counts from then on."""
+        shards: dict[tuple[str, int], tuple[Topic, Pieces]] = {}
+        for (name, given, source, _), some in pieces.items():
             topic = self.find_topic(name)
-            lane = topic.lanes[min(number, len(topic.lanes) - 1)]
+            number = min(given, len(topic.lanes) - 1)
             if topic.config.shards:
-                shards.setdefault(lane.stream, (topic, lane, []))[2].extend(some)
+                shards.setdefault((name, number), (topic, []))[1].extend(some)
             else:
-                yield topic, lane, ready(some), sum(stop - start for _, start, stop in some), source
-        for topic, lane, some in shards.values():
-            for frame, count, source in ready_in_order(some):
-                yield topic, lane, frame, count, source
+                frame, ids = ready(some)
+                yield topic, number, frame, ids, source
+        for (_, number), (topic, some) in shards.items():
+            for frame, numbers, source in ready_in_order(some):
+                yield topic, number, frame, numbers, source
 
     def _runs(self, slot: Slot | None, seq: int, opened: Opened, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Which of these messages are to be delivered: (from, to)."""
@@ -392,44 +380,11 @@ class Scheduler:
         """Do all there is to do now; consumers see it when this returns."""
         while await self.move_step() or await self.deliver_step():
             pass
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until consumers see what has been delivered so far."""
         await asyncio.gather(*self._under_way)
-
-    async def _run(
-        self, what: str, step: Callable[[], Awaitable[bool]], pace: _Pace, next_us: Callable[[], int | None]
-    ) -> None:
-        loop, backoff_s = asyncio.get_running_loop(), BACKOFF_MIN_S
-        while True:
-            pace.soon.clear()
-            begin_s = loop.time()
-            try:
-                busy = await step()
-            except TowlineError as error:
-                log.error("%s failed, and is tried again: %s", what, error)
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
-                continue
-            backoff_s = BACKOFF_MIN_S
-            at_us = next_us()
-            if not busy:
-                await self._sleep(pace, FOREVER_US if at_us is None else at_us)
-            elif at_us is not None and at_us > self.agenda.clock.now_us():
-                # Not at once: what comes due meanwhile shares a unit.
-                await asyncio.sleep(max(begin_s + TICK_S - loop.time(), 0))
-            else:
-                await asyncio.sleep(0)
-
-    async def _sleep(self, pace: _Pace, until_us: int) -> None:
-        wait_us = until_us - self.agenda.clock.now_us()
-        # What should be done already waits for something else, which wakes us.
-        blocked = wait_us <= 0
-        pace.until_us = FOREVER_US if blocked else until_us
-        try:
-            async with asyncio.timeout(1.0 if blocked else min(wait_us / SECOND_US, TIMER_MAX_S)):
-                await pace.soon.wait()
-        except TimeoutError:
-            pass
-        finally:
-            pace.until_us = 0
 
 
 def _show(lanes: Sequence[tuple[Topic, Lane]], unit: Sequence[Append], appended: Appended) -> None:

@@ -13,7 +13,6 @@ from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, note, print_json, print_table, stamp
 from towline.cli.render import preview, renderer
 from towline.cli.times import parse_start
-from towline.errors import NotFound
 from towline.model import DELAY, parse_message_id
 
 if TYPE_CHECKING:
@@ -31,7 +30,12 @@ def find(
     /,
     *,
     id_: Annotated[
-        str | None, Parameter(name="--id", help="The message with this id: `orders/middle/42`, or only `middle/42`.")
+        str | None,
+        Parameter(
+            name="--id",
+            help="The message with this id: `orders/middle/42`, or only `middle/42`; or with the id that it got when "
+            "it was delayed, `delay/17`.",
+        ),
     ] = None,
     key: Annotated[str | None, Parameter(help="Messages with exactly this key.")] = None,
     since: Annotated[
@@ -48,7 +52,7 @@ def find(
     """Find messages by id, by key or by time, whether they were consumed or not. Nothing is changed by it.
 
     By key and by id, also those that are still delayed: they are shown with the time at which they are due. In its lane
-    such a message gets another id.
+    such a message gets another id; the one it had leads there.
     """
     if id_ is not None and any(given is not None for given in (key, since, until, priority)):
         raise Usage("--id says all: leave out the others")
@@ -61,12 +65,7 @@ def find(
             whole = id_ if id_.startswith(f"{topic}/") else f"{topic}/{id_}"
             if whole.startswith(f"{topic}/{DELAY}/"):
                 waiting = client.delayed(topic, id=whole)
-                if not waiting:
-                    raise NotFound(
-                        f"{whole} does not wait any more: it was delivered, with another id, or cancelled; find it by "
-                        "its key"
-                    )
-            else:
+            if not waiting:
                 parse_message_id(whole)
                 found = [client.message(whole)]
         else:

@@ -19,7 +19,13 @@ HIDDEN = "(what it holds is shown to whoever may consume the topic)"
 
 
 def trace(
-    message: Annotated[str, Parameter(help="The message's id, as in `orders/middle/42`.")],
+    message: Annotated[
+        str,
+        Parameter(
+            help="The message's id, as in `orders/middle/42`; or the one that it got when it was delayed, "
+            "`orders/delay/17`."
+        ),
+    ],
     /,
     *,
     group: Annotated[str | None, Parameter(help="Only in this group.")] = None,
@@ -57,8 +63,11 @@ def _lines(found: Trace) -> list[str]:
         origin = (f" by {sent.token}" if sent.token else "") + (f" from {sent.source}" if sent.source else "")
         lines = [
             f"{found.id}  {preview(sent.body)}" + (f"  key {harmless(sent.key)}" if sent.key else ""),
-            f"  {stamp(sent.appended_at_us)}  sent{harmless(origin)}",
+            f"  {stamp(sent.produced_at_us if found.delay_id else sent.appended_at_us)}  sent{harmless(origin)}",
         ]
+    if found.delay_id:
+        came = f"  {stamp(sent.appended_at_us)}  due, and put into its lane" if sent is not None else "  delayed"
+        lines.append(f"{came}; it waited as {found.delay_id}")
     for group in found.groups:
         lines.append(f"group {harmless(group.group)}: {group.status}{_note(group)}")
         lines += [f"  {stamp(step.at_us)}  {harmless(_sentence(step))}" for step in group.steps]
@@ -103,6 +112,7 @@ def _facts(found: Trace) -> dict[str, Any]:
         "id": found.id,
         "message": None if found.message is None else facts(found.message),
         "hidden": found.hidden,
+        "delay_id": found.delay_id or None,
         "groups": [
             {
                 "group": group.group,

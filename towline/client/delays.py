@@ -9,8 +9,8 @@ from typing import Final, cast
 from towline.client.connection import Call
 from towline.client.outgoing import as_key, as_time_us
 from towline.client.steps import Flow
-from towline.errors import BadRequest, Conflict, ProtocolError
-from towline.model import DELAY, LANES, Priority, Receipt, check_topic, lane_name, message_id
+from towline.errors import BadRequest, Conflict, NotFound, ProtocolError
+from towline.model import DELAY, LANES, Priority, Receipt, check_topic, lane_name, message_id, parse_message_id
 from towline.protocol.messages import (
     CancelDelayed,
     Delayed,
@@ -30,6 +30,7 @@ __all__ = [
     "cancel",
     "delayed",
     "reschedule",
+    "settled_id",
 ]
 
 Time = datetime | float
@@ -170,6 +171,26 @@ def delayed(
     if not isinstance(answer, Delayed):
         raise ProtocolError(f"ListDelayed was answered by {type(answer).__name__}")
     return [DelayedEntry(one) for one in answer.messages]
+
+
+def settled_id(text: str) -> Flow[str]:
+    """The id of a message in its lane: as it is, or of one that was delayed and is there by now."""
+    topic, lane, number = parse_message_id(text)
+    if lane != DELAY:
+        return text
+    answer = yield Call(ListDelayed(topic, ids=[number], arrived=True))
+    if not isinstance(answer, Delayed):
+        raise ProtocolError(f"ListDelayed was answered by {type(answer).__name__}")
+    for waiting in answer.messages:
+        due = DelayedEntry(waiting).deliver_at.isoformat(timespec="milliseconds")
+        raise NotFound(f"{text} still waits for its time, {due}: it is in no lane yet (`delayed` shows what waits)")
+    if not answer.arrived:
+        raise NotFound(
+            f"{text} does not wait any more, and where it went is not kept: it was cancelled, or it was delivered "
+            "longer ago than the broker keeps messages"
+        )
+    came = answer.arrived[0]
+    return message_id(topic, lane_name(came.lane, came.shards), came.seq)
 
 
 def as_new_time(delay: float | None, deliver_at: Time | None, delay_level: int | None) -> int:

@@ -186,7 +186,8 @@ def join_trace(name: str) -> Callable[[Sequence[Outcome[Trace]], Label], Trace]:
     def join(outcomes: Sequence[Outcome[Trace]], label: Label) -> Trace:
         at, trace = _only(name, outcomes, label)
         message = None if trace.message is None else _mark(trace.message, label(at))
-        return trace._replace(id=f"{trace.id}{AT}{label(at)}", message=message)
+        asked = f"{trace.delay_id}{AT}{label(at)}" if trace.delay_id else ""
+        return trace._replace(id=f"{trace.id}{AT}{label(at)}", message=message, delay_id=asked)
 
     return join
 

@@ -121,7 +121,8 @@ class Looking(Administering):
 
     @offered
     def message(self, message_id: str, *, broker: str | None = None) -> Errand[Message]:
-        """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept. `Conflict` if
+        """The message with this id (`orders/middle/42`), consumed or not; `NotFound` if it is not kept. One that was
+        delayed is also found by the id that it got then (`orders/delay/17`), once it is in its lane. `Conflict` if
         several brokers of a cluster have one: `orders/middle/42@b2` is that of broker `b2`."""
         plain, named = looking.split_broker(message_id)
         join = looking.join_message(plain)
@@ -152,7 +153,8 @@ class Looking(Administering):
         self, message_id: str, *, group: str | None = None, whole: bool = False, broker: str | None = None
     ) -> Errand[Trace]:
         """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
-        It is told up to the ack; with `whole`, also what came behind it in a group that was set back."""
+        It is told up to the ack; with `whole`, also what came behind it in a group that was set back. The id that a
+        message got when it was delayed (`orders/delay/17`) will do as well, once it is in its lane."""
         plain, named = looking.split_broker(message_id)
         join = looking.join_trace(plain)
         return self._consult(plain.partition("/")[0], broker or named, lambda _: trace(plain, group, whole=whole), join)

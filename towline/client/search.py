@@ -8,6 +8,7 @@ from typing import Final
 
 from towline.client import flows
 from towline.client.connection import Call
+from towline.client.delays import settled_id
 from towline.client.message import Message, Section
 from towline.client.outgoing import as_key, as_time_us
 from towline.client.sharding import ShardMap
@@ -23,6 +24,7 @@ MAX_BYTES: Final = 4 << 20
 
 
 def message(message_id: str) -> Flow[Message]:
+    message_id = yield from settled_id(message_id)
     topic, lane, seq = parse_message_id(message_id)
     priority: Priority | None = next((name for name in LANES if name == lane), None)
     place = int(lane) if priority is None else priority

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from towline.client import flows
 from towline.client.connection import Call
+from towline.client.delays import settled_id
 from towline.client.message import Message
 from towline.client.outgoing import as_lane
 from towline.client.steps import Flow
@@ -68,10 +69,13 @@ class Trace(NamedTuple):
     """Those that may be seen by whoever asks."""
     hidden: bool = False
     """Whoever asks may describe the topic, but not consume it: what the message holds is not shown."""
+    delay_id: str = ""
+    """The id that it had while it was delayed, if that is what was asked for."""
 
 
 def trace(message_id: str, group: str | None, *, whole: bool) -> Flow[Trace]:
     """The message as it was sent, then its life in each group of its topic, or in one."""
+    asked, message_id = message_id, (yield from settled_id(message_id))
     topic, lane, seq = parse_message_id(message_id)
     priority: Priority | None = next((name for name in LANES if name == lane), None)
     place = int(lane) if priority is None else priority
@@ -88,7 +92,7 @@ def trace(message_id: str, group: str | None, *, whole: bool) -> Flow[Trace]:
     groups: list[GroupTrace] = []
     for name in names:
         groups += [(yield from _group_trace(topic, name, as_lane(place), seq, whole=whole))]
-    return Trace(message_id, message, groups, not readable)
+    return Trace(message_id, message, groups, not readable, asked if asked != message_id else "")
 
 
 def _sight(topic: str, group: str | None) -> Flow[tuple[list[str], bool]]:

@@ -25,9 +25,11 @@ __all__ = [
     "Opened",
     "Origin",
     "Parcel",
+    "counts_up",
     "decode_parcel",
     "encode_parcels",
     "join",
+    "packed",
     "ready",
     "ready_in_order",
     "resolve_delay",
@@ -200,20 +202,26 @@ def join(
     return _by_slot(data, times, ids, until_us, origin=Origin(head.topic, head.lane, head.source))
 
 
-def ready(pieces: Sequence[tuple[Opened, int, int]]) -> bytes:
-    """Messages of parcels of the same origin and token as a frame for their lane: in the order of their times, which it
-    does not carry any more. Nor does it carry dedup ids: they are known from when the messages were sent."""
+def ready(pieces: Sequence[tuple[Opened, int, int]]) -> tuple[bytes, Sequence[int]]:
+    """Messages of parcels of the same origin and token as a frame for their lane, and their ids: in the order of their
+    times, which it does not carry any more. Nor does it carry dedup ids: they are known from when the messages were
+    sent."""
     order = None
-    if len(pieces) > 1:
+    if len(pieces) == 1:
+        [(one, start, stop)] = pieces
+        ids = one.ids(start, stop)
+    else:
+        ids = list(chain.from_iterable(one.ids(start, stop) for one, start, stop in pieces))
         times = list(chain.from_iterable(one.times[start:stop] for one, start, stop in pieces))
         if times != sorted(times):
             order = sorted(range(len(times)), key=times.__getitem__)
-    return gather([Piece(one.frame, start, stop) for one, start, stop in pieces], order=order, without=DEDUP)
+            ids = [ids[index] for index in order]
+    return gather([Piece(one.frame, start, stop) for one, start, stop in pieces], order=order, without=DEDUP), ids
 
 
-def ready_in_order(pieces: Sequence[tuple[Opened, int, int]]) -> list[tuple[bytes, int, bytes]]:
-    """Messages for one shard, maybe of several origins: frames, how many messages each has, and its source. All in the
-    order of their times, and where these are the same, in the order in which they were sent."""
+def ready_in_order(pieces: Sequence[tuple[Opened, int, int]]) -> list[tuple[bytes, list[int], bytes]]:
+    """Messages for one shard, maybe of several origins: frames, the ids of the messages of each, and its source. All in
+    the order of their times, and where these are the same, in the order in which they were sent."""
     messages = [
         (time, number, piece, at)
         for piece, (one, start, stop) in enumerate(pieces)
@@ -222,15 +230,15 @@ def ready_in_order(pieces: Sequence[tuple[Opened, int, int]]) -> list[tuple[byte
     messages.sort()
     frames = []
     for _, run in groupby(messages, key=lambda message: pieces[message[2]][0].origin()):
-        cuts, count = list[Piece](), 0
-        for _, _, number, at in run:
-            count += 1
+        cuts, ids = list[Piece](), list[int]()
+        for _, message_id, number, at in run:
+            ids.append(message_id)
             opened = pieces[number][0]
             if cuts and cuts[-1].frame is opened.frame and cuts[-1].stop == at:
                 cuts[-1] = cuts[-1]._replace(stop=at + 1)
             else:
                 cuts.append(Piece(opened.frame, at, at + 1))
-        frames.append((gather(cuts, without=DEDUP), count, opened.parcel.source))
+        frames.append((gather(cuts, without=DEDUP), ids, opened.parcel.source))
     return frames
 
 
@@ -267,10 +275,10 @@ def _by_slot(
             some = ids[start:stop]
         first = some[0] if first_id is None else first_id
         about = (place.number, times[start], times[stop - 1], first, stop - start)
-        if some[0] == first and _counts_up(some):
+        if some[0] == first and counts_up(some):
             parcel = Parcel(topic, lane, *about, part, b"", source, moved)
         else:
-            parcel = Parcel(topic, lane, *about, part, _packed(some), source, moved, min(some), max(some))
+            parcel = Parcel(topic, lane, *about, part, packed(some), source, moved, min(some), max(some))
         parcels.append((place, parcel))
         start = stop
     return parcels
@@ -293,19 +301,21 @@ def _sliced(frame: Frame, start: int, stop: int) -> bytes:
     return gather([Piece(frame, start, stop)], deliver_at_us=times, producer=producer)
 
 
-def _counts_up(ids: Sequence[int]) -> bool:
+def counts_up(ids: Sequence[int]) -> bool:
+    """Whether each is one more than the one before it."""
     return isinstance(ids, range) or list(ids) == list(range(ids[0], ids[0] + len(ids)))
 
 
-def _packed(ids: Sequence[int]) -> bytes:
+def packed(ids: Sequence[int]) -> bytes:
+    """Ids as 64-bit numbers, lowest byte first."""
     numbers = array("Q", ids)
     if sys.byteorder != "little":
         numbers.byteswap()
     return numbers.tobytes()
 
 
-def _unpacked(packed: bytes) -> array[int]:
-    numbers = array("Q", packed)
+def _unpacked(ids: bytes) -> array[int]:
+    numbers = array("Q", ids)
     if sys.byteorder != "little":
         numbers.byteswap()
     return numbers

@@ -9,6 +9,7 @@ import msgspec
 from towline.protocol.base import MANY, Answer, Name, Natural, Request, Text
 
 __all__ = [
+    "Arrived",
     "CancelDelayed",
     "Delayed",
     "DelayedCancelled",
@@ -31,10 +32,21 @@ class DelayedMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of the topic, if it is an ordered one."""
 
 
+class Arrived(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a message is that was delayed and came to its lane."""
+
+    id: int
+    """The one that it had while it waited."""
+    lane: int
+    seq: int
+    at_us: int
+    shards: int = 0
+
+
 class ListDelayed(Request, frozen=True, array_like=True):
     """Messages that wait for their time, of a topic or (when it is empty) of all, soonest first: those behind the
     message `after_id` that is due at `after_us`. Of a topic, only those with this key or with these ids, if some are
-    given."""
+    given. With `arrived`, also where those of the ids are that do not wait any more."""
 
     kind = 20
     topic: Name = ""
@@ -43,6 +55,7 @@ class ListDelayed(Request, frozen=True, array_like=True):
     max_messages: Annotated[int, msgspec.Meta(ge=1, le=MANY)] = 100
     key: Text = ""
     ids: Annotated[list[Natural], msgspec.Meta(max_length=MANY)] = []  # noqa: RUF012 - a Struct copies it
+    arrived: bool = False
 
 
 class Delayed(Answer, frozen=True, array_like=True):
@@ -51,6 +64,7 @@ class Delayed(Answer, frozen=True, array_like=True):
     kind = 148
     messages: list[DelayedMessage]
     count: int
+    arrived: list[Arrived] = []  # noqa: RUF012 - a Struct copies it
 
 
 class CancelDelayed(Request, frozen=True, array_like=True):

@@ -11,6 +11,7 @@ from towline.protocol.base import Answer, Request
 from towline.protocol.consuming import Act, Attach, Attached, Detach, Lost, Part, Pull, Pulled, Settle, Settled
 from towline.protocol.dead_letters import DeadPurged, PurgeDead, Resend, Resent, Revised, ReviseDead
 from towline.protocol.delayed import (
+    Arrived,
     CancelDelayed,
     Delayed,
     DelayedCancelled,
@@ -55,6 +56,7 @@ __all__ = [
     "VERSION",
     "Act",
     "Answer",
+    "Arrived",
     "Attach",
     "Attached",
     "Beat",

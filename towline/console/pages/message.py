@@ -48,10 +48,13 @@ def show_body(body: bytes, download: str) -> None:
 
 @console_page("/message/{topic}/{lane}/{seq}", "Message")
 async def message_page(view: View) -> None:
-    topic, name = view.part("topic"), f"{view.part('topic')}/{view.part('lane')}/{view.part('seq')}"
-    trace = await view.mq.trace(name)
-    message = trace.message
-    with head(name, "", crumb=(topic, f"/messages?topic={topic}&lane={view.part('lane')}")):
+    topic, asked = view.part("topic"), f"{view.part('topic')}/{view.part('lane')}/{view.part('seq')}"
+    trace = await view.mq.trace(asked)
+    # One that was delayed is shown where it is now.
+    message, name = trace.message, trace.id if trace.delay_id else asked
+    _, lane, number = name.split("/")
+    waited = f"It waited as {asked}" if trace.delay_id else ""
+    with head(name, waited, crumb=(topic, f"/messages?topic={topic}&lane={lane}")):
         if message is not None:
             button("Send again", icon="replay", on_click=lambda: _again(view, message)).classes("tl-plain")
     with ui.element("div").classes("tl-grid2"):
@@ -66,7 +69,7 @@ async def message_page(view: View) -> None:
                 show_body(message.body, "/download/message?" + urlencode({"id": name}))
         with panel("About it"):
             if message is None:
-                facts([("Topic", topic), ("Lane", view.part("lane")), ("Number in it", view.part("seq"))])
+                facts([("Topic", topic), ("Lane", lane), ("Number in it", number)])
             else:
                 facts(_about(view, message))
                 _headers(message)

@@ -117,6 +117,8 @@ class Traced(BaseModel):
     id: str
     message: Shown | None
     hidden: bool
+    delay_id: str | None
+    """The id that it had while it was delayed, if that is what was asked for."""
     groups: list[Life]
 
 
@@ -255,6 +257,7 @@ async def trace(
         id=found.id,
         message=None if found.message is None else shown(found.message),
         hidden=found.hidden,
+        delay_id=found.delay_id or None,
         groups=[_life(one) for one in found.groups],
     )
 

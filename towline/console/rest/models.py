@@ -42,7 +42,7 @@ __all__ = [
 
 TOPIC = r"^[a-z0-9][a-z0-9._-]{0,49}$"
 GROUP = r"^~?[A-Za-z0-9][A-Za-z0-9._-]{0,49}$"
-MESSAGE = r"^[a-z0-9][a-z0-9._-]{0,49}/(high|middle|low|[0-9]{1,4})/[0-9]{1,18}$"
+MESSAGE = r"^[a-z0-9][a-z0-9._-]{0,49}/(high|middle|low|delay|[0-9]{1,4})/[0-9]{1,18}(@[A-Za-z0-9._:-]{1,100})?$"
 DAYS_100_YEARS = 36_525
 
 TopicName = Annotated[str, Path(pattern=TOPIC, description="The topic.")]
@@ -50,7 +50,14 @@ GroupName = Annotated[str, Path(pattern=GROUP, description="The group; `~NAME` i
 Lane = Annotated[
     str, Query(pattern=r"^(high|middle|low|[0-9]{1,4})$", description="A priority, or the number of a shard.")
 ]
-MessageId = Annotated[str, Query(pattern=MESSAGE, description="The id of a message, such as `orders/middle/42`.")]
+MessageId = Annotated[
+    str,
+    Query(
+        pattern=MESSAGE,
+        description="The id of a message, such as `orders/middle/42`; or the one that it got when it was delayed, "
+        "`orders/delay/17`, once it is in its lane.",
+    ),
+]
 Encoding = Literal["utf-8", "base64"]
 Delay = Annotated[float, Field(ge=0, le=DAYS_100_YEARS * 86400)]
 Seconds = Annotated[float, Field(ge=0, le=253_402_300_799)]

@@ -1,0 +1,78 @@
+"""Where delayed messages are since they were due: written in the unit that puts them into their lanes, and read by
+whoever looks for one by the id that it had while it waited.
+
+Each topic has a stream for it, `arrived/<topic>`, which retention shortens as it does the lanes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from towline.broker.topic import Topic
+from towline.delivery.arrivals import Arrival, decode_arrival, encode_arrivals
+from towline.frame import Frame
+from towline.model import arrived_stream
+from towline.protocol.messages import Arrived
+from towline.store import Append, Store
+
+__all__ = ["find_arrivals", "note_arrivals", "trim_arrivals"]
+
+log = logging.getLogger("towline.broker")
+
+READ_COUNT: Final = 10_000
+READ_BYTES: Final = 1 << 20
+
+
+def note_arrivals(arrivals: Mapping[str, Sequence[Arrival]]) -> list[Append]:
+    """What is to be appended when messages come to their lanes, by topic."""
+    return [
+        Append(arrived_stream(topic), encode_arrivals(some), len(some), control=True)
+        for topic, some in arrivals.items()
+    ]
+
+
+async def find_arrivals(store: Store, topic: Topic, ids: Collection[int]) -> list[Arrived]:
+    """The messages that had these ids, as far as it is kept where they went."""
+    name, missing = topic.config.name, set(ids)
+    found: list[Arrived] = []
+    async for _, one, at_us in _records(store, name):
+        for number in sorted(missing):
+            seq = one.number_of(number)
+            if seq is not None:
+                missing.discard(number)
+                found.append(Arrived(number, one.lane, seq, at_us, topic.config.shards))
+        if not missing:
+            break
+    return found
+
+
+async def trim_arrivals(store: Store, topic: Topic) -> None:
+    """Let go of what tells only of messages that are not kept any more."""
+    stream = arrived_stream(topic.config.name)
+    at = first = store.bounds(stream).first
+    firsts = [store.bounds(lane.stream).first for lane in topic.lanes]
+    async for number, one, _ in _records(store, topic.config.name):
+        if one.lane < len(firsts) and one.end > firsts[one.lane]:
+            break
+        at = number + 1
+    if at > first:
+        await store.trim(stream, at)
+
+
+async def _records(store: Store, topic: str) -> AsyncIterator[tuple[int, Arrival, int]]:
+    stream = arrived_stream(topic)
+    at, end, _ = store.bounds(stream)
+    while at < end:
+        read = await store.read(stream, at, READ_COUNT, READ_BYTES)
+        for chunk in read.chunks:
+            records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
+            for number, record in enumerate(records, chunk.first):
+                try:
+                    yield number, decode_arrival(record), chunk.appended_at_us
+                except msgspec.MsgspecError as error:
+                    log.error("%s: record %d cannot be read and is passed over: %s", stream, number, error)
+        at = max(read.next, at + 1)

@@ -1,0 +1,72 @@
+"""When a loop of the schedule goes on: at a time, or when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from towline.clock import SECOND_US, Clock
+from towline.errors import TowlineError
+
+__all__ = ["Pace"]
+
+log = logging.getLogger("towline.broker")
+
+TICK_S: Final = 0.02
+"""Units of due messages are at least this far apart while messages are due all the time."""
+TIMER_MAX_S: Final = 60.0
+BACKOFF_MIN_S: Final = 0.05
+BACKOFF_MAX_S: Final = 2.0
+FOREVER_US: Final = 1 << 63
+
+
+class Pace:
+    def __init__(self, clock: Clock, what: str) -> None:
+        self.soon = asyncio.Event()
+        self._clock = clock
+        self._what = what
+        self._until_us = FOREVER_US
+
+    def not_after(self, time_us: int) -> None:
+        """Something is to be done at this time."""
+        if time_us < self._until_us:
+            self.soon.set()
+
+    async def run(self, step: Callable[[], Awaitable[bool]], next_us: Callable[[], int | None]) -> None:
+        """Take step after step, each when it is time: at once while there is something to do, else when `next_us` says
+        so."""
+        loop, backoff_s = asyncio.get_running_loop(), BACKOFF_MIN_S
+        while True:
+            self.soon.clear()
+            begin_s = loop.time()
+            try:
+                busy = await step()
+            except TowlineError as error:
+                log.error("%s failed, and is tried again: %s", self._what, error)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+                continue
+            backoff_s = BACKOFF_MIN_S
+            at_us = next_us()
+            if not busy:
+                await self._sleep(FOREVER_US if at_us is None else at_us)
+            elif at_us is not None and at_us > self._clock.now_us():
+                # Not at once: what comes due meanwhile shares a unit.
+                await asyncio.sleep(max(begin_s + TICK_S - loop.time(), 0))
+            else:
+                await asyncio.sleep(0)
+
+    async def _sleep(self, until_us: int) -> None:
+        wait_us = until_us - self._clock.now_us()
+        # What should be done already waits for something else, which wakes us.
+        blocked = wait_us <= 0
+        self._until_us = FOREVER_US if blocked else until_us
+        try:
+            async with asyncio.timeout(1.0 if blocked else min(wait_us / SECOND_US, TIMER_MAX_S)):
+                await self.soon.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._until_us = 0
