@@ -24,7 +24,10 @@ __all__ = ["fill_rows", "spark", "spark_session", "watching"]
 FRAME = 1_000
 COLUMNS = "lane, seq, key, body, appended_at"
 WRITTEN = 2_000_000
-WARM = 6_000_000
+WARM = 40_000_000
+"""Rows that each side reads before it counts. The JVM compiles what it does often; after a third of this it still got
+faster."""
+ROUNDS = 7
 FASTER = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.driver.extraJavaOptions": "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false",
@@ -81,10 +84,9 @@ def _reading(stage: Stage, session: Any, broker: BrokerProcess, folder: Path, ro
     }
     sources["folder"]().write.parquet(parquet)
     speeds: dict[str, list[float]] = {name: [] for name in sources}
-    # The JVM compiles what it does often: the first rounds do not count.
-    warming = max(1, -(-WARM // rows))
+    warming = min(max(1, -(-WARM // rows)), ROUNDS * 2)
     with watching() as peaks:
-        for number in range(warming + max(2, stage.repeats)):
+        for number in range(warming + max(ROUNDS, stage.repeats)):
             for name, read in sources.items():
                 begun = time.perf_counter()
                 read().write.format("noop").mode("overwrite").save()

@@ -15,7 +15,17 @@ from tests.server.process import BrokerProcess
 from towline.errors import BadRequest, NotFound, StoreDamaged
 from towline.model import GroupConfig, RetryPolicy
 from towline.spark.places import Door, open_place
-from towline.spark.ranges import Position, Range, Selection, decode_ranges, encode_ranges, parse_position, plan
+from towline.spark.ranges import (
+    Lane,
+    Position,
+    Range,
+    Selection,
+    Where,
+    decode_ranges,
+    encode_ranges,
+    parse_position,
+    plan,
+)
 from towline.spark.reading import Wants, read_batches
 
 COLUMNS = ["topic", "lane", "seq", "key", "body"]
@@ -73,6 +83,47 @@ def test_a_plan_cuts_lanes_into_ranges(broker: BrokerProcess, mq: towline.Client
             assert [(each.first, each.end) for each in ranges] == [(9_990, 10_000)]
             lanes = parse_position('{"orders/middle": 4000}', "from")
             assert [each.first for each in plan(place, Selection.parse("orders"), lanes)] == [4_000]
+
+
+class Imagined:
+    """A place with lanes of any size."""
+
+    def __init__(self, *lanes: tuple[int, int]) -> None:
+        self._lanes = [
+            Lane(f"lane/orders/{number}", "orders", str(number), "", 0, rows, rows * mean_bytes)
+            for number, (rows, mean_bytes) in enumerate(lanes)
+        ]
+
+    def lanes(self, selection: Selection) -> list[Lane]:
+        return [lane for lane in self._lanes if selection.wants(lane.stream)]
+
+    def locate(self, lane: Lane, time_us: int) -> int:
+        raise NotImplementedError
+
+    def where(self, lane: Lane, seq: int) -> Where:
+        return Where(0, seq)
+
+
+@pytest.mark.parametrize(
+    ("cores", "lanes", "sizes"),
+    [
+        (2, [(500, 100)], [500]),
+        (2, [(3_000_000, 100)], [1_500_000] * 2),
+        (2, [(10_000_000, 100)], [5_000_000] * 2),
+        (2, [(11_000_000, 100)], [2_750_000] * 4),
+        (64, [(3_000_000, 100)], [1_000_000] * 3),
+        (4, [(8_000_000, 100), (100, 100)], [*[2_000_000] * 4, 100]),
+        (2, [(10_000, 1 << 20)], [1_000] * 10),  # a megabyte each: by their size
+        (2, [(100, 2 << 30)], [1] * 100),
+        (2, [(0, 0)], []),
+    ],
+)
+def test_a_plan_suits_cores_and_sizes(cores: int, lanes: list[tuple[int, int]], sizes: list[int]) -> None:
+    ranges = plan(Imagined(*lanes), Selection.parse("orders"), cores=cores)
+    found = [each.rows for each in ranges]
+    assert len(found) == len(sizes)
+    assert sum(found) == sum(sizes)
+    assert all(abs(one - other) <= 30 for one, other in zip(found, sizes, strict=True)), found
 
 
 def test_times_bound_a_plan(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -65,7 +66,10 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with plainly(), open_place(options.door) as place:
-            ranges = plan(place, options.selection, options.begin, options.stop, options.rows)
+            # Cores of this machine: how many the session has, a source is not told.
+            ranges = plan(
+                place, options.selection, options.begin, options.stop, rows=options.rows, cores=os.cpu_count() or 1
+            )
         return [RangePartition(each) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from towline.errors import BadRequest
 from towline.model import Durability, check_group, check_topic
 from towline.spark.places import Door
-from towline.spark.ranges import RANGE_ROWS, Position, Selection, parse_position
+from towline.spark.ranges import Position, Selection, parse_position
 from towline.spark.reading import BATCH_ROWS
 
 __all__ = ["READ_OPTIONS", "WRITE_OPTIONS", "ReadOptions", "WriteOptions"]
@@ -33,6 +33,7 @@ class ReadOptions(NamedTuple):
     stop: Position
     key: str | None
     rows: int
+    """Of a range at most; 0 is as it suits."""
     batch_rows: int
     skip_damaged: bool
     fail_on_data_loss: bool
@@ -65,7 +66,7 @@ class ReadOptions(NamedTuple):
             parse_position(options.text("from", "earliest"), "from"),
             parse_position(options.text("to", "latest"), "to"),
             options.text("key") or None,
-            options.number("rowsPerPartition", RANGE_ROWS, 1),
+            options.number("rowsPerPartition", 0, 0),
             options.number("batchRows", BATCH_ROWS, 1),
             options.truth("skipDamaged", False),
             options.truth("failOnDataLoss", True),

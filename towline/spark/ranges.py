@@ -13,7 +13,6 @@ from towline.errors import BadRequest, NotFound
 from towline.model import check_group, check_topic
 
 __all__ = [
-    "RANGE_ROWS",
     "Kind",
     "Lane",
     "Position",
@@ -28,8 +27,11 @@ __all__ = [
     "plan",
 ]
 
-RANGE_ROWS: Final = 1_000_000
-"""Messages of a range, unless there are fewer: a task costs about 30 ms before it reads the first one."""
+FEWEST_ROWS: Final = 1_000_000
+MOST_ROWS: Final = 5_000_000
+MOST_BYTES: Final = 1 << 30
+"""Bounds of a range that nobody has set: a task costs about 30 ms before it reads the first row, and one that fails is
+read again from its beginning. Only large messages make ranges of fewer rows than `FEWEST_ROWS`."""
 
 Kind = Literal["messages", "own", "dead", "events", "schedule"]
 _PREFIXES: Final[dict[Kind, str]] = {
@@ -184,16 +186,28 @@ def plan(
     selection: Selection,
     begin: Position = EARLIEST,
     stop: Position = LATEST,
-    rows: int = RANGE_ROWS,
+    *,
+    rows: int = 0,
+    cores: int = 1,
 ) -> list[Range]:
-    """Ranges of at most `rows` records that cover what is there between `begin` and `stop`."""
+    """Ranges that cover what is there between `begin` and `stop`: of at most `rows` records, or, if that is 0, as they
+    suit so many `cores`."""
+    spans = [(lane, resolve(place, lane, begin), resolve(place, lane, stop)) for lane in place.lanes(selection)]
+    if selection.kind == "schedule":  # it is no stream: it is read page by page, as it is by then
+        rows = max((lane.end for lane, _, _ in spans), default=0) or 1
+    total = sum(end - first for _, first, end in spans if end > first)
     ranges: list[Range] = []
-    for lane in place.lanes(selection):
-        first = resolve(place, lane, begin)
-        end = resolve(place, lane, stop)
-        # A schedule is no stream: it is read page by page, as it is by then.
-        ranges += cut(lane, first, end, rows if selection.kind != "schedule" else max(lane.end, 1), place.where)
+    for lane, first, end in spans:
+        ranges += cut(lane, first, end, rows or _fitting(lane, total, cores), place.where)
     return ranges
+
+
+def _fitting(lane: Lane, total: int, cores: int) -> int:
+    """As few ranges as may be, so that all cores have as much to do, to the end."""
+    rounds = -(-total // (MOST_ROWS * cores)) or 1
+    rows = max(-(-total // (rounds * cores)), FEWEST_ROWS)
+    mean_bytes = lane.size_bytes // max(lane.end - lane.first, 1)
+    return min(rows, max(MOST_BYTES // max(mean_bytes, 1), 1))
 
 
 def cut(lane: Lane, first: int, end: int, rows: int, where: Callable[[Lane, int], Where] | None = None) -> list[Range]:

@@ -35,8 +35,12 @@ __all__ = ["StreamReader"]
 
 _log = logging.getLogger("towline.spark")
 _PARTITIONS: Final = 64
-"""A micro-batch is cut into at most about this many ranges, but none is smaller than `_SMALL` rows."""
+"""A micro-batch is cut into at most about this many ranges, but none is smaller than `_SMALL` rows or larger than
+`_LARGE`."""
 _SMALL: Final = 50_000
+_LARGE: Final = 1_000_000
+"""Not by the number of cores, as `spark.read` has it: a batch that is read again, maybe on another machine, must have
+the same ranges."""
 
 Offset = dict[str, int]
 
@@ -93,7 +97,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             place = self._opened()
             lanes = {lane.name: lane for lane in self._lanes()}
             total = sum(max(stop - start.get(name, 0), 0) for name, stop in end.items())
-            rows = min(max(total // _PARTITIONS, _SMALL), self._options.rows)
+            rows = min(max(total // _PARTITIONS, _SMALL), self._options.rows or _LARGE)
             ranges = []
             for name, stop in end.items():
                 begin = start.get(name, 0)
