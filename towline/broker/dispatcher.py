@@ -164,7 +164,7 @@ class Dispatcher:
     async def _read(self, member: Member, request: wire.Pull, pulled: Pulled) -> tuple[int, Parcel] | None:
         """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
         parcel = await collect(self.store, self.lanes, pulled.parts, request.max_bytes, self.clock.now_us())
-        if pulled.pull not in self.group.leases:
+        if self.closed or pulled.pull not in self.group.leases:
             return None
         self._settle_parcel(member, pulled.pull, parcel)
         if not parcel.parts:

@@ -205,6 +205,8 @@ class Groups:
         if not dispatcher.group.config.ephemeral:
             await self._catalog.save()
         owns = dispatcher.streams[dispatcher.group.topic_lanes :]
+        # What is still on its way goes as well: an event that outlives those before it would fit nothing.
+        await self._store.append([], Durability.OS).done
         for stream in (dispatcher.stream, dead_letters(dispatcher)[0], *owns):
             first, end, _ = self._store.bounds(stream)
             if first < end:

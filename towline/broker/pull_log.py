@@ -9,7 +9,7 @@ from typing import Final
 
 from towline.delivery import Event, encode_event
 from towline.delivery.events import Pulled
-from towline.errors import TowlineError
+from towline.errors import TowlineError, Unavailable
 from towline.frame import encode_events
 from towline.model import Durability
 from towline.store import Append, Appended, Store
@@ -28,7 +28,7 @@ class PullLog:
     group, which mostly is the ack of just these messages, or a moment later, whatever comes first. Memory is ahead of
     the log by such events only."""
 
-    __slots__ = ("_failed", "_late", "_loop", "_position", "_scheduled", "_store", "stream")
+    __slots__ = ("_closed", "_failed", "_late", "_loop", "_position", "_scheduled", "_store", "stream")
 
     def __init__(self, store: Store, stream: str) -> None:
         self.stream = stream
@@ -38,6 +38,7 @@ class PullLog:
         self._late: list[Event] = []
         self._scheduled = False
         self._failed = False
+        self._closed = False
 
     @property
     def position(self) -> int:
@@ -47,6 +48,9 @@ class PullLog:
 
     def append(self, events: Sequence[Event], durability: Durability, also: Sequence[Append] = ()) -> Appended:
         """Append events, and `also` in one unit with them. If it is refused, nothing has happened."""
+        if self._closed:
+            # The group may have been deleted, and its stream be another's by now.
+            raise Unavailable(f"{self.stream} is closed")
         if self._late:
             events = [*self._late, *events]
         frame = encode_events([encode_event(event) for event in events], produced_at_us=events[0].at_us)
@@ -80,4 +84,5 @@ class PullLog:
 
     def close(self) -> None:
         """Nothing more is written. What was late is as if a crash had undone it."""
+        self._closed = True
         self._late.clear()

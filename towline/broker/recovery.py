@@ -15,8 +15,9 @@ from towline.broker.dispatcher import Dispatcher
 from towline.broker.ordering import shards_in
 from towline.broker.scheduling import delay_mark
 from towline.clock import Clock
-from towline.delivery import Dedup, Group, GroupSnapshot, Producers, decode_event, mend, restore, snapshot
+from towline.delivery import Dedup, Event, Group, GroupSnapshot, Producers, decode_event, mend, restore, snapshot
 from towline.delivery.dedup import Seen
+from towline.delivery.events import Started
 from towline.delivery.parcel import Opened, Parcel
 from towline.delivery.producers import ProducersSnapshot
 from towline.errors import StoreDamaged
@@ -129,23 +130,36 @@ async def recover_group(store: Store, config: GroupConfig, document: GroupSnapsh
             log.error("pull log %s: %d events from %d on are lost: %s", stream, lost.count, lost.first, lost.reason)
         for chunk in read.chunks:
             for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
-                whole = _replay(group, record, stream, whole=whole)
+                event = _event(record, stream)
+                if isinstance(event, Started):
+                    # Of the group that was deleted, and made anew under the same name, the snapshot may still tell.
+                    group = Group(config, shards)
+                whole = event is not None and _replay(group, event, stream, whole=whole)
         at = max(read.next, at + 1)
     return group
 
 
-def _replay(group: Group, record: bytes, stream: str, *, whole: bool) -> bool:
-    """Apply one event of a pull log; whether all were whole so far. Once some were lost, the rest is made to fit."""
+def _event(record: bytes, stream: str) -> Event | None:
     try:
-        event = decode_event(record)
+        return decode_event(record)
     except msgspec.MsgspecError as error:
         log.error("pull log %s: an event cannot be read and is passed over: %s", stream, error)
-        return False
+        return None
+
+
+def _replay(group: Group, event: Event, stream: str, *, whole: bool) -> bool:
+    """Apply one event of a pull log; whether all were whole so far. Once some were lost, the rest is made to fit."""
     if whole:
-        group.apply(event)
-    elif mend(group, event):
+        try:
+            group.apply(event)
+        except Exception:
+            # A group that delivers some messages again is better than a broker that does not start.
+            log.exception("pull log %s: an event does not fit those before it: %s", stream, event)
+        else:
+            return True
+    if mend(group, event):
         log.warning("pull log %s: an event that followed lost ones was made to fit: %s", stream, type(event).__name__)
-    return whole
+    return False
 
 
 async def recover_producers(

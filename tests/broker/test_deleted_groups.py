@@ -1,0 +1,123 @@
+"""A group that is deleted is gone, with all that was under way in it, and leaves nothing behind that harms a start."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broker.conftest import ACK, NACK, Bench, World
+from tests.broker.test_recovery import crash
+from tests.eventually import eventually_done
+from towline.delivery import encode_event
+from towline.delivery.events import Acked, Part
+from towline.errors import NotFound
+from towline.frame import encode_events
+from towline.model import Durability, pull_stream
+from towline.store import Append
+from towline.store.log import DiskIo
+
+PULLS = pull_stream("orders", "billing")
+
+
+def test_a_group_made_anew_knows_nothing_of_its_forerunner_after_a_crash(disk: World, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", *(b"%d" % n for n in range(20)))
+            old = await bench.attach(consumer="old")
+            await bench.pull(old, 10)
+            await bench.broker.maintain()  # the snapshot tells of the lease
+            await bench.broker.delete_group("orders", "billing")
+            new = await bench.attach(consumer="new", delays_s=(0.0,))
+            await bench.act(new, NACK, await bench.pull(new, 10))
+            after = crash(disk, tmp_path / "crashed")
+        async with after.open() as bench:
+            assert bench.broker.group_state("orders", "billing").in_flight == 0
+            member = await bench.attach(consumer="new")
+            got = await bench.pull(member, 100)
+            assert got.bodies == [b"%d" % n for n in range(20)]
+            assert got.attempts == [2] * 10 + [1] * 10
+            assert (await bench.act(member, ACK, got)).refused == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("mode", ["at-least-once", "at-most-once"])
+def test_a_pull_that_reads_while_its_group_is_deleted_writes_nothing_more(disk: World, mode: str) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", bytes(3_000), bytes(9_000))
+        member = await bench.attach(mode=mode)
+        reading, go_on = asyncio.Event(), asyncio.Event()
+        read = bench.store.read
+
+        async def slowly(*args: Any) -> Any:
+            reading.set()
+            await go_on.wait()
+            return await read(*args)
+
+        bench.store.read = slowly  # type: ignore[method-assign]
+        pull = asyncio.create_task(bench.pull(member, max_bytes=4_000))
+        await reading.wait()
+        await bench.broker.delete_group("orders", "billing")
+        go_on.set()
+        assert (await pull).bodies == []
+
+    disk.run(scenario)
+    disk.run(_there_is_no_group)
+
+
+def test_an_ack_on_its_way_to_the_disk_goes_with_its_group(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = threading.Event()
+    synced.set()
+    fdatasync = DiskIo.fdatasync
+
+    def slowly(io: DiskIo, fd: int) -> None:
+        synced.wait(60)
+        fdatasync(io, fd)
+
+    monkeypatch.setattr(DiskIo, "fdatasync", slowly)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", b"a")
+        member = await bench.attach()
+        got = await bench.pull(member)
+        await bench.flush()
+        synced.clear()
+        ack = asyncio.create_task(bench.act(member, ACK, got))
+        deletion = asyncio.create_task(bench.broker.delete_group("orders", "billing"))
+        store: Any = bench.store
+        # The ack is being synced, and what the deletion does waits behind it.
+        await eventually_done(lambda: store._writer._handed_over > 1)
+        synced.set()
+        await asyncio.gather(ack, deletion)
+        first, end, _ = bench.store.bounds(PULLS)
+        assert first == end
+
+    disk.run(scenario, durability="fsync")
+    disk.run(_there_is_no_group)
+
+
+async def _there_is_no_group(bench: Bench) -> None:
+    with pytest.raises(NotFound):
+        bench.broker.group_state("orders", "billing")
+
+
+def test_a_broker_starts_although_an_event_fits_nothing_before_it(
+    disk: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def damage(bench: Bench) -> None:
+        await bench.send("orders", *(b"%d" % n for n in range(5)))
+        await bench.act(member := await bench.attach(), ACK, await bench.pull(member, 2))
+        stray = encode_events([encode_event(Acked(1, 77, (Part(1, 0, 1, 1),)))], produced_at_us=1)
+        await bench.store.append([Append(PULLS, stray, 1, control=True)], Durability.OS).done
+
+    async def scenario(bench: Bench) -> None:
+        assert "does not fit those before it" in caplog.text
+        member = await bench.attach()
+        assert (await bench.pull(member)).bodies == [b"2", b"3", b"4"]
+
+    disk.run(damage)
+    disk.run(scenario)
