@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.eventually import eventually_done
+from towline.broker import burial
 from towline.broker.obituary import EVERY_S, Obituary
 from towline.clock import ManualClock
-from towline.errors import Conflict, NotFound
+from towline.errors import Conflict, NotFound, Unavailable
 from towline.frame import Frame
 from towline.model import LANES
-from towline.protocol.messages import Act, Browse, Pull, PurgeDead, ReviseDead
+from towline.protocol.messages import Act, Browse, Pull, PurgeDead, Resend, Resent, ReviseDead
 
 
 async def die(bench: Bench, count: int = 3, **config: Any) -> None:
@@ -176,3 +178,58 @@ def test_the_log_tells_of_many_deaths_in_few_lines(caplog: pytest.LogCaptureFixt
         assert lines() == ["1 message(s) went to the dead letters, the last because of: (no reason given)"]
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("large", ["bodies", "headers"])
+def test_letters_that_would_not_fit_into_one_frame_are_buried_and_sent_again(
+    disk: World, monkeypatch: pytest.MonkeyPatch, large: str
+) -> None:
+    """Compressed they came as small frames."""
+    bodies = [b"%d" % n + bytes(400_000 if large == "bodies" else 0) for n in range(4)]
+    headers = [{"h": "x" * 400_000} if large == "headers" else {} for _ in range(4)]
+
+    async def scenario(bench: Bench) -> None:
+        for body, head in zip(bodies, headers, strict=True):
+            await bench.send("orders", body, headers=[head], compress=True)
+        monkeypatch.setattr(sys.modules["towline.frame.encode"], "FRAME_MAX", 1 << 20)
+        monkeypatch.setattr(burial, "LETTERS_BYTES", 1 << 19, raising=False)
+        member = await bench.attach()
+        await bench.act(member, DEAD, await bench.pull(member), reason="never")
+        await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 4)
+        if large == "bodies":
+            assert await bench.broker.resend(Resend("orders", "billing")) == Resent(4, 0)
+            assert (await bench.pull(member, max_bytes=1 << 23)).bodies == bodies
+
+    disk.run(scenario)
+
+
+def test_a_message_that_fills_a_frame_by_itself_can_die(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", bytes(100_000), b"small")
+        monkeypatch.setattr(sys.modules["towline.frame.encode"], "FRAME_MAX", 100_200)
+        member = await bench.attach()
+        await bench.act(member, DEAD, await bench.pull(member), reason="never " * 100)
+        await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2)
+
+    disk.run(scenario)
+
+
+def test_what_could_not_be_buried_is_tried_again(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", bytes(5_000))
+        member = await bench.attach()
+        got = await bench.pull(member)
+        read = bench.store.read
+
+        async def fail(*_: Any) -> Any:
+            raise Unavailable("not now")
+
+        bench.store.read = fail  # type: ignore[assignment, method-assign]
+        await bench.act(member, DEAD, got)
+        await eventually_done(lambda: not bench.broker.groups.burying)
+        bench.store.read = read  # type: ignore[method-assign]
+        assert bench.broker.group_state("orders", "billing").dead == 0
+        await bench.broker.maintain()
+        await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+
+    disk.run(scenario)

@@ -419,6 +419,7 @@ class Broker:
 
     async def maintain(self) -> None:
         """Snapshots first, because they let go of events; then retention."""
+        self.groups.bury_rest()
         self.scheduler.pass_quietly()
         if self.settings.retention_s:
             self.scheduler.rewrite_older(self.clock.now_us() - round(self.settings.retention_s * SECOND_US))

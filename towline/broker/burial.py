@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, chain, islice
 from typing import Final, NamedTuple
 
 from towline.broker.delivering import Parcel, collect
 from towline.broker.dispatcher import Dispatcher
 from towline.clock import SECOND_US
 from towline.delivery import Bury, Part, Resend, Skip
-from towline.delivery.parts import cut, in_intervals
-from towline.errors import NotFound
+from towline.delivery.parts import cut
+from towline.errors import NotFound, TooLarge
 from towline.frame import Frame, encode
 from towline.model import LANES, Durability, dead_stream, lane_name, message_id
 from towline.protocol import messages as wire
-from towline.store import Append, Appended
+from towline.store import Append, Appended, Chunk
 
 __all__ = ["ATTEMPT", "DIED_AT", "ORIGIN", "REASON", "bury", "expire", "purge", "rank", "resend", "revise"]
 
@@ -29,6 +30,8 @@ DIED_AT: Final = "towline-died-at"
 
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 4 << 20
+LETTERS_BYTES: Final = 16 << 20
+"""Bodies in one frame of dead letters, unless it is a single one: they may have come compressed, and are not here."""
 
 
 class Letter(NamedTuple):
@@ -103,12 +106,18 @@ def _bury_read(
         return None
     now_us = dispatcher.clock.now_us()
     died_at = f"{now_us / SECOND_US:.6f}"
-    data, at, letters, buried = b"".join(parcel.buffers), 0, [], []
-    owner = 0
+    data, at, letters, buried = b"".join(parcel.buffers), 0, list[Letter](), []
+    owner, room = 0, LETTERS_BYTES
     for one in parcel.parts:
         frame = Frame(data[at : at + one.length])
         at += one.length
-        first, end = one.first, one.first + one.count
+        bodies = frame.bodies(one.start, one.start + one.count)
+        sizes = list(accumulate(map(len, bodies)))
+        count = max(bisect_right(sizes, room), 0 if letters else 1)
+        if not count:
+            break  # the rest is for the next frame
+        room -= sizes[count - 1]
+        first, end = one.first, one.first + count
         about: list[dict[str, str]] = []
         while first < end:
             # They were read in the order of the parts, some of which may have been lost.
@@ -119,8 +128,15 @@ def _bury_read(
             buried.append(piece)
             about += [{ATTEMPT: str(part.attempt), REASON: reasons[owner], DIED_AT: died_at}] * piece.count
             first = piece.end
-        letters += _letters(dispatcher, frame, one, about)
-    frame_bytes = _encode(letters, now_us)
+        letters += _letters(dispatcher, frame, one, bodies[:count], about)
+        if count < one.count:
+            break
+    try:
+        frame_bytes = _encode(letters, now_us)
+    except TooLarge:
+        # Keys and headers take the most: one by one then.
+        letters, buried = letters[:1], [buried[0]._replace(count=1)]
+        frame_bytes = _encode_alone(letters[0], now_us)
     stream, _, end = dead_letters(dispatcher)
     also = Append(stream, frame_bytes, len(letters), control=True)
     _, appended = dispatcher.run(Bury(tuple(buried), end), durability, [also])
@@ -128,14 +144,16 @@ def _bury_read(
     return appended
 
 
-def _letters(dispatcher: Dispatcher, frame: Frame, one: wire.Part, about: Sequence[dict[str, str]]) -> list[Letter]:
-    """`about` says for each what is known of its death."""
-    stop = one.start + one.count
-    bodies = frame.bodies(one.start, stop)
-    keys = frame.keys(one.start, stop) or [None] * one.count
-    headers = frame.headers(one.start, stop) or [{} for _ in range(one.count)]
-    shard_keys = frame.shard_keys(one.start, stop) or [None] * one.count
-    limits = frame.limits(one.start, stop) or [0] * one.count
+def _letters(
+    dispatcher: Dispatcher, frame: Frame, one: wire.Part, bodies: Sequence[bytes], about: Sequence[dict[str, str]]
+) -> list[Letter]:
+    """Of the first messages of a part. `about` says for each what is known of its death."""
+    count = len(bodies)
+    stop = one.start + count
+    keys = frame.keys(one.start, stop) or [None] * count
+    headers = frame.headers(one.start, stop) or [{} for _ in range(count)]
+    shard_keys = frame.shard_keys(one.start, stop) or [None] * count
+    limits = frame.limits(one.start, stop) or [0] * count
     lane = rank(dispatcher, one.lane)
     return [
         Letter(
@@ -170,15 +188,25 @@ def _origin(dispatcher: Dispatcher, one: wire.Part, number: int) -> str:
 
 
 def _encode(letters: Sequence[Letter], now_us: int) -> bytes:
+    keys, headers = [letter.key for letter in letters], [letter.headers for letter in letters]
     shard_keys, limits = [letter.shard_key for letter in letters], [letter.limit for letter in letters]
     return encode(
         [letter.body for letter in letters],
-        keys=[letter.key for letter in letters],
-        headers=[letter.headers for letter in letters],
+        keys=keys if any(keys) else None,
+        headers=headers if any(headers) else None,
         shard_keys=shard_keys if any(shard_keys) else None,
         limits=limits if any(limits) else None,
         produced_at_us=now_us,
     )
+
+
+def _encode_alone(letter: Letter, now_us: int) -> bytes:
+    try:
+        return _encode([letter], now_us)
+    except TooLarge:
+        # It fills a frame by itself: what is known of its death has no room beside it.
+        kept = {name: value for name, value in letter.headers.items() if name not in (ORIGIN, ATTEMPT, REASON, DIED_AT)}
+        return _encode([letter._replace(headers=kept)], now_us)
 
 
 async def revise(dispatcher: Dispatcher, request: wire.ReviseDead, durability: Durability) -> wire.Revised:
@@ -201,7 +229,7 @@ async def purge(dispatcher: Dispatcher, before: int) -> wire.DeadPurged:
     """Drop the dead letters before this number; how many of them had not been sent again."""
     stream, first, end = dead_letters(dispatcher)
     until = min(before, end)
-    going = sum(not in_intervals(dispatcher.group.resent, number) for number in range(first, until))
+    going = sum(map(len, _not_resent(dispatcher, first, until)))
     if until > first:
         await dispatcher.store.trim(stream, until)
         log.warning("%s: %d dead letter(s) before number %d were purged", dispatcher.label, going, until)
@@ -227,27 +255,34 @@ async def resend(
     durability: Durability,
     change: Callable[[Letter], Letter] = lambda letter: letter,
 ) -> wire.Resent:
-    """Put dead letters on the group's own lanes, where only this group gets them. The copies and the event that marks
-    the letters are one unit."""
+    """Put dead letters on the group's own lanes, where only this group gets them; as many at a time as a frame may
+    hold. The copies and the event that marks the letters are one unit."""
     stream, first, end = dead_letters(dispatcher)
-    resent = dispatcher.group.resent
-    open_ = [number for number in range(first, end) if not in_intervals(resent, number)] if not request.dead else []
-    numbers = sorted(set(request.dead)) or open_[: request.limit]
+    waiting = _not_resent(dispatcher, first, end) if not request.dead else []
+    numbers = sorted(set(request.dead)) or list(islice(chain.from_iterable(waiting), request.limit))
     unknown = [number for number in numbers if not first <= number < end]
     if unknown:
         known = f"they are numbered {first} to {end - 1}" if first < end else "it has none"
         raise NotFound(f"{dispatcher.label} has no dead letter {unknown[0]}: {known}")
+    at = 0
+    while at < len(numbers):
+        letters = [change(letter) for letter in await _read_letters(dispatcher, stream, numbers[at:])]
+        await _send_again(dispatcher, numbers[at : at + len(letters)], letters, durability)
+        at += len(letters)
+    return wire.Resent(len(numbers), max(sum(map(len, waiting)) - len(numbers), 0))
+
+
+async def _send_again(
+    dispatcher: Dispatcher, numbers: Sequence[int], letters: Sequence[Letter], durability: Durability
+) -> None:
     by_lane: dict[int, list[Letter]] = {}
-    for number in numbers:
-        letter = change(await _read_letter(dispatcher, stream, number))
+    for letter in letters:
         by_lane.setdefault(letter.lane, []).append(letter)
-    if not numbers:
-        return wire.Resent(0, 0)
     now_us = dispatcher.clock.now_us()
     lanes = [dispatcher.lanes[dispatcher.group.topic_lanes + lane] for lane in by_lane]
     unit = [
-        Append(lane.stream, _encode(letters, now_us), len(letters))
-        for lane, letters in zip(lanes, by_lane.values(), strict=True)
+        Append(lane.stream, _encode(some, now_us), len(some))
+        for lane, some in zip(lanes, by_lane.values(), strict=True)
     ]
     events = dispatcher.group.decide(Resend(tuple(numbers)), now_us)
     appended = dispatcher.record(events, durability, unit)
@@ -258,21 +293,50 @@ async def resend(
     for lane in lanes:
         lane.advance()
     dispatcher.wake()
-    return wire.Resent(len(numbers), max(len(open_) - len(numbers), 0))
 
 
-async def _read_letter(dispatcher: Dispatcher, stream: str, number: int) -> Letter:
-    read = await dispatcher.store.read(stream, number, 1, 1)
-    if not read.chunks or read.chunks[0].first != number:
-        reason = read.lost[0].reason if read.lost else "it was dropped"
-        raise NotFound(f"dead letter {number} of {dispatcher.label} cannot be read: {reason}")
-    chunk = read.chunks[0]
-    frame = Frame(chunk.frame)
-    keys = frame.keys(chunk.start, chunk.start + 1) or [None]
-    headers = (frame.headers(chunk.start, chunk.start + 1) or [{}])[0]
-    origin = headers.get(ORIGIN, "")
-    lane = next((n for n, name in enumerate(LANES) if f"/{name}/" in origin), 1)
-    kept = {name: value for name, value in headers.items() if name not in (ATTEMPT, REASON, DIED_AT)}
-    shard_keys = frame.shard_keys(chunk.start, chunk.start + 1) or [None]
-    limits = frame.limits(chunk.start, chunk.start + 1) or [0]
-    return Letter(lane, frame.bodies(chunk.start, chunk.start + 1)[0], keys[0], kept, shard_keys[0], limits[0])
+def _not_resent(dispatcher: Dispatcher, first: int, end: int) -> list[range]:
+    """The numbers between that were not sent again."""
+    gaps, at = [], first
+    for begin, count in dispatcher.group.resent:
+        if begin + count > at:
+            gaps.append(range(at, min(begin, end)))
+            at = begin + count
+    return [gap for gap in [*gaps, range(at, end)] if gap]
+
+
+async def _read_letters(dispatcher: Dispatcher, stream: str, numbers: Sequence[int]) -> list[Letter]:
+    """The first of these dead letters: as many as fit into a frame, one at least."""
+    letters: list[Letter] = []
+    room = LETTERS_BYTES
+    while len(letters) < len(numbers):
+        at, run = len(letters), 1
+        number = numbers[at]
+        while run < BATCH_MESSAGES and at + run < len(numbers) and numbers[at + run] == number + run:
+            run += 1
+        read = await dispatcher.store.read(stream, number, run, BATCH_BYTES)
+        if not read.chunks or read.chunks[0].first != number:
+            reason = read.lost[0].reason if read.lost else "it was dropped"
+            raise NotFound(f"dead letter {number} of {dispatcher.label} cannot be read: {reason}")
+        whole = read.lost[0].first if read.lost else read.next
+        for letter in chain.from_iterable(_letters_in(chunk) for chunk in read.chunks if chunk.first < whole):
+            room -= len(letter.body)
+            if room < 0 and letters:
+                return letters
+            letters.append(letter)
+    return letters
+
+
+def _letters_in(chunk: Chunk) -> Iterator[Letter]:
+    frame, start, stop = Frame(chunk.frame), chunk.start, chunk.start + chunk.count
+    keys = frame.keys(start, stop) or [None] * chunk.count
+    all_headers = frame.headers(start, stop) or [{}] * chunk.count
+    shard_keys = frame.shard_keys(start, stop) or [None] * chunk.count
+    limits = frame.limits(start, stop) or [0] * chunk.count
+    for body, key, headers, shard_key, limit in zip(
+        frame.bodies(start, stop), keys, all_headers, shard_keys, limits, strict=True
+    ):
+        origin = headers.get(ORIGIN, "")
+        lane = next((n for n, name in enumerate(LANES) if f"/{name}/" in origin), 1)
+        kept = {name: value for name, value in headers.items() if name not in (ATTEMPT, REASON, DIED_AT)}
+        yield Letter(lane, body, key, kept, shard_key, limit)

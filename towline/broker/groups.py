@@ -219,6 +219,12 @@ class Groups:
             self.burying[dispatcher] = asyncio.get_running_loop().create_future()
             self._start(self._bury(dispatcher))
 
+    def bury_rest(self) -> None:
+        """What could not be moved to the dead letters when it died is tried again."""
+        for dispatcher in self._topics.dispatchers():
+            if dispatcher.group.dying:
+                self._bury_soon(dispatcher)
+
     async def _bury(self, dispatcher: Dispatcher) -> None:
         try:
             await bury(dispatcher, self._durability)
