@@ -58,7 +58,7 @@ def test_a_pull_that_reads_while_its_group_is_deleted_writes_nothing_more(disk: 
             await go_on.wait()
             return await read(*args)
 
-        bench.store.read = slowly  # type: ignore[method-assign]
+        bench.store.read = slowly  # type: ignore[assignment, method-assign]
         pull = asyncio.create_task(bench.pull(member, max_bytes=4_000))
         await reading.wait()
         await bench.broker.delete_group("orders", "billing")

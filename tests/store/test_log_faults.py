@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.store.log_support import (
+    EVERYTHING,
     SEGMENT_BYTES,
     FaultyIo,
     content_of,
@@ -24,9 +25,10 @@ from tests.store.log_support import (
     segments,
 )
 from towline.clock import ManualClock
-from towline.errors import DiskFull, QueueFull, StoreFailed
+from towline.errors import DiskFull, QueueFull, StoreFailed, Unavailable
 from towline.model import Durability
 from towline.store.log import LogStore
+from towline.store.log.segment import SegmentFiles
 
 # --- errors are final -------------------------------------------------------------------------------------------------
 
@@ -328,4 +330,37 @@ async def test_a_really_full_disk_refuses_recovers_and_loses_nothing(small_disk:
     store = await open_store(small_disk / "store", segment_bytes=256 << 10)
     assert await content_of(store) == content
     assert not any(content.lost.values())
+    await store.close()
+
+
+@pytest.mark.parametrize("what", ["open", "index", "read"])
+@on_loop
+async def test_what_cannot_be_read_just_now_is_not_taken_for_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    store = await open_store(tmp_path)
+    for number in range(40):
+        await put(store, one("a", b"%d" % number + bytes(8_000)))
+    await store.close()
+    io = FaultyIo()
+    store = await open_store(tmp_path, io=io)
+
+    def too_many(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        if what == "open":
+            patch.setattr(SegmentFiles, "acquire", too_many)
+        elif what == "index":
+            patch.setattr("towline.store.log.index.map_entries", too_many)
+        else:
+            io.fail = {"pread_cached": errno.ENOMEM, "pread_into": errno.ENOMEM}
+        with pytest.raises(Unavailable, match=r"cannot be read now: (Too many open files|Cannot allocate memory)"):
+            await store.read("a", 0, 1_000, EVERYTHING)
+        if what != "read":
+            with pytest.raises(Unavailable):
+                await store.locate("a", 0, key=b"none")
+    io.clear()
+    content = await content_of(store)
+    assert (len(content.bodies["a"]), content.lost["a"]) == (40, [])
     await store.close()

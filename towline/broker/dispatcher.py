@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from towline.broker.act import ACK, DEAD, GIVE_BACK, NACK, command_of
 from towline.broker.delivering import Buffers, Parcel, at_hand, collect
 from towline.broker.lane import Lane
 from towline.broker.limits import Limits
@@ -17,9 +18,9 @@ from towline.broker.obituary import Obituary
 from towline.broker.pull_log import PullLog
 from towline.broker.waiter import HandOver, Waiter
 from towline.clock import SECOND_US, Clock
-from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Nack, Pull, Skip, missing
+from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Pull, Skip, missing
 from towline.delivery.events import Failed, GaveUp, Overrun, Pulled, Released
-from towline.errors import BadRequest, LeaseLost, NotFound, OwnershipLost, TowlineError, Unavailable
+from towline.errors import LeaseLost, NotFound, OwnershipLost, TowlineError, Unavailable
 from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
 from towline.protocol import messages as wire
 from towline.store import Append, Appended, Store
@@ -28,7 +29,6 @@ __all__ = ["Dispatcher"]
 
 log = logging.getLogger("towline.broker")
 
-ACK, NACK, DEAD, GIVE_BACK = range(4)
 _NOTHING = wire.Settled()
 TIMER_MAX_S = 60.0
 """The clock may be set while a timer runs, so none runs longer than this."""
@@ -163,7 +163,12 @@ class Dispatcher:
 
     async def _read(self, member: Member, request: wire.Pull, pulled: Pulled) -> tuple[int, Parcel] | None:
         """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
-        parcel = await collect(self.store, self.lanes, pulled.parts, request.max_bytes, self.clock.now_us())
+        try:
+            parcel = await collect(self.store, self.lanes, pulled.parts, request.max_bytes, self.clock.now_us())
+        except Exception:
+            # The consumer is told of the error, and never of the pull: nobody else would settle it.
+            self._give_back(member, pulled.pull)
+            raise
         if self.closed or pulled.pull not in self.group.leases:
             return None
         self._settle_parcel(member, pulled.pull, parcel)
@@ -234,8 +239,13 @@ class Dispatcher:
         future = waiter.future
         if future.done() and not future.cancelled() and future.exception() is None and waiter.handed_over is None:
             pulled = future.result()
-            if pulled is not None and pulled.pull in self.group.leases:
-                self.run(GiveBack(waiter.member.consumer, pulled.pull))
+            if pulled is not None:
+                self._give_back(waiter.member, pulled.pull)
+
+    def _give_back(self, member: Member, pull: int) -> None:
+        if pull in self.group.leases and not self.closed:
+            self.run(GiveBack(member.consumer, pull))
+            self.arm()
 
     def _expire(self, waiter: Waiter) -> None:
         if waiter.future.done():
@@ -315,7 +325,7 @@ class Dispatcher:
         last: asyncio.Future[None] | None = None
         for number, act in enumerate(acts):
             try:
-                events, appended = self.run(_command(member.consumer, act), self._durability)
+                events, appended = self.run(command_of(member.consumer, act), self._durability)
             except OwnershipLost:
                 raise
             except TowlineError as error:
@@ -436,14 +446,3 @@ class Dispatcher:
         for member in self.members.values():
             member.cancel_grace()
         self.release_waiters()
-
-
-def _command(consumer: str, act: wire.Act) -> Command:
-    spans = tuple(Span(*span) for span in act.spans)
-    if any(span.count < 1 or span.first < 0 for span in spans):
-        raise BadRequest("a span has a first number of 0 or more and counts at least one message")
-    if act.what == ACK:
-        return Ack(consumer, act.pull, spans, act.up_to)
-    if act.what == GIVE_BACK:
-        return GiveBack(consumer, act.pull, spans)
-    return Nack(consumer, act.pull, spans, act.reason, act.delay_s, act.what == DEAD)

@@ -43,8 +43,9 @@ class Pace:
             begin_s = loop.time()
             try:
                 busy = await step()
-            except TowlineError as error:
-                log.error("%s failed, and is tried again: %s", self._what, error)
+            except Exception as error:
+                trace = None if isinstance(error, TowlineError) else error
+                log.error("%s failed, and is tried again: %s", self._what, error, exc_info=trace)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
                 continue

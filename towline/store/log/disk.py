@@ -7,10 +7,26 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["REAL", "DiskIo"]
+from towline.errors import Unavailable
+
+__all__ = ["REAL", "DiskIo", "is_damage", "not_now"]
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _NOT_AT_ONCE = {errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+_DAMAGE = frozenset(
+    {errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EILSEQ, errno.ENODATA, errno.EREMOTEIO, errno.EUCLEAN}
+)
+
+
+def is_damage(error: OSError) -> bool:
+    """Whether an error of opening or reading says that the bytes are lost: the file is gone, or disk or file system
+    cannot bring them. Too many open files, for example, say nothing of the bytes."""
+    return error.errno in _DAMAGE
+
+
+def not_now(error: OSError, what: object) -> Unavailable:
+    """What to raise if it is no damage: it can be read later, and nobody may take it for lost."""
+    return Unavailable(f"{what} cannot be read now: {error.strerror or error}")
 
 
 class DiskIo:

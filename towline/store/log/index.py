@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from towline.store.log.disk import DiskIo
+from towline.store.log.disk import DiskIo, is_damage, not_now
 from towline.store.log.segment import Segment
 
 __all__ = [
@@ -218,7 +218,12 @@ class IndexCache:
         self._maps.clear()
 
     def _load(self, segment: int) -> memoryview | Mapping[str, array[int]]:
-        mapped = map_entries(self._path_of(segment), verify=segment not in self._verified)
+        try:
+            mapped = map_entries(self._path_of(segment), verify=segment not in self._verified)
+        except OSError as error:
+            if not is_damage(error):
+                raise not_now(error, self._path_of(segment)) from error
+            mapped = None
         self._verified.add(segment)
         found = self._maps[segment] = self._rebuild(segment) if mapped is None else mapped
         self._mapped_bytes += found.nbytes if isinstance(found, memoryview) else 0

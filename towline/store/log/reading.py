@@ -15,7 +15,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from towline.store.log.catalogue import EntriesOf, Stream, first_ending_after
-from towline.store.log.disk import DiskIo
+from towline.store.log.disk import DiskIo, is_damage, not_now
 from towline.store.log.index import ENTRY
 from towline.store.log.record import MAGIC, STAMP, frame_intact, seed
 from towline.store.log.segment import OpenFile, SegmentFiles
@@ -118,6 +118,9 @@ class StreamReader:
             try:
                 file = self._files.acquire(extent.segment)
             except OSError as error:
+                if not is_damage(error):
+                    self._files.release_all([file for _, file in slow])
+                    raise not_now(error, f"segment {extent.segment}") from error
                 _log.warning("segment %d cannot be opened: %s", extent.segment, error)
                 continue
             buffer = memoryview(bytearray(extent.length))
@@ -162,6 +165,8 @@ class StreamReader:
             try:
                 got = self._io.pread_into(file.fd, buffer, frame.position)
             except OSError as error:
+                if not is_damage(error):
+                    raise not_now(error, f"segment {frame.segment}") from error
                 _log.warning("segment %d cannot be read at %d: %s", frame.segment, frame.position, error)
                 continue
             single = Extent(frame.segment, frame.position, frame.length, [frame])

@@ -17,7 +17,7 @@ from towline.frame import Frame
 from towline.frame.layout import KEY, ZSTD
 from towline.frame.search import find_key
 from towline.store.log.catalogue import EntriesOf, Stream, first_ending_after
-from towline.store.log.disk import DiskIo
+from towline.store.log.disk import DiskIo, is_damage, not_now
 from towline.store.log.index import ENTRY, load_directory, map_entries
 from towline.store.log.keys import (
     KeyRun,
@@ -130,6 +130,8 @@ class KeySearch:
             try:
                 file = self._files.acquire(segment)
             except OSError as error:
+                if not is_damage(error):
+                    raise not_now(error, f"segment {segment}") from error
                 _log.warning("segment %d cannot be opened: %s", segment, error)
                 continue
             # The entries of a segment that is being written grow while the thread looks at them.
@@ -147,6 +149,8 @@ class KeySearch:
         try:
             return await asyncio.shield(work)
         except OSError as error:
+            if not is_damage(error):
+                raise not_now(error, f"segment {place.segment}") from error
             _log.warning("segment %d cannot be searched: %s", place.segment, error)
             return None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from towline.errors import StoreFailed
 from towline.store.log.catalogue import Catalogue
-from towline.store.log.disk import DiskIo
+from towline.store.log.disk import DiskIo, is_damage, not_now
 from towline.store.log.index import IndexCache, Run
 from towline.store.log.keys import key_path
 from towline.store.log.recovery import read_segment
@@ -124,7 +124,9 @@ class Shelf:
         _log.warning("%s is damaged: reading %s in its place", self._index_path(number), path)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except OSError as error:
+            if not is_damage(error):
+                raise not_now(error, path) from error
             return {}
         try:
             segment = Segment(number, path, fd, path.stat().st_size)
