@@ -118,6 +118,16 @@ def test_memory_follows_what_came_not_what_was_announced() -> None:
     assert len(decoder.get_buffer()) < 8192
 
 
+@pytest.mark.parametrize(
+    ("before", "least", "most"), [(10, 1000, 8192), (300_000, 300_000, 600_000), (8 << 20, 1_000_000, 2 << 20)]
+)
+def test_memory_for_what_has_begun_follows_the_envelope_before(before: int, least: int, most: int) -> None:
+    decoder = Decoder(64 << 20)
+    receive_all(decoder, envelope(1, 3, b"", bytes(before)), [100_000])
+    decoder.feed(PREFIX.pack(60 << 20, 1, 3, 10))
+    assert least <= len(decoder.get_buffer()) <= most
+
+
 def test_an_idle_decoder_holds_no_buffer_of_its_own() -> None:
     scratch = Scratch()
     decoder = Decoder(LIMIT, scratch)

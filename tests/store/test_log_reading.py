@@ -207,8 +207,22 @@ async def test_small_groups_are_written_by_the_loop_and_others_by_the_thread(tmp
     assert (store.stats.groups, store.stats.inline_groups, store.stats.fsyncs) == (1, 1, 0)
     await put(store, one("a", b"x"), durability=Durability.FSYNC)
     assert (store.stats.groups, store.stats.inline_groups, store.stats.fsyncs) == (2, 1, 1)
-    await put(store, one("a", b"x" * 200_000), durability=Durability.OS)
+    await put(store, one("a", b"x" * 600_000), durability=Durability.OS)
     assert (store.stats.groups, store.stats.inline_groups, store.stats.fsyncs) == (3, 1, 1)
+    await store.close()
+
+
+@on_loop
+async def test_after_a_slow_write_of_the_loop_the_thread_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("towline.store.log.writer._SLOW_S", 0.0)
+    monkeypatch.setattr("towline.store.log.writer._WARY_S", 1e9)
+    store = await open_store(tmp_path)
+    for seq, count in enumerate((1, 2, 3)):
+        await put(store, *(one("a", b"x") for _ in range(count)), durability=Durability.OS)
+        assert (store.stats.groups, store.stats.inline_groups) == (seq + 1, 1)
+    assert list((await content_of(store)).bodies["a"]) == list(range(6))
     await store.close()
 
 

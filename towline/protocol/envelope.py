@@ -10,7 +10,8 @@ A client's first eight bytes are `PREFACE`. Then both sides send envelopes, litt
     head        MessagePack
     attachments the rest
 
-A length is checked against a limit before anything is set aside for it, and memory is set aside only as bytes come in.
+A length is checked against a limit before anything is set aside for it, and memory is set aside only as bytes come in,
+or as came with the envelope before.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ _ADOPT_BYTES = 64 << 10
 """From this size on, what was read into the scratch buffer stays there and the scratch buffer is replaced: making a new
 one is cheaper than a copy."""
 _SMALL_BYTES = 4 << 10
+_EARNED_BYTES = 1 << 20
+"""A peer that has sent a whole envelope gets room for one as long, up to this, when the next has only begun."""
 
 _ENCODE = msgspec.msgpack.Encoder().encode
 _REQUESTS: dict[int, msgspec.msgpack.Decoder[Any]] = {
@@ -121,7 +124,7 @@ class Decoder:
     A peer that breaks the rules is told of by an exception; if sound envelopes came before the broken one, then these
     are given first, and the error is kept in `broken` and raised by the next call."""
 
-    __slots__ = ("_at", "_end", "_need", "_scratch", "_view", "broken", "completed", "limit")
+    __slots__ = ("_at", "_earned", "_end", "_need", "_scratch", "_view", "broken", "completed", "limit")
 
     def __init__(self, limit: int, scratch: Scratch | None = None) -> None:
         self.limit = limit
@@ -132,6 +135,7 @@ class Decoder:
         self._view: memoryview | None = None  # holds a begun envelope from `_at` to `_end`; None if there is none
         self._at = 0
         self._end = 0
+        self._earned = _SMALL_BYTES  # how much may be set aside for an envelope of which little has come
         self._need = PREFIX.size  # how long the begun envelope is, as far as is known
 
     @property
@@ -192,7 +196,7 @@ class Decoder:
         """Put a part of an envelope into a buffer of its own, with room for `more` bytes at least. It grows with what
         really came, not with what was announced."""
         have = len(part)
-        size = max(min(max(self._need, _SCRATCH_BYTES), max(4 * have, _SMALL_BYTES)), have + more)
+        size = max(min(max(self._need, _SCRATCH_BYTES), max(4 * have, self._earned)), have + more)
         self._view = SPARE.view(size) if size >= _SCRATCH_BYTES else memoryview(bytearray(size))
         self._view[:have] = part
         self._at, self._end = 0, have
@@ -217,6 +221,7 @@ class Decoder:
             attached_at = head_at + head_length
             envelopes.append(Envelope(number, kind, view[head_at:attached_at], view[attached_at:after]))
             at = after
+            self._earned = max(_SMALL_BYTES, min(length, _EARNED_BYTES))
         self.completed += len(envelopes)
         return envelopes, at
 

@@ -22,7 +22,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """No new segment is made if it would leave less than this free on the disk; None is an eighth of a segment."""
     queue_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB)] = 256 * MIB
     """How many bytes may wait to be written before `append` refuses with `QueueFull`."""
-    inline_bytes: Annotated[int, msgspec.Meta(ge=0)] = 128 * KIB
+    inline_bytes: Annotated[int, msgspec.Meta(ge=0)] = 512 * KIB
     """A group up to this size that needs no fsync is written by the event loop itself: a thread costs more."""
     group_bytes: Annotated[int, msgspec.Meta(ge=64 * KIB)] = 16 * MIB
     """The writer thread takes no more than about this much at once, so that one fsync stays short."""

@@ -3,6 +3,7 @@
 Appends of one turn of the event loop form a group. A small group that needs no fsync is written by the loop itself if
 the writer thread is idle, because handing it over would cost more than writing it; all others go to the thread, which
 merges what has come in while it was busy. Never do both write at once, so the groups are in the file in their order.
+When a write of the loop was slow, all go to the thread for a while.
 A single frame that comes after a pause is written at once: where appends come one by one, none gains from waiting for
 the others of its turn.
 
@@ -36,6 +37,10 @@ _log = logging.getLogger("towline.store")
 
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 _PAUSE_S = 50e-6
+_SLOW_S = 0.005
+_WARY_S = 1.0
+"""After a write by the loop that took longer than `_SLOW_S`, the thread writes everything for so long: the system makes
+writers wait when too much is not on the disk yet, and the loop must not be the one who waits."""
 _WRITE_MAX = 1 << 20
 """Calls with more bytes than this were three to ten times slower per byte when measured (ext4, Linux 6.18)."""
 
@@ -69,6 +74,7 @@ class Writer:
         self._postponed = False
         self._handed_over = 0
         self._wrote_at = 0.0
+        self._wary_until = 0.0
         self._queue: SimpleQueue[list[Unit] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         # The two below are used by whoever may write: the thread, or the loop while nothing is handed over.
@@ -123,13 +129,15 @@ class Writer:
     def _take_turn(self) -> None:
         self._scheduled = False
         group, self._waiting = self._waiting, []
-        if self._handed_over == 0 and self._fits_inline(group):
+        begin = time.perf_counter()
+        if self._handed_over == 0 and begin >= self._wary_until and self._fits_inline(group):
             try:
                 if self.failure is None:
                     self._write(group)
                     self._stats.inline_groups += 1
             except Exception as error:
                 self.poison(error, str(self._segment.path))
+            self._mind(begin, time.perf_counter())
             self._finish(group, 0, synced=False)
             self._wrote_at = time.perf_counter()
             return
@@ -147,11 +155,17 @@ class Writer:
             and len(unit.entries) == 1
             and unit.length <= self._settings.inline_bytes
             and unit.segment is self._segment
-            and time.perf_counter() - self._wrote_at > _PAUSE_S
+            and (now := time.perf_counter()) - self._wrote_at > _PAUSE_S
+            and now >= self._wary_until
         )
+
+    def _mind(self, begin: float, end: float) -> None:
+        if end - begin > _SLOW_S:
+            self._wary_until = end + _WARY_S
 
     def _write_at_once(self, unit: Unit) -> None:
         """What a turn comes to for a group of one."""
+        begin = time.perf_counter()
         try:
             self._write_buffers(unit.buffers, unit.position)
         except Exception as error:
@@ -162,7 +176,8 @@ class Writer:
         self._publish((unit,))
         unit.published = True
         unit.done.set_result(None)
-        self._wrote_at = time.perf_counter()
+        self._wrote_at = end = time.perf_counter()
+        self._mind(begin, end)
 
     def _fits_inline(self, group: list[Unit]) -> bool:
         length = 0
