@@ -119,12 +119,13 @@ def test_memory_follows_what_came_not_what_was_announced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "least", "most"), [(10, 1000, 8192), (300_000, 299_000, 600_000), (8 << 20, 1_000_000, 2 << 20)]
+    ("before", "least", "most"), [(10, 1000, 8192), (300_000, 299_000, 4 << 20), (8 << 20, 1_000_000, 4 << 20)]
 )
 def test_memory_for_what_has_begun_follows_the_envelope_before(before: int, least: int, most: int) -> None:
     decoder = Decoder(64 << 20)
     receive_all(decoder, envelope(1, 3, b"", bytes(before)), [100_000])
     decoder.feed(PREFIX.pack(60 << 20, 1, 3, 10))
+    # Large pieces of memory come from a pool, and may be larger than was asked for.
     assert least <= len(decoder.get_buffer()) <= most
 
 
