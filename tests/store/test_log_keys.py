@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.eventually import eventually_done
 from tests.store.log_support import SEGMENT_BYTES, FastIo, on_loop
 from towline.frame import encode
 from towline.model import Durability
@@ -101,3 +105,34 @@ def test_who_indexes_keys_takes_long_breaks_only_where_others_are_at_work(others
         breaks.take()
     assert pauses[0] == pytest.approx(0.019), "nothing is known of the others yet"
     assert pauses[1:] == pytest.approx([0.001 * longer] * 4)
+
+
+@pytest.mark.parametrize("meanwhile", ["sealed", "deleted"])
+@on_loop
+async def test_a_search_goes_on_rightly_while_segments_are_sealed_and_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    store = await filled(tmp_path)
+    await store.append([Append("s", encode([b"here"], keys=["wanted"]), 1)], Durability.OS).done
+    searching, go_on = threading.Event(), threading.Event()
+    search = KeySearch._search_sealed
+
+    def slowly(self: KeySearch, place: Any, first: int, key: bytes) -> int | None:
+        searching.set()
+        assert go_on.wait(60)
+        return search(self, place, first, key)
+
+    monkeypatch.setattr(KeySearch, "_search_sealed", slowly)
+    found = asyncio.create_task(store.locate("s", 0, 0, b"wanted"))
+    await eventually_done(searching.is_set)
+    if meanwhile == "sealed":
+        before = len(store._shelf.sealed)
+        while len(store._shelf.sealed) < before + 2:
+            await store.append([Append("s", encode([bytes(5_000)]), 1)], Durability.OS).done
+            await store._sealer.drain()
+    else:
+        await store.retain(0, 2 * SEGMENT_BYTES, {})
+        assert store.bounds("s").first > 200
+    go_on.set()
+    assert await found == 600
+    await store.close()

@@ -77,6 +77,14 @@ class Stream:
             if run.entries[-4] + (run.entries[-2] & _U32) > seq:
                 yield run.segment, run.entries
 
+    def places_from(self, seq: int) -> tuple[list[tuple[int, int, int]], list[HotRun]]:
+        """The same for one who waits in between, while segments are sealed and deleted: for each sealed segment its
+        number, the place of the run in its index and where the run ends; and the runs of the others."""
+        rows = self.rows
+        begin = ROW * _first(len(rows) // ROW, seq, lambda i: rows[ROW * i + 3])
+        sealed = [(rows[at], rows[at + 1], rows[at + 3]) for at in range(begin, len(rows), ROW)]
+        return sealed, [run for run in self.hot if run.entries[-4] + (run.entries[-2] & _U32) > seq]
+
     def runs_since(self, segment: int, entries_of: EntriesOf) -> Iterator[Entries]:
         """The entries of this stream in segment number `segment` and later ones."""
         rows = self.rows

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import threading
-from array import array
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +29,7 @@ from towline.store.log.keys import (
     read_hashes,
     search_hashes,
 )
-from towline.store.log.segment import OpenFile, SegmentFiles, index_path, log_path
+from towline.store.log.segment import SegmentFiles, index_path, log_path
 
 __all__ = ["KeyBuilder", "KeySearch"]
 
@@ -125,23 +124,32 @@ class KeySearch:
 
     async def find(self, stream: Stream, first: int, key: bytes) -> int | None:
         """The first record from `first` on that has this key."""
-        hot = {run.segment for run in stream.hot}
-        for segment, entries in stream.runs_from(first, self._entries_of):
-            try:
-                file = self._files.acquire(segment)
-            except OSError as error:
-                if not is_damage(error):
-                    raise not_now(error, f"segment {segment}") from error
-                _log.warning("segment %d cannot be opened: %s", segment, error)
-                continue
+        sealed, hot = stream.places_from(first)
+        for segment, place, end in sealed:
+            if end <= stream.first:
+                continue  # deleted by now
+            entries = self._entries_of(segment, stream.name, place >> 32, place & _U32)
+            found = await self._find_in(stream.name, segment, entries, first, key, sealed=True)
+            if found is not None:
+                return found
+        for run in hot:
             # The entries of a segment that is being written grow while the thread looks at them.
-            place = _Place(stream.name, segment, file.fd, entries[:] if isinstance(entries, array) else entries)
-            found = await self._find_in(place, file, first, key, sealed=segment not in hot)
+            found = await self._find_in(stream.name, run.segment, run.entries[:], first, key, sealed=False)
             if found is not None:
                 return found
         return None
 
-    async def _find_in(self, place: _Place, file: OpenFile, first: int, key: bytes, *, sealed: bool) -> int | None:
+    async def _find_in(
+        self, name: str, segment: int, entries: Sequence[int], first: int, key: bytes, *, sealed: bool
+    ) -> int | None:
+        try:
+            file = self._files.acquire(segment)
+        except OSError as error:
+            if not is_damage(error):
+                raise not_now(error, f"segment {segment}") from error
+            _log.warning("segment %d cannot be opened: %s", segment, error)
+            return None
+        place = _Place(name, segment, file.fd, entries)
         search = self._search_sealed if sealed else self._scan
         work = asyncio.get_running_loop().run_in_executor(self._executor, search, place, first, key)
         # A caller that gives up must not close a file under the thread that reads it.
@@ -150,8 +158,8 @@ class KeySearch:
             return await asyncio.shield(work)
         except OSError as error:
             if not is_damage(error):
-                raise not_now(error, f"segment {place.segment}") from error
-            _log.warning("segment %d cannot be searched: %s", place.segment, error)
+                raise not_now(error, f"segment {segment}") from error
+            _log.warning("segment %d cannot be searched: %s", segment, error)
             return None
 
     # In a thread
