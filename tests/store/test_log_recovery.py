@@ -197,6 +197,65 @@ async def test_a_second_open_names_the_folder_and_the_owner(tmp_path: Path) -> N
     await (await open_store(tmp_path)).close()
 
 
+@pytest.mark.parametrize("names", [["README", ".hidden.tmp"], ["log/app.log"], ["index.html", "config/.mine.tmp"]])
+@on_loop
+async def test_a_folder_of_another_program_is_left_alone(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(StoreFailed, match="choose a new or empty folder"):
+        await open_store(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@on_loop
+async def test_a_folder_in_which_a_first_start_was_cut_short_is_taken(tmp_path: Path) -> None:
+    for name in ("log", "config", "lost+found"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".format.tmp").write_text("tow")
+    await (await open_store(tmp_path)).close()
+    assert not (tmp_path / ".format.tmp").exists()
+
+
+_FORKS = """
+import os, sys
+from pathlib import Path
+from towline.errors import StoreLocked
+from towline.store.log.lock import FolderLock
+
+def is_locked():
+    try:
+        FolderLock(folder).release()
+    except StoreLocked:
+        return True
+    return False
+
+folder = Path(sys.argv[1])
+lock, here, there = FolderLock(folder), os.pipe(), os.pipe()
+if not (child := os.fork()):
+    lock.release() if sys.argv[2] == "lets go" else None
+    os.write(there[1], b".")
+    os.read(here[0], 1)
+    os._exit(0)
+os.read(there[0], 1)
+before = is_locked()
+lock.release()
+after = is_locked()
+os.write(here[1], b".")
+os.waitpid(child, 0)
+print(before, after)
+"""
+
+
+@pytest.mark.parametrize("child", ["lets go", "does nothing"])
+def test_a_forked_process_neither_keeps_the_lock_nor_lets_go_of_it(tmp_path: Path, child: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS, str(tmp_path), child], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == ["True", "False"]
+
+
 @on_loop
 async def test_a_newer_format_and_a_foreign_folder_are_refused(tmp_path: Path) -> None:
     await (await open_store(tmp_path)).close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 from towline.errors import StoreFailed
@@ -11,10 +13,16 @@ __all__ = ["FORMAT", "check_format", "prepare_folder", "sweep"]
 
 FORMAT = 1
 
+_OURS = frozenset({"audit.jsonl", "config", "format", "lock", "log", "lost+found", "setup-secret", "torn"})
+"""What may be in a folder that does not say yet that it is a store; the file system may put one of them there."""
+_OUR_LOG = re.compile(r"\.?\d{20}\..*")
+
 
 def prepare_folder(root: Path, io: DiskIo) -> None:
-    """Make the folder, if it is not there, and refuse one that a newer version has written."""
+    """Make the folder, if it is not there, and refuse one that a newer version has written, or another program."""
     made = not root.exists()
+    if not made and check_format(root) is None:
+        _refuse_foreign(root)
     if made:
         root.parent.mkdir(parents=True, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)  # messages are for nobody else's eyes
@@ -26,9 +34,18 @@ def prepare_folder(root: Path, io: DiskIo) -> None:
         io.replace(root / "format", [f"towline log {FORMAT}\n".encode()])
 
 
+def _refuse_foreign(root: Path) -> None:
+    names = [name for name in os.listdir(root) if name not in _OURS and not name.startswith(".")]
+    if (root / "log").is_dir():
+        names += [f"log/{name}" for name in os.listdir(root / "log") if not _OUR_LOG.fullmatch(name)]
+    if names:
+        raise StoreFailed(f"{root} holds something else ({min(names)}), and no log store: choose a new or empty folder")
+
+
 def sweep(root: Path) -> None:
     """Remove what a crash in the middle of replacing a file left behind."""
-    for folder in (root, root / "log", root / "config", root / "torn"):
+    (root / ".format.tmp").unlink(missing_ok=True)
+    for folder in (root / "log", root / "config", root / "torn"):
         for path in folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 

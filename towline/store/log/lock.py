@@ -22,10 +22,14 @@ class FolderLock:
             owner = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
             raise StoreLocked(f"the folder {folder.absolute()} is open in the process with pid {owner}") from error
+        self._pid = os.getpid()
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         if self._fd >= 0:
+            # A process forked from this one has the descriptor, too: it neither keeps the lock nor lets go of it.
+            if os.getpid() == self._pid:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
