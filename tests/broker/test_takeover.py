@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, Bench, World
 from tests.eventually import eventually_done
-from towline.errors import LeaseLost
+from towline.errors import DiskFull, LeaseLost
 
 
 def test_a_vanished_consumers_messages_go_to_another_before_its_heartbeats_are_missed(world: World) -> None:
@@ -101,3 +105,54 @@ def test_messages_given_back_come_again_in_the_same_attempt(world: World) -> Non
         assert (again.bodies, again.attempts) == ([b"a"], [1])
 
     world.run(scenario)
+
+
+@contextmanager
+def full(bench: Bench) -> Iterator[list[object]]:
+    """Not even a delivery event has room; gives a list of what was refused."""
+    append, refused = bench.store.append, list[object]()
+
+    def refuse(unit: Any, durability: Any) -> Any:
+        refused.append(unit)
+        raise DiskFull("no room")
+
+    bench.store.append = refuse  # type: ignore[method-assign]
+    try:
+        yield refused
+    finally:
+        bench.store.append = append  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("how", ["vanishes", "leaves"])
+def test_what_a_consumer_held_that_went_while_the_disk_was_full_comes_back(world: World, how: str) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", b"a", b"b")
+        gone = await bench.attach(consumer="gone")
+        await bench.pull(gone)
+        await bench.flush()
+        with full(bench) as refused:
+            if how == "vanishes":
+                bench.broker.consumers.disconnected(gone)
+            else:
+                with pytest.raises(DiskFull):
+                    await bench.broker.detach(gone)
+            await eventually_done(lambda: refused)
+        got = await bench.pull(await bench.attach(consumer="other"), wait_ms=60_000)
+        assert got.bodies == [b"a", b"b"]
+
+    world.run(scenario, reconnect_grace_s=0.01, heartbeat_s=3600.0)
+
+
+def test_what_a_consumer_of_before_a_restart_held_comes_back_from_a_full_disk(disk: World) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", b"a")
+            await bench.pull(await bench.attach(consumer="gone"))
+        async with disk.open(heartbeat_s=0.2) as bench:
+            with full(bench) as refused:
+                await eventually_done(lambda: refused)
+            member = await bench.attach(consumer="other")
+            member.last_seen_s = math.inf
+            assert (await bench.pull(member, wait_ms=60_000)).bodies == [b"a"]
+
+    asyncio.run(main())

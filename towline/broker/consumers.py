@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from towline.broker.maintenance import sweep_members
 from towline.broker.member import Member
 from towline.broker.topics import Topics
 from towline.broker.waiter import HandOver
-from towline.errors import TowlineError
+from towline.errors import NotFound, TowlineError
 from towline.model import check_consumer, check_group, check_topic
 from towline.protocol import messages as wire
 
@@ -131,7 +132,8 @@ class Consumers:
                 await self._groups.delete(config.topic, config.name)
         for name, deadline_s in list(self._orphans.items()):
             if now_s > deadline_s:
-                del self._orphans[name]
                 topic, group, consumer = name
                 reason = f"consumer {consumer} did not come back after the broker's restart"
-                self._groups.named(topic, group).drop(consumer, vanished=True, reason=reason)
+                with suppress(NotFound):  # its group is gone meanwhile
+                    self._groups.named(topic, group).drop(consumer, vanished=True, reason=reason)
+                del self._orphans[name]

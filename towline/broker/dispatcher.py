@@ -372,12 +372,13 @@ class Dispatcher:
         return found
 
     def leave(self, member: Member, *, vanished: bool, reason: str = "") -> None:
-        """A consumer goes; what it held is there for others at once."""
+        """A consumer goes; what it held is there for others at once. If that cannot be written down, it stays among the
+        members, fenced: see `sweep_members`."""
         if self.members.get(member.consumer) is not member:
             return
-        del self.members[member.consumer]
         self._fence(member)
         self.drop(member.consumer, vanished=vanished, reason=reason)
+        del self.members[member.consumer]
 
     def drop(self, consumer: str, *, vanished: bool, reason: str = "") -> None:
         events, _ = self.run(Leave(consumer, vanished, reason))

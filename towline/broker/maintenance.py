@@ -33,11 +33,12 @@ async def every(seconds: float, what: str, task: Callable[[], Awaitable[None]]) 
 
 
 def sweep_members(dispatchers: Iterable[Dispatcher], now_s: float, heartbeat_s: float) -> list[Dispatcher]:
-    """Take from consumers that have been silent for too long what they hold. Gives the groups that lost one."""
+    """Take from consumers that have been silent for too long what they hold; and from those that have left, where it
+    could not be written down then. Gives the groups that lost one."""
     lost = []
     for dispatcher in dispatchers:
         for member in list(dispatcher.members.values()):
-            if now_s - member.last_seen_s > heartbeat_s:
+            if member.fenced or now_s - member.last_seen_s > heartbeat_s:
                 reason = f"consumer {member.consumer} ({member.address}) was not heard of for {heartbeat_s:g} s"
                 dispatcher.leave(member, vanished=True, reason=reason)
                 lost.append(dispatcher)
