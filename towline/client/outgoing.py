@@ -83,9 +83,13 @@ def as_lane(priority: Priority | int) -> int:
     return lane
 
 
+_DURABILITIES: Final[dict[object, int]] = {None: -1} | {each.name.lower(): int(each) for each in Durability}
+
+
 def as_durability(durability: Durability | str | None) -> int:
-    if durability is None:
-        return -1
+    known = _DURABILITIES.get(durability)
+    if known is not None:
+        return known
     return int(Durability.parse(durability)) if isinstance(durability, str) else int(Durability(durability))
 
 
