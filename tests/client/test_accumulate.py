@@ -288,3 +288,16 @@ def test_the_short_way_leads_to_the_same_parcels(seed: int) -> None:
         figures = [(bench.accumulator.messages, bench.accumulator.bytes) for bench in (long, short)]
         assert figures[0] == figures[1]
     assert taken > 100
+
+
+def test_failures_that_nobody_asks_for_are_not_kept_for_ever() -> None:
+    bench = Bench(linger_s=0.0)
+    bench.add(b"first")
+    for number in range(10_000):
+        (parcel,) = bench.take()
+        bench.refuse(parcel, Conflict(f"refusal {number}"))
+        parcel.looked_at = bool(number % 3)
+        bench.add(b"next")
+    assert len(bench.accumulator.failed) <= 2_000
+    failed = bench.accumulator.take_failed()
+    assert [str(parcel.error) for parcel in failed[:3]] == ["refusal 0", "refusal 3", "refusal 6"]

@@ -27,6 +27,8 @@ P = TypeVar("P")
 
 MESSAGE_OVERHEAD: Final = 16
 """What a message takes besides its bytes."""
+_FAILED_MAX: Final = 1_000
+"""Parcels that failed and are remembered for whoever flushes: a producer may fail for days, and nobody flushes it."""
 
 
 class BatchLimits(NamedTuple):
@@ -90,7 +92,7 @@ class Accumulator(Generic[P]):
         self.pending = pending
         self._flying: dict[Parcel, Lane] = {}
         self.failed: list[Parcel] = []
-        """Parcels that failed, until somebody is told."""
+        """Parcels that failed, until somebody is told; the first ones, where nobody asks."""
         self._lanes: tuple[dict[Any, Lane], ...] = tuple({} for _ in (*LANES, "shards"))
         self._by_priority: dict[str, dict[Any, Lane]] = dict(zip(LANES, self._lanes, strict=False))
         self._unsharded = self._by_priority["middle"]
@@ -319,6 +321,8 @@ class Accumulator(Generic[P]):
             return True
         parcel.error = error
         self.failed.append(parcel)
+        if len(self.failed) > 2 * _FAILED_MAX:
+            self.failed = [one for one in self.failed if not one.looked_at][:_FAILED_MAX]
         self._finish(lane, parcel, now)
         return False
 
