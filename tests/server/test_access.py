@@ -126,7 +126,8 @@ def test_a_taken_port_is_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         error = failing_start(listen=f"127.0.0.1:{port}")
-        assert error == f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+        advice = "choose another port, or port 0 for a free one"
+        assert error == f"error: cannot listen on 127.0.0.1:{port}: Address already in use; {advice}\n"
 
 
 @pytest.mark.parametrize("text", ["7400", "host", "host:", "host:x", "host:70000", "::1:7400", "host:-1", "host:٣"])

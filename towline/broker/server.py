@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -57,7 +58,8 @@ class Server:
             await server._listen(addresses, port, ssl)
         except OSError as error:
             server._sweeper.cancel()
-            raise Unavailable(f"cannot listen on {host}:{port}: {_reason(error)}") from None
+            taken = "; choose another port, or port 0 for a free one" if error.errno == errno.EADDRINUSE else ""
+            raise Unavailable(f"cannot listen on {host}:{port}: {_reason(error)}{taken}") from None
         return server
 
     async def _listen(self, addresses: list[str], port: int, context: ssl.SSLContext | None) -> None:

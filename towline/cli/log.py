@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import App, Parameter
 
+from towline.cli.options import Usage
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, progress, size, stamp
 from towline.cli.render import preview, text_or_base64
 
@@ -152,6 +153,8 @@ def dump(
     """
     from towline.store.log import reader
 
+    if limit is not None and limit < 1:
+        raise Usage("--limit is at least 1")
     frames = reader.dump(folder, stream, first, None if records else limit)
     lines = islice(_records(frames, first), limit) if records else map(_frame, frames)
     for facts in lines:

@@ -21,7 +21,9 @@ class FolderLock:
         except OSError as error:
             owner = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._fd)
-            raise StoreLocked(f"the folder {folder.absolute()} is open in the process with pid {owner}") from error
+            raise StoreLocked(
+                f"the folder {folder.absolute()} is open in the process with pid {owner}: stop it, or choose another"
+            ) from error
         self._pid = os.getpid()
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
