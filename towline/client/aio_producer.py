@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Set
@@ -23,6 +24,8 @@ from towline.model import Priority, Receipt
 from towline.protocol.ordering import Sharded
 
 __all__ = ["Pending", "Producer", "done"]
+
+log = logging.getLogger("towline.client")
 
 _IDLE_S: Final = 1.0
 
@@ -93,6 +96,7 @@ class Producer:
         self._stirred = asyncio.Event()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._closed = False
+        self._failed = False
         self._moved: frozenset[str] = frozenset()
         self._barred = False
         self._task = asyncio.get_running_loop().create_task(self._work(), name="towline-producer")
@@ -214,9 +218,9 @@ class Producer:
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush, then let go. What is not acknowledged in time is given up."""
-        if self._closed:
+        if self._closed and not self._failed:
             return
-        self._closed = self._barred = True
+        self._closed, self._barred, self._failed = True, True, False
         try:
             await self.flush(timeout)
         except Timeout:
@@ -226,9 +230,7 @@ class Producer:
             self._task.cancel()
             await asyncio.wait([self._task])
             await self._link.close()
-            left = self._accumulator.fail_all(Closed("the producer was closed before the message was acknowledged"))
-            self._shipping.rescue(left)
-            self._end(with_origins(left))
+            self._give_up(Closed("the producer was closed before the message was acknowledged"))
             self._shipping.close()
 
     # For a producer of many brokers
@@ -337,6 +339,19 @@ class Producer:
     # The task that sends
 
     async def _work(self) -> None:
+        try:
+            await self._work_on()
+        except Exception as error:
+            log.exception("the producer's task failed")
+            self._closed = self._barred = self._failed = True
+            self._give_up(TowlineError(f"the producer's task failed: {error}"))
+
+    def _give_up(self, error: TowlineError) -> None:
+        left = self._accumulator.fail_all(error)
+        self._shipping.rescue(left)
+        self._end(with_origins(left))
+
+    async def _work_on(self) -> None:
         while True:
             self._stirred.clear()
             # What is taken is started in the same moment: while we wait for room, topics may be given away.

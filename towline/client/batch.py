@@ -10,7 +10,7 @@ from towline.client.lease import ACK, NACK, Lease
 from towline.client.message import Message
 from towline.client.steps import Flow
 from towline.client.subscription import Subscription
-from towline.client.verdict import Reject, Retry, describe, settle
+from towline.client.verdict import Reject, Retry, as_reason, check_delay, describe, settle
 from towline.protocol.messages import Act
 
 __all__ = ["Batch"]
@@ -96,5 +96,6 @@ class Batch:
 
     def _nack_flow(self, reason: str, delay: float | None) -> Flow[None]:
         if self._lease is not None:
-            act = Act(NACK, self._lease.pull, [], False, delay, reason[:2000])
+            check_delay(delay)
+            act = Act(NACK, self._lease.pull, [], False, delay, as_reason(reason))
             yield from self._subscription.settle_now(self._lease, act)

@@ -18,7 +18,17 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from towline.errors import NotLetIn, NotOwner, ProtocolError, Refused, Stopping, TowlineError, Unavailable, from_code
+from towline.errors import (
+    BadRequest,
+    NotLetIn,
+    NotOwner,
+    ProtocolError,
+    Refused,
+    Stopping,
+    TowlineError,
+    Unavailable,
+    from_code,
+)
 from towline.protocol import PREFACE, Decoder, Envelope, decode_answer, encode_envelope
 from towline.protocol.messages import (
     VERSION,
@@ -168,7 +178,7 @@ class Connection:
         """Take a call on. The answer is what to write now: nothing while the connection is not ready."""
         call.number = number = self._take_number()
         self._calls[number] = call
-        return self._encode(call) if self.state is State.READY else []
+        return self._encoded(call) if self.state is State.READY else []
 
     def abandon(self, call: Call) -> None:
         """Nobody waits for this call any more; its answer, if there is one, is passed over."""
@@ -183,6 +193,16 @@ class Connection:
             if number and number not in self._calls and number not in self._greeting:
                 self._number = number
                 return number
+
+    def _encoded(self, call: Call) -> list[Buffer]:
+        """The bytes of a call; nothing if there are none for it, such as for half a character: then it has failed, and
+        harms no other."""
+        try:
+            return self._encode(call)
+        except (OverflowError, TypeError, ValueError) as error:
+            del self._calls[call.number]
+            call.fail(BadRequest(f"{type(call.request).__name__} cannot be sent: {error}"))
+            return []
 
     def _encode(self, call: Call) -> list[Buffer]:
         request, buffers, member = call.request, call.buffers, call.member
@@ -317,6 +337,6 @@ class Connection:
         """Everything is as before: ask again what was not answered."""
         self.state = State.READY
         out: list[Buffer] = []
-        for call in self._calls.values():
-            out += self._encode(call)
+        for call in list(self._calls.values()):
+            out += self._encoded(call)
         return out

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from towline.client.message import ACKED, NACKED, OPEN, RETURNED, TOLD, Message, Section
+from towline.client.verdict import as_reason
 from towline.errors import BadFrame, Closed, LeaseLost, TooLarge, TowlineError
 from towline.protocol import messages
 from towline.protocol.messages import Act
@@ -174,7 +175,7 @@ class Lease:
     def nack_all(self, reason: str) -> None:
         self.check_open()
         # What was acked before must reach the broker before that.
-        self._nacks.extend([*self.take_acks(), Act(NACK, self.pull, [], False, None, reason)])
+        self._nacks.extend([*self.take_acks(), Act(NACK, self.pull, [], False, None, as_reason(reason))])
         self.settle_all(NACK)
 
     def settle_all(self, what: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from towline.client.time_limit import HandlerTimeout, TimeLimit, begin_limit
-from towline.client.verdict import check_delay, settle
+from towline.client.verdict import as_reason, check_delay, settle
 from towline.errors import BadRequest, Conflict, LeaseLost
 from towline.frame import Frame, decode_headers
 from towline.frame.layout import EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY, attempts_in, timeout_us_in
@@ -35,7 +35,6 @@ RETURNED: Final = 4
 
 _AGAIN: Final = 1
 """The act that lets a message be tried again."""
-_REASON_MAX: Final = 2000
 
 
 class Section:
@@ -183,9 +182,9 @@ class Section:
         if self.flags[index] != OPEN:
             raise Conflict("the message was acked or nacked already")
         self.lease.check_open()
-        self.flags[index] = NACKED
         span = (self.lane, self.first + index, 1)
-        act = messages.Act(what, self.lease.pull, [span], False, delay_s, reason[:_REASON_MAX])
+        act = messages.Act(what, self.lease.pull, [span], False, delay_s, as_reason(reason))
+        self.flags[index] = NACKED
         if what == _AGAIN and self.lane < self.shards:
             self.lease.nack_in_place(act)
         else:

@@ -133,9 +133,13 @@ def as_headers(headers: Mapping[str, str] | None) -> dict[str, str] | None:
     if not headers:
         return None
     try:
-        return msgspec.convert(dict(headers), dict[str, str])
+        copied = msgspec.convert(dict(headers), dict[str, str])
+        for text in (*copied, *copied.values()):
+            if not text.isascii():
+                text.encode()
     except (TypeError, ValueError):  # msgspec's error is a ValueError
         raise BadRequest(f"headers are strings by name{_wrong_header(headers)}") from None
+    return copied
 
 
 def _wrong_header(headers: object) -> str:
@@ -145,6 +149,8 @@ def _wrong_header(headers: object) -> str:
         for each in (name, value):
             if not isinstance(each, str):
                 return f": header {name!r} has {type(each).__name__} in place of str"
+            if each.encode("utf-8", "replace").decode() != each:
+                return f": header {name!r} is not valid text"
     return ""
 
 

@@ -11,13 +11,14 @@ from towline.errors import BadRequest
 if TYPE_CHECKING:
     from towline.client.message import Message
 
-__all__ = ["Reject", "Retry", "check_delay", "describe", "settle"]
+__all__ = ["Reject", "Retry", "as_reason", "check_delay", "describe", "settle"]
 
 _DELAY_MAX_S: Final = 366 * 86400
 _TEXT_MAX: Final = 500
 _REASON_MAX: Final = 1000
 """What brokers keep of a reason: the innermost frames, which are its end, must be within it."""
 _FRAMES: Final = 6
+_TOLD_MAX: Final = 2000
 
 
 class Retry(Exception):
@@ -62,6 +63,14 @@ def settle(messages: Sequence[Message], error: BaseException | None) -> None:
 def check_delay(delay_s: object) -> None:
     if delay_s is not None and not (isinstance(delay_s, int | float) and 0 <= delay_s <= _DELAY_MAX_S):
         raise BadRequest(f"a delay of {delay_s!r} seconds: give one between 0 and a year")
+
+
+def as_reason(reason: str) -> str:
+    """A reason as it can be told: not too long, and without what is no text, as there is in names of files."""
+    if not isinstance(reason, str):
+        raise TypeError(f"a reason is a str, not {type(reason).__name__}")
+    reason = reason[:_TOLD_MAX]
+    return reason if reason.isascii() else reason.encode("utf-8", "replace").decode()
 
 
 def describe(error: BaseException) -> str:

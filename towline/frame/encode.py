@@ -192,7 +192,10 @@ def packed_headers(headers: Sequence[dict[str, str] | None]) -> list[bytes]:
 
 
 def _pack_headers(headers: dict[str, str]) -> bytes:
-    packed = _PACK(headers)
+    try:
+        packed = _PACK(headers)
+    except UnicodeEncodeError as error:
+        raise BadFrame(f"headers are strings by name: {error}") from None
     # Read back at once, because the other end takes what is not a map of strings for no headers at all.
     try:
         _UNPACK(packed)
