@@ -90,6 +90,7 @@ def as_durability(durability: Durability | str | None) -> int:
     known = _DURABILITIES.get(durability)
     if known is not None:
         return known
+    assert durability is not None, "None is known"
     return int(Durability.parse(durability)) if isinstance(durability, str) else int(Durability(durability))
 
 
