@@ -5,6 +5,7 @@ from __future__ import annotations
 import towline
 from tests.cli.conftest import Cli
 from tests.eventually import eventually
+from towline.cli.output import about
 
 
 def test_a_message_is_sent_for_later(cli: Cli, mq: towline.Client, topic: str) -> None:
@@ -45,7 +46,14 @@ def test_messages_are_cancelled_and_moved(cli: Cli, mq: towline.Client, topic: s
     assert cli("delay", "move", topic, one, "--delay", "2h", "--dry-run").text == "would move 1 delayed message\n"
     assert cli("delay", "move", topic, one, "--delay", "0s", "-o", "json").line["moved"] == 1
     eventually(lambda: len(mq.browse(topic)))
-    assert "does not wait any more" in cli("delay", "cancel", topic, one, code=1).err
+    short = one.removeprefix(f"{topic}/")
+    for name in (one, short, short.removeprefix("delay/")):
+        assert "does not wait any more" in cli("delay", "cancel", topic, name, code=1).err
+
+
+def test_how_long_it_waits_is_told_in_two_units() -> None:
+    lengths = {-1: "0s", 0.4: "0s", 59: "59s", 60: "1m 0s", 7_193: "1h 59m", 86_400: "1d 0h", 3_902_066: "45d 3h"}
+    assert {seconds: about(seconds) for seconds in lengths} == lengths
 
 
 def test_wrong_calls_are_explained(cli: Cli, topic: str) -> None:

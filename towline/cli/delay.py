@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from towline.cli.confirm import DryRun
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, many, note, print_json, print_table, size, stamp
+from towline.cli.output import Output, about, many, note, print_json, print_table, size, stamp
 from towline.cli.times import Duration
 from towline.cli.when import when
 
@@ -54,7 +54,7 @@ def ls(
         (
             entry.id,
             stamp(entry.deliver_at_us),
-            f"{max(entry.deliver_at_us / 1e6 - now_s, 0):.0f}s",
+            about(entry.deliver_at_us / 1e6 - now_s),
             entry.lane,
             entry.key or "",
             size(entry.size_bytes),

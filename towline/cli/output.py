@@ -19,6 +19,7 @@ __all__ = [
     "Format",
     "Output",
     "OutputFailed",
+    "about",
     "ask",
     "fail",
     "figure",
@@ -211,6 +212,16 @@ def span(seconds: float) -> str:
         if seconds >= length and seconds % length == 0:
             return f"{seconds // length:.0f}{unit}"
     return f"{seconds:g}s"
+
+
+def about(seconds: float) -> str:
+    """A length of time for people, in its two largest units: 7193 is `1h 59m`."""
+    left, parts = max(round(seconds), 0), list[str]()
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if left >= length or parts or unit == "s":
+            parts.append(f"{left // length}{unit}")
+            left %= length
+    return " ".join(parts[:2])
 
 
 def size(count: float) -> str:

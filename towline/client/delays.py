@@ -183,7 +183,7 @@ def settled_id(text: str) -> Flow[str]:
         raise ProtocolError(f"ListDelayed was answered by {type(answer).__name__}")
     for waiting in answer.messages:
         due = DelayedEntry(waiting).deliver_at.isoformat(timespec="milliseconds")
-        raise NotFound(f"{text} still waits for its time, {due}: it is in no lane yet (`delayed` shows what waits)")
+        raise NotFound(f"{text} still waits for its time, {due}: it is in no lane yet. `towline delay ls` shows it")
     if not answer.arrived:
         raise NotFound(
             f"{text} does not wait any more, and where it went is not kept: it was cancelled, or it was delivered "
@@ -235,7 +235,7 @@ def _which(topic: str, message: Receipt | str | int | None, key: str | None) -> 
         return [], as_key(key) or ""
     text = (message.id if isinstance(message, Receipt) else str(message)).partition("@")[0]
     where, _, number = text.rpartition("/")
-    if where not in ("", f"{topic}/{DELAY}") or not number.isascii() or not number.isdigit() or len(number) > 18:
+    if where not in ("", DELAY, f"{topic}/{DELAY}") or not number.isascii() or not number.isdigit() or len(number) > 18:
         raise BadRequest(f"{text[:100]!r} is not the id of a delayed message of topic {topic}: {topic}/{DELAY}/number")
     return [int(number)], ""
 
