@@ -245,6 +245,19 @@ def test_too_many_items_are_refused(broker: BrokerProcess) -> None:
                 client.call(request, Done)
 
 
+@pytest.mark.parametrize("kind", [Pull, Settle])
+def test_acts_that_would_keep_the_broker_busy_for_long_are_refused_unread(
+    broker: BrokerProcess, kind: type[msgspec.Struct]
+) -> None:
+    spans = [(0, number, 1) for number in range(9_000)]
+    acts = [Act(0, 1, spans)] * 20
+    request = Settle(1, acts) if kind is Settle else Pull(1, 1, 1, acts=acts)
+    with RawClient.hello(broker.port) as client:
+        with pytest.raises(TooLarge, match="send several"):
+            client.call(request, Done)
+        client.call(Beat(), Done)
+
+
 def test_every_damage_of_a_frame_is_found(broker: BrokerProcess) -> None:
     frame = encode([b"a body", b"another"], keys=["k", None])
     with RawClient.hello(broker.port) as client:

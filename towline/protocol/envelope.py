@@ -31,7 +31,7 @@ import towline.protocol.survey
 import towline.protocol.transactions  # noqa: F401 - it adds to the messages that there are
 from towline.errors import ProtocolError, TooLarge, TowlineError
 from towline.frame.spare import SPARE
-from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
+from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Pull, Request, Settle
 
 __all__ = [
     "PREFACE",
@@ -53,6 +53,10 @@ _ADOPT_BYTES = 64 << 10
 """From this size on, what was read into the scratch buffer stays there and the scratch buffer is replaced: making a new
 one is cheaper than a copy."""
 _SMALL_BYTES = 4 << 10
+ACTS_MAX_BYTES = 1 << 20
+"""Acts of one request. They are lists of lists: without this, a request could hold millions of spans, and a broker do
+nothing else for seconds."""
+_WITH_ACTS = frozenset({Pull.kind, Settle.kind})
 _EARNED_BYTES = 1 << 20
 """A peer that has sent a whole envelope gets room for one as long, up to this, when the next has only begun."""
 
@@ -82,6 +86,8 @@ def decode_request(envelope: Envelope) -> Request:
     decoder = _REQUESTS.get(envelope.kind)
     if decoder is None:
         raise ProtocolError(f"unknown request kind {envelope.kind}: the client may be newer than this broker")
+    if len(envelope.head) > ACTS_MAX_BYTES and envelope.kind in _WITH_ACTS:
+        raise TooLarge(f"acts of {len(envelope.head)} bytes in one request: {ACTS_MAX_BYTES} may be; send several")
     request: Request = _decode(decoder, envelope)
     return request
 
