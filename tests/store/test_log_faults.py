@@ -14,6 +14,7 @@ import pytest
 from tests.store.log_support import (
     EVERYTHING,
     SEGMENT_BYTES,
+    FastIo,
     FaultyIo,
     content_of,
     copy_of,
@@ -363,4 +364,21 @@ async def test_what_cannot_be_read_just_now_is_not_taken_for_lost(
     io.clear()
     content = await content_of(store)
     assert (len(content.bodies["a"]), content.lost["a"]) == (40, [])
+    await store.close()
+
+
+@on_loop
+async def test_a_close_that_fails_lets_go_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await open_store(tmp_path)
+    await put(store, one("a", b"x"))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FastIo, "ftruncate", fail, raising=False)
+        with pytest.raises(StoreFailed, match=r"closing .* failed"):
+            await store.close()
+    store = await open_store(tmp_path)
+    assert (await content_of(store)).bodies["a"] == {0: b"x"}
     await store.close()

@@ -378,23 +378,32 @@ class LogStore:
             if barrier is not None:
                 await barrier
         finally:
-            await asyncio.to_thread(self._let_go)
-            self._shelf.close()
-            self._lock.release()
+            try:
+                await asyncio.to_thread(self._let_go)
+            finally:
+                self._shelf.close()
+                self._lock.release()
 
     def _let_go(self) -> None:
         """End all threads and leave the last segment as short as it is; in a thread, because it waits."""
         self._keys.close()
         self._writer.stop()
         self._clerk.shutdown(wait=True)
-        self._tail.close()
-        if self._writer.failure is None:
-            active = self._tail.active
-            active.used = self._tail.position
-            if sum(map(len, active.runs.values())) // ENTRY >= _SEAL_AT_CLOSE:
-                self._sealer.seal(active)
-            else:
-                self._io.ftruncate(active.fd, active.used)
-                self._io.fsync(active.fd)
-        self._sealer.close()
-        self._readers.shutdown(wait=True)
+        try:
+            self._tail.close()
+            if self._writer.failure is None:
+                self._leave_end()
+        except OSError as error:
+            raise StoreFailed(f"closing {self._folder} failed: {error}. The next start looks at its end") from error
+        finally:
+            self._sealer.close()
+            self._readers.shutdown(wait=True)
+
+    def _leave_end(self) -> None:
+        active = self._tail.active
+        active.used = self._tail.position
+        if sum(map(len, active.runs.values())) // ENTRY >= _SEAL_AT_CLOSE:
+            self._sealer.seal(active)
+        else:
+            self._io.ftruncate(active.fd, active.used)
+            self._io.fsync(active.fd)
