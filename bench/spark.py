@@ -82,7 +82,10 @@ def _reading(stage: Stage, session: Any, broker: BrokerProcess, folder: Path, ro
         "folder": lambda: source("path", str(folder / "data")),
         "network": lambda: source("url", broker.url),
     }
-    sources["folder"]().write.parquet(parquet)
+    # In files of a million rows each, whatever the source's own partitions are.
+    session.read.format("towline").options(
+        path=str(folder / "data"), topic="rows", columns=COLUMNS, rowsPerPartition="1000000"
+    ).load().write.parquet(parquet)
     speeds: dict[str, list[float]] = {name: [] for name in sources}
     warming = min(max(1, -(-WARM // rows)), ROUNDS * 2)
     with watching() as peaks:
