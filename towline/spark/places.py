@@ -15,7 +15,7 @@ from towline.client.blocking import Client, connect
 from towline.client.delays import DelayedEntry, delayed
 from towline.client.nodes import Node, is_shared, node_of, nodes_of
 from towline.client.scanning import StreamReader
-from towline.errors import BadRequest, NotFound, Unavailable
+from towline.errors import BadRequest, Unavailable
 from towline.spark.ranges import Lane, Range, Selection, Where, check_known
 from towline.spark.schedule import Delayed, FolderSchedule
 from towline.store.log.outside import Outside, Place, read_range
@@ -97,11 +97,10 @@ class BrokerPlace:
                         "for good, forget it (towline brokers forget)"
                     ) from None
                 _log.warning("%s", what)
-        if not (missing := set(selection.exact) - {lane.topic for lane in lanes}):
+        if set(selection.exact) <= {lane.topic for lane in lanes}:
             return lanes
         known = {one.config.name for one in self._client.topics()}
-        for topic in sorted(missing - known):
-            raise NotFound(f"there is no topic {topic} at {self._name}")
+        check_known(selection, known | {lane.topic for lane in lanes}, f"at {self._name}")
         return lanes
 
     def _lanes_of(self, node: Node, selection: Selection) -> list[Lane]:
@@ -190,7 +189,7 @@ class FolderPlace:
 
     def _check(self, selection: Selection, seen: set[str]) -> None:
         if not seen >= set(selection.exact):
-            check_known(selection, {*seen, *self._catalogued()}, str(self._path))
+            check_known(selection, {*seen, *self._catalogued()}, f"in {self._path}")
 
     def locate(self, lane: Lane, time_us: int) -> int:
         assert self._outside is not None, "a lane is found by looking"

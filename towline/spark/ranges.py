@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -285,8 +286,8 @@ def check_known(selection: Selection, topics: Iterable[str], where: str) -> None
     known = set(topics)
     for name in selection.exact:
         if name not in known:
-            near = ", ".join(sorted(known)[:10]) or "none at all"
-            raise NotFound(f"there is no topic {name} in {where}; there are: {near}")
+            near = difflib.get_close_matches(name, known, 3) or sorted(known)[:10]
+            raise NotFound(f"there is no topic {name} {where}; there are: {', '.join(near) or 'none at all'}")
 
 
 def offsets_of(lanes: Iterable[Lane]) -> Mapping[str, int]:

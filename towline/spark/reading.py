@@ -57,6 +57,8 @@ class Wants(NamedTuple):
     batch_rows: int = BATCH_ROWS
     group: str = ""
     """Whose attempts the column `attempt` tells, if there is one."""
+    remedy: str = ""
+    """How to go on without what cannot be read, for errors; if it is not an option of the source."""
 
 
 ALL: Final = Wants()
@@ -158,7 +160,7 @@ def _skip(
     what = f"{span.stream}: records {lost.first} to {lost.first + lost.count - 1} cannot be read: {lost.reason}"
     if not (wants.skip_gone if gone else wants.skip_damaged):
         option = "failOnDataLoss=false" if gone else "skipDamaged=true"
-        raise StoreDamaged(f"{what}. To go on without them, set {option}")
+        raise StoreDamaged(f"{what}. To go on without them, {wants.remedy or f'set {option}'}")
     _log.warning("%s; skipped", what)
     if on_skip is not None:
         on_skip(lost.reason, lost.count)

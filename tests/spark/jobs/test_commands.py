@@ -13,6 +13,7 @@ import towline
 from tests.server.process import BrokerProcess
 from tests.spark.session import environment
 from towline.cli import run
+from towline.spark.jobs.session import why_not
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,6 +129,65 @@ def test_what_a_broker_refuses_is_named_in_one_line(
             assert len(errors) == 1, errors
             assert errors[0].startswith("error: "), errors
             assert said in errors[0]
+
+
+def test_what_cannot_be_read_or_written_is_named_in_one_line(
+    spark: SparkSession, broker: BrokerProcess, mq: towline.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(20):
+        mq.send_many("orders", [bytes(100)] * 1_000)
+    mq.close()
+    origin, archive = ["--path", str(tmp_path / "data")], str(tmp_path / "archive")
+    assert run(["spark", "archive", archive, *origin]) == 0
+    capsys.readouterr()
+    (tmp_path / "file").write_bytes(b"no folder")
+    log = sorted((tmp_path / "data" / "log").glob("*.log"))[0]
+    with log.open("r+b") as file:
+        file.seek(log.stat().st_size // 2)
+        file.write(b"damaged!")
+    url = ["--url", f"towline://127.0.0.1:{broker.port}"]
+    for arguments, said in (
+        (["archive", str(tmp_path / "file"), *origin], "file cannot be written: "),
+        (["archive", str(tmp_path / "other"), *origin], "archive with --skip-lost"),
+        (["replay", archive, "--to-topic", "again", "--where", "size >", *url], "--where: [PARSE_SYNTAX_ERROR]"),
+    ):
+        assert run(["spark", *arguments]) == 1, arguments
+        errors = [line for line in capsys.readouterr().err.splitlines() if "Traceback" in line or "error" in line]
+        assert len(errors) == 1, errors
+        assert errors[0].startswith("error: "), errors
+        assert said in errors[0]
+
+
+class _Java(Exception):
+    java_exception = None
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "master", "why"),
+    [
+        (
+            "",
+            _Java(
+                "An error occurred while calling None.\n: java.lang.IllegalStateException: on a stopped SparkContext."
+            ),
+            "spark://there:7077",
+            "the master spark://there:7077 cannot be reached; is it running?",
+        ),
+        (
+            "",
+            _Java("It failed.\n: java.io.IOException: x\nCaused by: java.io.IOException: y"),
+            None,
+            "java.io.IOException: y",
+        ),
+        ("", _Java("It failed.\n: java.io.IOException: x"), "local[2]", "java.io.IOException: x"),
+        ("one\ntwo", RuntimeError("exited"), None, "two; is Java 17 there (JAVA_HOME)?"),
+        ("", OSError("no java"), "local[1]", "no java; is Java 17 there (JAVA_HOME)?"),
+    ],
+)
+def test_why_spark_does_not_start_is_said_in_one_line(
+    said: str, error: Exception, master: str | None, why: str
+) -> None:
+    assert why_not(said, error, master) == why
 
 
 @pytest.mark.slow

@@ -232,8 +232,12 @@ class Place:
         holder renews by calling what is given here, and that is nobody's after `LEASE_S`."""
         if self.local:
             path = Path(self.path(name))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w") as file:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = path.open("w")
+            except OSError as error:
+                raise StoreFailed(f"{self} cannot be written: {error.strerror}; give another folder") from None
+            with file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:

@@ -188,7 +188,8 @@ def _filtered(spark: SparkSession, archive: Archive, entries: Sequence[Entry], o
     try:
         frame = frame.filter(where)
     except (AnalysisException, ParseException) as error:
-        raise BadRequest(f"--where: {str(error).splitlines()[0]}; columns: {', '.join(frame.columns)}") from None
+        said = str(error).strip().splitlines()[0]
+        raise BadRequest(f"--where: {said}; columns: {', '.join(frame.columns)}") from None
     ordered = frame.repartitionByRange("topic", "lane", "seq").sortWithinPartitions("topic", "lane", "seq")
     ordered.write.mode("overwrite").partitionBy("topic").option("compression", "zstd").parquet(own.url(FILTERED))
     chunks: list[Chunk] = []

@@ -14,7 +14,7 @@ from towline.errors import Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["session"]
+__all__ = ["session", "why_not"]
 
 SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -34,6 +34,7 @@ def session(
     """A session for one job. Under `spark-submit` it is the submitted one; else `local[*]`, if no master is named. One
     that is there already is used as it is, and left open. `quiet` keeps off the terminal what the JVM logs."""
     try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped,unused-ignore]
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -57,15 +58,25 @@ def session(
         try:
             with _stderr_to(log.fileno()) if quiet and not submitted else nullcontext():
                 spark = builder.getOrCreate()
-        except (PySparkException, OSError, RuntimeError) as error:
+        except (PySparkException, Py4JError, OSError, RuntimeError) as error:
             log.seek(0)
-            said = log.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise Unavailable(f"Spark does not start: {said or error}; is Java 17 there (JAVA_HOME)?") from None
+            said = log.read().decode("utf-8", "replace").strip()
+            raise Unavailable(f"Spark does not start: {why_not(said, error, master)}") from None
         spark.sparkContext.setLogLevel("ERROR")
         try:
             yield spark
         finally:
             spark.stop()
+
+
+def why_not(said: str, error: Exception, master: str | None) -> str:
+    """Why Spark does not start, in one line: by what the JVM logged, and by the error."""
+    if hasattr(error, "java_exception"):  # then Java is there
+        if master and ("All masters are unresponsive" in said or "stopped SparkContext" in str(error)):
+            return f"the master {master} cannot be reached; is it running?"
+        causes = [line for line in str(error).splitlines() if line.startswith((": ", "Caused by: "))]
+        return causes[-1].removeprefix("Caused by").removeprefix(": ").strip() if causes else str(error)
+    return f"{said.rpartition(chr(10))[2] or error}; is Java 17 there (JAVA_HOME)?"
 
 
 @contextmanager

@@ -110,6 +110,7 @@ class Reading:
         """How many records, and why."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        wants = Wants(columns_of(self._span.stream), skip_damaged=self._skip, skip_gone=self._skip)
+        remedy = "archive with --skip-lost, which notes the gap"
+        wants = Wants(columns_of(self._span.stream), skip_damaged=self._skip, skip_gone=self._skip, remedy=remedy)
         with open_place(self._door) as place:
             yield from read_batches(place, self._span, wants, lambda reason, count: self.lost.append((count, reason)))
