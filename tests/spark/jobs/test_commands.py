@@ -193,12 +193,13 @@ def test_why_spark_does_not_start_is_said_in_one_line(
 @pytest.mark.slow
 def test_spark_submit_runs_a_job(mq: towline.Client, tmp_path: Path) -> None:
     import subprocess
-    import sys
+
+    import pyspark
 
     import towline.__main__
 
     mq.send_many("orders", [b"x"] * 10)
-    submit = Path(sys.executable).parent / "spark-submit"
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     command = [str(submit), "--master", "local[1]", str(towline.__main__.__file__), "spark", "archive"]
     command += [str(tmp_path / "archive"), "--path", str(tmp_path / "data"), "-o", "json"]
     done = subprocess.run(
