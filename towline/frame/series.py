@@ -44,7 +44,7 @@ _ZEROS = tuple(map(pad8, range(8)))
 
 class _Text(NamedTuple):
     flag: int
-    offsets: array[int]
+    offsets: list[int]
     packed: bytes
     """The same, as they lie in a frame."""
     data: bytes
@@ -167,9 +167,9 @@ def _picked(column: Sequence[T], places: Sequence[int]) -> Sequence[T]:
     return itemgetter(*places)(column) if len(places) > 1 else [column[place] for place in places]
 
 
-def _offsets(lengths: Iterable[int]) -> tuple[array[int], bytes]:
+def _offsets(lengths: Iterable[int]) -> tuple[list[int], bytes]:
+    offsets = list(accumulate(lengths, initial=0))
     try:
-        offsets = array("I", accumulate(lengths, initial=0))
+        return offsets, little_endian(array("I", offsets))
     except OverflowError:
         raise too_large() from None
-    return offsets, little_endian(array("I", offsets))
