@@ -45,6 +45,59 @@ def test_a_group_made_anew_knows_nothing_of_its_forerunner_after_a_crash(disk: W
     asyncio.run(main())
 
 
+def test_a_group_that_is_made_anew_while_it_is_deleted_outlives_a_crash(disk: World, tmp_path: Path) -> None:
+    """As consumers do that were attached: they come back at once."""
+
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", *(b"%d" % n for n in range(20)))
+            await bench.attach(consumer="old")
+            deletion = asyncio.create_task(bench.broker.delete_group("orders", "billing"))
+            await asyncio.sleep(0)
+            new = await bench.attach(consumer="new", start="latest")
+            await deletion
+            await bench.send("orders", b"new")
+            got = await bench.pull(new)
+            await bench.flush()
+            after = crash(disk, tmp_path / "crashed")
+        async with after.open() as bench:
+            again = await bench.attach(consumer="new", holding=(got.pull,))
+            assert (got.bodies, again.held) == ([b"new"], [got.pull])
+            assert (await bench.pull(again)).bodies == []
+
+    asyncio.run(main())
+
+
+def test_a_consumer_that_comes_while_its_topic_is_deleted_gets_what_is_sent_from_then_on(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", b"old")
+        await bench.attach(group="billing")
+        await bench.attach(group="mail")
+        deletion = asyncio.create_task(bench.broker.delete_topic("orders"))
+        await asyncio.sleep(0)
+        new = await bench.attach(consumer="new")
+        await deletion
+        await bench.send("orders", b"new")
+        assert (await bench.pull(new, wait_ms=60_000)).bodies == [b"new"]
+
+    disk.run(scenario)
+
+
+def test_a_group_of_its_last_consumer_stays_if_another_comes_in_that_moment(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", b"a")
+        first = await bench.attach(consumer="first", ephemeral=True)
+        async with bench.broker.groups.making:
+            second = asyncio.create_task(bench.attach(consumer="second", ephemeral=True))
+            await asyncio.sleep(0)
+            await bench.broker.detach(first)  # from now on the group is to be deleted
+        member = await second
+        async with bench.broker.groups.making:
+            assert (await bench.pull(member, wait_ms=60_000)).bodies == [b"a"]
+
+    world.run(scenario)
+
+
 @pytest.mark.parametrize("mode", ["at-least-once", "at-most-once"])
 def test_a_pull_that_reads_while_its_group_is_deleted_writes_nothing_more(disk: World, mode: str) -> None:
     async def scenario(bench: Bench) -> None:

@@ -287,16 +287,19 @@ class Broker:
         self.topics.expect_all(heads)
 
     async def delete_topic(self, name: str) -> None:
-        topic = self.topics.named(name)
+        self.topics.named(name)
         await self.scheduler.drop_topic(name)
-        for group in list(topic.groups):
-            await self.groups.delete(name, group)
-        self.topics.pop(name, None)
-        self._dedup.forget_topic(name)
-        self._catalog.drop_topic(name)
-        await self._catalog.save()
-        for stream in [*(lane.stream for lane in topic.lanes), arrived_stream(name)]:
-            await self.store.trim(stream, self.store.bounds(stream).end)
+        # Consumers that come back at once wait until it is gone, and make it anew.
+        async with self.groups.making:
+            topic = self.topics.named(name)
+            for dispatcher in list(topic.groups.values()):
+                await self.groups.delete_now(dispatcher)
+            for stream in [*(lane.stream for lane in topic.lanes), arrived_stream(name)]:
+                await self.store.trim(stream, self.store.bounds(stream).end)
+            del self.topics[name]
+            self._dedup.forget_topic(name)
+            self._catalog.drop_topic(name)
+            await self._catalog.save()
 
     async def purge(self, request: ordering.Purge) -> ordering.Purged:
         topic = self.topics.named(request.topic)

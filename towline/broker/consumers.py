@@ -121,7 +121,7 @@ class Consumers:
         dispatcher = member.dispatcher
         dispatcher.leave(member, vanished=vanished, reason=reason)
         if dispatcher.group.config.ephemeral and not dispatcher.members and not self._broker.closing:
-            self._start(self._groups.delete(dispatcher.group.config.topic, dispatcher.group.config.name))
+            self._start(self._groups.delete_left(dispatcher.group.config.topic, dispatcher.group.config.name))
 
     async def sweep(self) -> None:
         """Those that were silent for too long lose what they hold, and so do those that did not come back."""
@@ -129,7 +129,7 @@ class Consumers:
         for dispatcher in sweep_members(list(self._topics.dispatchers()), now_s, self._settings.heartbeat_s):
             config = dispatcher.group.config
             if config.ephemeral and not dispatcher.members:
-                await self._groups.delete(config.topic, config.name)
+                await self._groups.delete_left(config.topic, config.name)
         for name, deadline_s in list(self._orphans.items()):
             if now_s > deadline_s:
                 topic, group, consumer = name

@@ -58,7 +58,8 @@ class Groups:
         self._closing = closing
         self._start = start
         self._durability = Durability.parse(settings.durability)
-        self._making = asyncio.Lock()
+        self.making = asyncio.Lock()
+        """Held by whoever makes, changes or deletes groups."""
         self.burying: dict[Dispatcher, asyncio.Future[None]] = {}
         """Those whose dying messages are on their way to the dead letters; done when they are there."""
 
@@ -109,7 +110,7 @@ class Groups:
         there; if another broker has it, as it is there."""
         if request.topic not in self._topics and self._topics.ask_around is not None:
             await self._topics.ask_around(request.topic)
-        async with self._making:
+        async with self.making:
             return await self._found_or_made(request)
 
     async def _found_or_made(self, request: wire.Attach) -> Dispatcher:
@@ -154,8 +155,8 @@ class Groups:
         return dispatcher
 
     async def put(self, config: GroupConfig) -> None:
-        topic = self._topics.named(config.topic)
-        async with self._making:
+        async with self.making:
+            topic = self._topics.named(config.topic)
             dispatcher = topic.groups.get(config.name)
             if dispatcher is None:
                 await self._make(topic, config)
@@ -174,8 +175,8 @@ class Groups:
             )
 
     async def pause(self, request: ordering.Pause) -> None:
-        dispatcher = self.named(request.topic, request.group)
-        async with self._making:
+        async with self.making:
+            dispatcher = self.named(request.topic, request.group)
             old, now_us = dispatcher.group.config, self._clock.now_us()
             reason = request.reason if request.paused else ""
             since_us = (old.paused_at_us or now_us) if request.paused else 0
@@ -196,7 +197,20 @@ class Groups:
         await self._catalog.save()
 
     async def delete(self, topic: str, name: str) -> None:
-        dispatcher = self.named(topic, name)
+        # Who makes it anew at once, as consumers do that were attached, comes behind: its events are not dropped here.
+        async with self.making:
+            await self.delete_now(self.named(topic, name))
+
+    async def delete_left(self, topic: str, name: str) -> None:
+        """A group that goes with its last consumer; unless another one has come meanwhile."""
+        async with self.making:
+            found = self._topics[topic].groups.get(name) if topic in self._topics else None
+            if found is not None and not found.members:
+                await self.delete_now(found)
+
+    async def delete_now(self, dispatcher: Dispatcher) -> None:
+        """For one who holds `making`."""
+        topic, name = dispatcher.group.config.topic, dispatcher.group.config.name
         dispatcher.close()
         for member in list(dispatcher.members.values()):
             member.fenced = True
