@@ -17,6 +17,7 @@ from towline.errors import Conflict, NotFound, Unavailable
 from towline.frame import Frame
 from towline.model import LANES
 from towline.protocol.messages import Act, Browse, Pull, PurgeDead, Resend, Resent, ReviseDead
+from towline.store import Lost, Read
 
 
 async def die(bench: Bench, count: int = 3, **config: Any) -> None:
@@ -196,9 +197,43 @@ def test_letters_that_would_not_fit_into_one_frame_are_buried_and_sent_again(
         member = await bench.attach()
         await bench.act(member, DEAD, await bench.pull(member), reason="never")
         await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 4)
-        if large == "bodies":
-            assert await bench.broker.resend(Resend("orders", "billing")) == Resent(4, 0)
-            assert (await bench.pull(member, max_bytes=1 << 23)).bodies == bodies
+        assert await bench.broker.resend(Resend("orders", "billing")) == Resent(4, 0)
+        assert (await bench.pull(member, max_bytes=1 << 23)).bodies == bodies
+
+    disk.run(scenario)
+
+
+def test_of_letters_that_take_several_frames_none_is_sent_if_one_was_sent_before(
+    disk: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await die(bench, 3)
+        monkeypatch.setattr(burial, "LETTERS_BYTES", 1)
+        assert (await bench.broker.resend(Resend("orders", "billing", [2]))).count == 1
+        with pytest.raises(Conflict, match="dead letter 2 was sent again already"):
+            await bench.broker.resend(Resend("orders", "billing", [0, 1, 2]))
+        assert await bench.broker.resend(Resend("orders", "billing")) == Resent(2, 0)
+
+    disk.run(scenario)
+
+
+def test_letters_before_one_that_cannot_be_read_are_sent(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await die(bench, 3)
+        read = bench.store.read
+
+        async def damaged(stream: str, first: int, max_count: int, max_bytes: int) -> Read:
+            if stream.startswith("dead/") and first + max_count > 2:
+                if first == 2:
+                    return Read((), (Lost(2, 1, "damaged"),), 3)
+                max_count = 2 - first
+            return await read(stream, first, max_count, max_bytes)
+
+        bench.store.read = damaged  # type: ignore[method-assign]
+        with pytest.raises(NotFound, match="dead letter 2 .* cannot be read: damaged. Name others"):
+            await bench.broker.resend(Resend("orders", "billing"))
+        bench.store.read = read  # type: ignore[method-assign]
+        assert (await bench.pull(await bench.attach())).bodies == [b"0", b"1"]
 
     disk.run(scenario)
 

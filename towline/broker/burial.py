@@ -31,7 +31,8 @@ DIED_AT: Final = "towline-died-at"
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 4 << 20
 LETTERS_BYTES: Final = 16 << 20
-"""Bodies in one frame of dead letters, unless it is a single one: they may have come compressed, and are not here."""
+"""Of letters in one frame, unless it is a single one: they may have come compressed, and are not here."""
+LETTER_OVERHEAD: Final = 64
 
 
 class Letter(NamedTuple):
@@ -41,6 +42,12 @@ class Letter(NamedTuple):
     headers: dict[str, str]
     shard_key: str | None = None
     limit: int = 0
+
+    @property
+    def size(self) -> int:
+        """About what it takes in a frame: characters count as one byte each."""
+        headers = sum(len(name) + len(value) for name, value in self.headers.items())
+        return len(self.body) + len(self.key or "") + headers + LETTER_OVERHEAD
 
 
 def dead_letters(dispatcher: Dispatcher) -> tuple[str, int, int]:
@@ -264,6 +271,7 @@ async def resend(
     if unknown:
         known = f"they are numbered {first} to {end - 1}" if first < end else "it has none"
         raise NotFound(f"{dispatcher.label} has no dead letter {unknown[0]}: {known}")
+    dispatcher.group.decide(Resend(tuple(numbers)), dispatcher.clock.now_us())  # it refuses all, or none
     at = 0
     while at < len(numbers):
         letters = [change(letter) for letter in await _read_letters(dispatcher, stream, numbers[at:])]
@@ -316,11 +324,16 @@ async def _read_letters(dispatcher: Dispatcher, stream: str, numbers: Sequence[i
             run += 1
         read = await dispatcher.store.read(stream, number, run, BATCH_BYTES)
         if not read.chunks or read.chunks[0].first != number:
+            if letters:
+                return letters  # what is before it is sent
             reason = read.lost[0].reason if read.lost else "it was dropped"
-            raise NotFound(f"dead letter {number} of {dispatcher.label} cannot be read: {reason}")
+            raise NotFound(
+                f"dead letter {number} of {dispatcher.label} cannot be read: {reason}. Name others to send those, or "
+                "purge it, with all before it"
+            )
         whole = read.lost[0].first if read.lost else read.next
         for letter in chain.from_iterable(_letters_in(chunk) for chunk in read.chunks if chunk.first < whole):
-            room -= len(letter.body)
+            room -= letter.size
             if room < 0 and letters:
                 return letters
             letters.append(letter)
