@@ -377,6 +377,7 @@ class Dispatcher:
         if self.members.get(member.consumer) is not member:
             return
         self._fence(member)
+        member.parting = vanished, reason
         self.drop(member.consumer, vanished=vanished, reason=reason)
         del self.members[member.consumer]
 

@@ -38,9 +38,10 @@ def sweep_members(dispatchers: Iterable[Dispatcher], now_s: float, heartbeat_s: 
     lost = []
     for dispatcher in dispatchers:
         for member in list(dispatcher.members.values()):
-            if member.fenced or now_s - member.last_seen_s > heartbeat_s:
-                reason = f"consumer {member.consumer} ({member.address}) was not heard of for {heartbeat_s:g} s"
-                dispatcher.leave(member, vanished=True, reason=reason)
+            if member.parting is not None or now_s - member.last_seen_s > heartbeat_s:
+                unheard = f"consumer {member.consumer} ({member.address}) was not heard of for {heartbeat_s:g} s"
+                vanished, reason = member.parting or (True, unheard)
+                dispatcher.leave(member, vanished=vanished, reason=reason)
                 lost.append(dispatcher)
     return lost
 

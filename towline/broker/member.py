@@ -20,7 +20,18 @@ __all__ = ["Member"]
 class Member:
     """One consumer of one group. A second one under the same name takes over, and fences this one off."""
 
-    __slots__ = ("address", "broker", "consumer", "dispatcher", "fenced", "grace", "held", "last_seen_s", "waiting")
+    __slots__ = (
+        "address",
+        "broker",
+        "consumer",
+        "dispatcher",
+        "fenced",
+        "grace",
+        "held",
+        "last_seen_s",
+        "parting",
+        "waiting",
+    )
 
     def __init__(self, broker: Broker, dispatcher: Dispatcher, consumer: str, address: str, now_s: float) -> None:
         self.broker = broker
@@ -31,6 +42,8 @@ class Member:
         self.held: list[int] = []
         self.fenced = False
         self.waiting = False
+        self.parting: tuple[bool, str] | None = None
+        """How it left, if that is not written down yet: whether it vanished, and why."""
         self.grace: asyncio.TimerHandle | None = None
 
     @property
