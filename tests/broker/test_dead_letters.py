@@ -230,7 +230,7 @@ def test_letters_before_one_that_cannot_be_read_are_sent(disk: World) -> None:
             return await read(stream, first, max_count, max_bytes)
 
         bench.store.read = damaged  # type: ignore[method-assign]
-        with pytest.raises(NotFound, match="dead letter 2 .* cannot be read: damaged. Name others"):
+        with pytest.raises(NotFound, match=r"dead letter 2 .* cannot be read: damaged\. Name others"):
             await bench.broker.resend(Resend("orders", "billing"))
         bench.store.read = read  # type: ignore[method-assign]
         assert (await bench.pull(await bench.attach())).bodies == [b"0", b"1"]

@@ -6,6 +6,7 @@ Each topic has a stream for it, `arrived/<topic>`, which retention shortens as i
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Final
@@ -14,6 +15,7 @@ import msgspec
 
 from towline.broker.topic import Topic
 from towline.delivery.arrivals import Arrival, decode_arrival, encode_arrivals
+from towline.errors import TooLarge
 from towline.frame import Frame
 from towline.model import arrived_stream
 from towline.protocol.messages import Arrived
@@ -23,8 +25,10 @@ __all__ = ["find_arrivals", "note_arrivals", "trim_arrivals"]
 
 log = logging.getLogger("towline.broker")
 
-READ_COUNT: Final = 10_000
-READ_BYTES: Final = 1 << 20
+READ_COUNT: Final = 200
+READ_BYTES: Final = 1 << 18
+FIND_MAX: Final = 100
+"""Ids that are looked for at a time: each is compared with each record."""
 
 
 def note_arrivals(arrivals: Mapping[str, Sequence[Arrival]]) -> list[Append]:
@@ -37,6 +41,8 @@ def note_arrivals(arrivals: Mapping[str, Sequence[Arrival]]) -> list[Append]:
 
 async def find_arrivals(store: Store, topic: Topic, ids: Collection[int]) -> list[Arrived]:
     """The messages that had these ids, as far as it is kept where they went."""
+    if len(ids) > FIND_MAX:
+        raise TooLarge(f"where {len(ids)} delayed messages went: ask for at most {FIND_MAX} at a time")
     name, missing = topic.config.name, set(ids)
     found: list[Arrived] = []
     async for _, one, at_us in _records(store, name):
@@ -76,3 +82,5 @@ async def _records(store: Store, topic: str) -> AsyncIterator[tuple[int, Arrival
                 except msgspec.MsgspecError as error:
                     log.error("%s: record %d cannot be read and is passed over: %s", stream, number, error)
         at = max(read.next, at + 1)
+        # There may be millions, and what the system has in memory is read without waiting: others have their turn.
+        await asyncio.sleep(0)

@@ -287,7 +287,6 @@ class Broker:
         self.topics.expect_all(heads)
 
     async def delete_topic(self, name: str) -> None:
-        self.topics.named(name)
         await self.scheduler.drop_topic(name)
         # Consumers that come back at once wait until it is gone, and make it anew.
         async with self.groups.making:

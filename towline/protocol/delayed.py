@@ -46,7 +46,7 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class ListDelayed(Request, frozen=True, array_like=True):
     """Messages that wait for their time, of a topic or (when it is empty) of all, soonest first: those behind the
     message `after_id` that is due at `after_us`. Of a topic, only those with this key or with these ids, if some are
-    given. With `arrived`, also where those of the ids are that do not wait any more."""
+    given. With `arrived`, also where those of the ids are that do not wait any more: 100 of them at most."""
 
     kind = 20
     topic: Name = ""
