@@ -239,6 +239,8 @@ class GroupConfig(msgspec.Struct, frozen=True):
 
 
 def check_topic(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a topic's name is a str, not {type(name).__name__}")
     if not _TOPIC.fullmatch(name):
         raise BadName(
             f"topic {name[:80]!r}: use 1 to 50 lower-case letters, digits, dots, underscores and hyphens, "
@@ -284,6 +286,8 @@ def check_emails(emails: tuple[str, ...], whose: str) -> None:
 
 
 def check_group(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a group's name is a str, not {type(name).__name__}")
     if not _GROUP.fullmatch(name):
         raise BadName(
             f"group {name[:80]!r}: use 1 to 50 letters, digits, dots, underscores and hyphens, "

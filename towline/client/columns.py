@@ -90,4 +90,6 @@ class Columns:
 
 
 def too_large(body_bytes: int, limit: int) -> TooLarge:
-    return TooLarge(f"a message of {body_bytes} bytes is over the broker's limit of {limit} bytes a request")
+    return TooLarge(
+        f"a message of {body_bytes} bytes is over the broker's limit of {limit} bytes a request (max_frame_bytes)"
+    )

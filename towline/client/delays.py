@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final, cast
 
 from towline.client.connection import Call
-from towline.client.outgoing import as_key, as_time_us
+from towline.client.outgoing import as_sought_key, as_time_us
 from towline.client.steps import Flow
 from towline.errors import BadRequest, Conflict, NotFound, ProtocolError
 from towline.model import DELAY, LANES, Priority, Receipt, check_topic, lane_name, message_id, parse_message_id
@@ -54,6 +54,8 @@ def as_deliver_at(delay: float | None, deliver_at: Time | None, delay_level: int
             raise BadRequest(f"delay_level={delay_level}: levels are numbered from 1 on")
         return -int(delay_level)
     assert delay is not None, "one of them is given"
+    if not isinstance(delay, int | float):
+        raise TypeError(f"a delay is a number of seconds, not {type(delay).__name__}")
     if not 0 <= delay <= DELAY_MAX_S:
         raise BadRequest(f"delay={delay}: give seconds, from 0 to 100 years")
     return -max(round(delay * 1_000_000), SHORTEST_US) if delay else 0
@@ -232,7 +234,7 @@ def _which(topic: str, message: Receipt | str | int | None, key: str | None) -> 
     if message is None:
         if not key:
             raise BadRequest("an empty key is no key")
-        return [], as_key(key) or ""
+        return [], as_sought_key(key)
     text = (message.id if isinstance(message, Receipt) else str(message)).partition("@")[0]
     where, _, number = text.rpartition("/")
     if where not in ("", DELAY, f"{topic}/{DELAY}") or not number.isascii() or not number.isdigit() or len(number) > 18:

@@ -34,6 +34,7 @@ __all__ = [
     "as_keys",
     "as_lane",
     "as_lives",
+    "as_sought_key",
     "as_time_us",
 ]
 
@@ -49,6 +50,8 @@ Body = bytes | bytearray | memoryview
 
 DEDUP_ID_MAX: Final = 200
 """Bytes of a dedup id that a broker takes."""
+
+SOUGHT_MAX: Final = 8192
 
 _LANE_NUMBERS: Final[dict[str | int, int]] = {lane: number for number, lane in enumerate(LANES)}
 
@@ -87,11 +90,14 @@ _DURABILITIES: Final[dict[object, int]] = {None: -1} | {each.name.lower(): int(e
 
 
 def as_durability(durability: Durability | str | None) -> int:
-    known = _DURABILITIES.get(durability)
-    if known is not None:
-        return known
-    assert durability is not None, "None is known"
-    return int(Durability.parse(durability)) if isinstance(durability, str) else int(Durability(durability))
+    try:
+        known = _DURABILITIES.get(durability)
+        if known is not None:
+            return known
+        assert durability is not None, "None is known"
+        return int(Durability.parse(durability) if isinstance(durability, str) else Durability(durability))
+    except (TypeError, ValueError):
+        raise BadRequest(f"durability {durability!r} is not one of fsync, os, received") from None
 
 
 def as_key(key: str | None) -> str | None:
@@ -105,6 +111,14 @@ def as_key(key: str | None) -> str | None:
         except UnicodeEncodeError as error:
             raise BadRequest(f"a key is not valid text: {error.reason}") from None
     return key
+
+
+def as_sought_key(key: str | None) -> str:
+    """A key that a broker is to look for; empty is none."""
+    sought = as_key(key) or ""
+    if len(sought) > SOUGHT_MAX:
+        raise BadRequest(f"a key of {len(sought)} characters: those of up to {SOUGHT_MAX} can be looked for")
+    return sought
 
 
 def as_keys(keys: Sequence[str | None]) -> Sequence[str | None]:
@@ -161,6 +175,8 @@ def as_time_us(time: datetime | float) -> int:
         if time.tzinfo is None:
             raise BadRequest("a time needs its time zone: datetime.now(UTC), for example")
         time = time.timestamp()
+    elif not isinstance(time, int | float):
+        raise TypeError(f"a time is a datetime or the seconds since 1970, not {type(time).__name__}")
     return max(0, round(time * 1_000_000))
 
 

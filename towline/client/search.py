@@ -10,7 +10,7 @@ from towline.client import flows
 from towline.client.connection import Call
 from towline.client.delays import settled_id
 from towline.client.message import Message, Section
-from towline.client.outgoing import as_key, as_time_us
+from towline.client.outgoing import as_sought_key, as_time_us
 from towline.client.sharding import ShardMap
 from towline.client.steps import Flow
 from towline.errors import BadRequest, NotFound, ProtocolError
@@ -48,7 +48,7 @@ def find(
     check_topic(topic)
     if limit < 1:
         raise BadRequest(f"a limit of {limit}: give 1 or more")
-    wanted = as_key(key) or "" if key is not None else ""
+    wanted = as_sought_key(key)
     since_us, until_us = (0 if time is None else as_time_us(time) for time in (since, until))
     found: list[Message] = []
     shards = yield from ShardMap().look_up(topic)

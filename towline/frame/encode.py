@@ -328,4 +328,4 @@ def _head(
 
 
 def too_large() -> TooLarge:
-    return TooLarge(f"a frame holds at most {FRAME_MAX} bytes: send fewer messages at a time")
+    return TooLarge(f"a frame holds at most {FRAME_MAX} bytes: send fewer messages at a time, or a smaller one")

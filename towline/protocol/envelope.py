@@ -57,6 +57,8 @@ ACTS_MAX_BYTES = 1 << 20
 """Acts of one request. They are lists of lists: without this, a request could hold millions of spans, and a broker do
 nothing else for seconds."""
 _WITH_ACTS = frozenset({Pull.kind, Settle.kind})
+_HTTP = int.from_bytes(b"HTTP", "little")
+"""The length that the first bytes of a web server would mean."""
 _EARNED_BYTES = 1 << 20
 """A peer that has sent a whole envelope gets room for one as long, up to this, when the next has only begun."""
 
@@ -233,7 +235,12 @@ class Decoder:
 
     def _break(self, length: int) -> None:
         self._view = None
-        if length > self.limit:
+        if length == _HTTP:
+            self.broken = ProtocolError(
+                "what listens there speaks HTTP: is it the port of the web console? A broker listens on port 7400, "
+                "unless it was told otherwise"
+            )
+        elif length > self.limit:
             self.broken = TooLarge(f"a message of {length} bytes is over the limit of {self.limit}")
         else:
             self.broken = ProtocolError("a message states lengths that do not fit together")
