@@ -10,8 +10,9 @@ from tests.broker.conftest import Bench, World
 from towline.broker.arrivals import FIND_MAX, find_arrivals, note_arrivals
 from towline.delivery.arrivals import arrival
 from towline.errors import TooLarge
-from towline.model import Durability
+from towline.model import Durability, arrived_stream
 from towline.protocol.messages import Arrived
+from towline.protocol.ordering import Purge
 
 RECORDS = 2_000
 
@@ -49,5 +50,21 @@ def test_only_so_many_are_looked_for_at_a_time(world: World) -> None:
             await find_arrivals(bench.store, topic, range(FIND_MAX + 1))
         found: list[Arrived] = await find_arrivals(bench.store, topic, [9 * number for number in range(FIND_MAX)])
         assert [(one.id, one.seq) for one in found] == [(9 * number, 2 * number) for number in range(FIND_MAX)]
+
+    world.run(scenario)
+
+
+def test_what_is_purged_leaves_nothing_of_where_it_went(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", b"a", b"b", deliver_at_us=[-10_000, -20_000])
+        member = await bench.attach()
+        got = 0
+        while got < 2:
+            got += len((await bench.pull(member, wait_ms=60_000)).bodies)
+        first, end, _ = bench.store.bounds(arrived_stream("orders"))
+        assert first < end
+        await bench.broker.purge(Purge("orders"))
+        first, end, _ = bench.store.bounds(arrived_stream("orders"))
+        assert first == end
 
     world.run(scenario)

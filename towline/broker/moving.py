@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from towline.broker.arrivals import trim_arrivals
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.topic import Topic
 from towline.delivery import Move
@@ -95,6 +96,7 @@ async def purge(
             await _trim(store, [(lane.stream, lane.end) for lane in owns])
     if not dry_run:
         await _trim(store, [(lane.stream, end) for lane, end in zip(topic.lanes, ends, strict=True)])
+        await trim_arrivals(store, topic)
         topic.look_again()
         log.warning("topic %s was purged of %d messages", topic.config.name, messages)
     return ordering.Purged(messages, sum(one.size_bytes for one in bounds), groups)
