@@ -1,16 +1,23 @@
-"""The blocking driver's sockets: none is left open, whenever it is closed."""
+"""The blocking driver: none of its sockets is left open, whenever it is closed; and who waits reads for himself."""
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
+from typing import Any
 
-from towline.client.connection import Call, Connection
+import pytest
+
+from tests.client.peer import Visitor
+from towline.client.connection import Buffer, Call, Connection
 from towline.client.dial import Route
 from towline.client.link import Link
+from towline.client.transport import PlainTransport
 from towline.client.url import parse_url
 from towline.errors import Closed
-from towline.protocol.messages import Beat
+from towline.protocol import encode_envelope
+from towline.protocol.messages import Beat, Done
 
 
 def test_a_socket_that_opens_while_the_client_is_closed_is_closed_as_well() -> None:
@@ -43,3 +50,59 @@ def test_a_socket_that_opens_while_the_client_is_closed_is_closed_as_well() -> N
     assert raised
     assert ours.fileno() == -1
     theirs.close()
+
+
+def test_who_pumps_for_nobody_hands_over_to_one_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    readers: list[str] = []
+    looks: list[str] = []
+    second_sent = threading.Event()
+
+    class Watched(PlainTransport):
+        def read(self, timeout_s: float) -> Buffer | None:
+            data = super().read(timeout_s)
+            if data:
+                readers.append(threading.current_thread().name)
+            return data
+
+        def readable(self, timeout_s: float, also: int = -1) -> bool:
+            looks.append(threading.current_thread().name)
+            # Whoever looks for more, though somebody waits for it, finds it.
+            return second_sent.wait(60) if looks.count("heartbeat") > 1 else super().readable(timeout_s, also)
+
+    monkeypatch.setattr("towline.client.link.make_transport", Watched)
+    link = Link(Route(parse_url("towline://127.0.0.1:1")), lambda route, timeout_s: ours, Connection(), 60.0)
+    visitor = Visitor(theirs)
+    greeter = threading.Thread(target=visitor.greet)
+    greeter.start()
+    while not link.connection.ready:
+        link.pump(0.1)
+    greeter.join(60)
+    readers.clear()
+
+    one, other = Call(Beat()), Call(Beat())
+    heartbeat = threading.Thread(target=link.pump, args=(60.0,), name="heartbeat")
+    heartbeat.start()
+    while not _is_held(link._pump):
+        time.sleep(0.001)
+    askers = [threading.Thread(target=link.ask, args=(call,), name=f"asker {n}") for n, call in enumerate((one, other))]
+    for asker in askers:
+        asker.start()
+    while len(link._waiters) < 2:
+        time.sleep(0.001)
+    theirs.sendall(encode_envelope(one.number, Done()))
+    askers[0].join(60)
+    theirs.sendall(encode_envelope(other.number, Done()))
+    second_sent.set()
+    askers[1].join(60)
+    heartbeat.join(60)
+    assert readers == ["heartbeat", "asker 1"]
+    link.close()
+    theirs.close()
+
+
+def _is_held(lock: Any) -> bool:
+    if lock.acquire(False):
+        lock.release()
+        return False
+    return True

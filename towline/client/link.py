@@ -200,7 +200,8 @@ class Link:
 
     def pump(self, timeout_s: float, also: int = -1) -> None:
         """Some progress, if no other thread is at it: read all there is, or try to connect. Comes back early when the
-        descriptor `also` is readable."""
+        descriptor `also` is readable, and when somebody waits for an answer that did not come yet: who waits reads for
+        himself, and need not be woken for it."""
         if not self._pump.acquire(False):
             return
         try:
@@ -212,6 +213,8 @@ class Link:
                 if transport is None or not (self._stash or transport.readable(timeout_s, also)):
                     break
                 self._pump_once(0.0, CONNECT_S)
+                if self._waiters:
+                    break
                 timeout_s = 0.0
         finally:
             self._leave_pump()

@@ -62,8 +62,9 @@ def wait_for(fd: int, events: int, timeout_s: float, also: int = -1) -> int:
     poll.register(fd, events)
     if also >= 0:
         poll.register(also, select.POLLIN)
-    # Rounded up: a wait of 0.4 ms must not become a busy loop.
-    return next((seen for found, seen in poll.poll(max(0.0, timeout_s) * 1000 + 0.999) if found == fd), 0)
+    # Rounded up: a wait of 0.4 ms must not become a busy loop. But one who only looks does not wait.
+    timeout_ms = timeout_s * 1000 + 0.999 if timeout_s > 0 else 0
+    return next((seen for found, seen in poll.poll(timeout_ms) if found == fd), 0)
 
 
 class PlainTransport:
