@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.frame.forge import Batch, batches, columns_of, expected_columns
+from tests.frame.forge import Batch, batches, columns_of, expected_columns, int64, uint64
 from towline.errors import BadFrame, TooLarge
 from towline.frame import COUNT_MAX, EVENTS, FRAME_MAX, TOKEN_MAX, Frame, decode_headers, encode, encode_events
+from towline.frame.encode import SINGLE_MAX, encode_single
 from towline.frame.layout import attempts_in, limit_of, timeout_us_in
 
 
@@ -22,6 +23,21 @@ def test_every_column_comes_back_as_it_was(batch: Batch, compress: bool) -> None
     assert frame.count == len(batch.bodies)
     for name in ("producer_id", "producer_seq", "produced_at_us", "token"):
         assert getattr(frame, name) == batch.options[name]
+
+
+@given(st.binary(max_size=40) | st.just(bytes(SINGLE_MAX)), uint64, uint64, int64, st.binary(max_size=64))
+def test_a_single_body_is_laid_out_as_any_other(body: bytes, producer: int, seq: int, at_us: int, token: bytes) -> None:
+    frame = encode_single(body, producer, seq, at_us, token)
+    assert frame == encode([body], producer_id=producer, producer_seq=seq, produced_at_us=at_us, token=token)
+    assert Frame(frame).sole_body() == body
+
+
+@given(batches(max_count=2), st.booleans())
+def test_only_a_single_message_without_anything_beside_has_a_sole_body(batch: Batch, compress: bool) -> None:
+    frame = Frame(batch.encode(compress=compress))
+    sole = batch.bodies[0] if frame.count == 1 and not frame.flags else None
+    assert frame.sole_body() == sole
+    assert columns_of(frame) == expected_columns(batch)
 
 
 @given(batches(), st.data())

@@ -39,6 +39,7 @@ from towline.frame.spare import SPARE
 from towline.frame.zstd import compress_columns
 
 __all__ = [
+    "SINGLE_MAX",
     "Columns",
     "assemble",
     "earliest_and_latest",
@@ -46,6 +47,7 @@ __all__ = [
     "encode_columns",
     "encode_events",
     "encode_frame",
+    "encode_single",
     "little_endian",
     "number_column",
     "packed_headers",
@@ -56,6 +58,8 @@ __all__ = [
 
 _LARGE: Final = 64 << 10
 """From here on it is cheaper to add up the checksum part by part than to copy all parts once more."""
+SINGLE_MAX: Final = _LARGE
+"""A longer body than this is better off in memory that is used again."""
 _LOOSE: Final = 50_000
 """More values than this are joined beforehand: one by one they cost more than a copy."""
 _ONE = struct.Struct("<II")
@@ -136,6 +140,20 @@ def encode_frame(
     if not reuse or compress:
         return assemble(parts, flags, count, numbers, token=token, compress=compress)
     return _assemble_again(parts, flags, count, numbers, token)
+
+
+def encode_single(body: bytes, producer_id: int, producer_seq: int, produced_at_us: int, token: bytes) -> bytes:
+    """A frame of one body of up to `SINGLE_MAX` bytes, and nothing beside it: what single sends are made of, so it is
+    laid out in one go."""
+    length, token_length = len(body), len(token)
+    assert length <= SINGLE_MAX, length
+    assert token_length <= TOKEN_MAX, token_length
+    columns_length = 8 + (length + 7 & ~7)
+    head = COVERED.pack(0, token_length, 1, columns_length, producer_id, producer_seq, produced_at_us, 0, 0, 0)
+    if token:
+        head += token + pad8(token_length)
+    covered = b"".join((head, _ONE.pack(0, length), body, pad8(length)))
+    return PREFIX.pack(MAGIC, PREFIX.size + len(covered), crc32c(covered)) + covered
 
 
 def encode_events(events: Sequence[bytes], *, produced_at_us: int = 0) -> bytes:
