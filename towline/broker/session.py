@@ -250,7 +250,7 @@ class Session(Connection):
         if self.state is not State.OPEN:
             self._welcome(envelope)
             return
-        number, kind, _, attachments = envelope
+        number, kind, attachments = envelope.number, envelope.kind, envelope.attachments
         try:
             request = decode_request(envelope)
             guard = self._guard

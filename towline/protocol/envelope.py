@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -71,7 +71,9 @@ _ANSWERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-class Envelope(NamedTuple):
+class Envelope(msgspec.Struct, frozen=True, gc=False):
+    """One request or answer as it came. (A struct is made faster than a named tuple.)"""
+
     number: int
     kind: int
     head: memoryview
@@ -229,7 +231,7 @@ class Decoder:
             attached_at = head_at + head_length
             envelopes.append(Envelope(number, kind, view[head_at:attached_at], view[attached_at:after]))
             at = after
-            self._earned = max(_SMALL_BYTES, min(length, _EARNED_BYTES))
+            self._earned = _SMALL_BYTES if length <= _SMALL_BYTES else min(length, _EARNED_BYTES)
         self.completed += len(envelopes)
         return envelopes, at
 
@@ -250,6 +252,8 @@ def split_attachments(attachments: memoryview, lengths: Sequence[int]) -> list[m
     """Cut the attachments into frames of the stated lengths; they must fit exactly."""
     if sum(lengths) != len(attachments):
         raise ProtocolError(f"frames of {sum(lengths)} bytes are announced, but {len(attachments)} bytes follow")
+    if len(lengths) == 1:
+        return [attachments]
     frames, at = [], 0
     for length in lengths:
         frames.append(attachments[at : at + length])
