@@ -160,13 +160,11 @@ class Connection:
         self._calls: dict[int, Call] = {}
         self._greeting: dict[int, Callable[[Envelope], list[Buffer]]] = {}
         self._number = 0
+        self.ready = False
+        """Its state is READY: a flag of its own, because every request and every read asks."""
 
     def __repr__(self) -> str:
         return f"<Connection {self.state.value}, {len(self._calls)} unanswered>"
-
-    @property
-    def ready(self) -> bool:
-        return self.state is State.READY
 
     @property
     def unanswered(self) -> int:
@@ -178,7 +176,7 @@ class Connection:
         """Take a call on. The answer is what to write now: nothing while the connection is not ready."""
         call.number = number = self._take_number()
         self._calls[number] = call
-        return self._encoded(call) if self.state is State.READY else []
+        return self._encoded(call) if self.ready else []
 
     def abandon(self, call: Call) -> None:
         """Nobody waits for this call any more; its answer, if there is one, is passed over."""
@@ -197,21 +195,16 @@ class Connection:
     def _encoded(self, call: Call) -> list[Buffer]:
         """The bytes of a call; nothing if there are none for it, such as for half a character: then it has failed, and
         harms no other."""
+        request, buffers, member = call.request, call.buffers, call.member
+        call.sent += 1
         try:
-            return self._encode(call)
+            if member is not None and request.subscription != member.id:  # type: ignore[attr-defined]
+                request = msgspec.structs.replace(request, subscription=member.id)
+            return [encode_envelope(call.number, request, sum(map(len, buffers)) if buffers else 0), *buffers]
         except (OverflowError, TypeError, ValueError) as error:
             del self._calls[call.number]
             call.fail(BadRequest(f"{type(call.request).__name__} cannot be sent: {error}"))
             return []
-
-    def _encode(self, call: Call) -> list[Buffer]:
-        request, buffers, member = call.request, call.buffers, call.member
-        call.sent += 1
-        if member is not None and request.subscription != member.id:  # type: ignore[attr-defined]
-            request = msgspec.structs.replace(request, subscription=member.id)
-        if not buffers:
-            return [encode_envelope(call.number, request)]
-        return [encode_envelope(call.number, request, sum(map(len, buffers))), *buffers]
 
     # A socket comes and goes
 
@@ -228,7 +221,7 @@ class Connection:
     def broken(self, error: Exception) -> None:
         """The socket is gone. What is unanswered waits for the next one, unless that would fare no better."""
         met = self.state is not State.GREETING or self.welcome is not None
-        self.state = State.DOWN
+        self.state, self.ready = State.DOWN, False
         self._greeting = {}
         if isinstance(error, TowlineError) and not error.retriable:
             self.fail_all(error)
@@ -269,7 +262,7 @@ class Connection:
                 continue
             answer = decode_answer(envelope)
             self.answered += 1
-            if isinstance(answer, Failed):
+            if type(answer) is Failed:
                 if answer.code == _UNAVAILABLE or (self.follows and answer.code == NotOwner.code):
                     # A broker that is going away, or not the right one. The call stays with us, for the next broker;
                     # but what else it says in this moment still counts.
@@ -335,7 +328,7 @@ class Connection:
 
     def _take_up(self) -> list[Buffer]:
         """Everything is as before: ask again what was not answered."""
-        self.state = State.READY
+        self.state, self.ready = State.READY, True
         out: list[Buffer] = []
         for call in list(self._calls.values()):
             out += self._encoded(call)

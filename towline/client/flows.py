@@ -25,6 +25,7 @@ from towline.client.page import Page
 from towline.client.receipts import Receipts, Run, place_before, places
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, Conflict, NotFound, ProtocolError
+from towline.frame.encode import SINGLE_MAX
 from towline.model import (
     DELAY,
     MAX_SHARDS,
@@ -147,15 +148,20 @@ def send(
 ) -> Call:
     """The call that sends one message: a flow of one step, which is spared the generator."""
     lane = as_lane(priority)
-    frame = sender.frame(
-        [body],
-        None if key is None else [as_key(key)],
-        None if headers is None else [as_headers(headers)],
-        compress,
-        None if dedup_id is None else [as_dedup_id(dedup_id)],
-        [deliver_at_us] if deliver_at_us else None,
-        **({} if lives is FOREVER else lives.columns(1)),
-    )
+    beside = key is not None or headers is not None or dedup_id is not None or deliver_at_us or lives is not FOREVER
+    frame: bytes | memoryview
+    if beside or compress or len(body) > SINGLE_MAX:
+        frame = sender.frame(
+            [body],
+            None if key is None else [as_key(key)],
+            None if headers is None else [as_headers(headers)],
+            compress,
+            None if dedup_id is None else [as_dedup_id(dedup_id)],
+            [deliver_at_us] if deliver_at_us else None,
+            **lives.columns(1),
+        )
+    else:
+        frame = sender.single(body)
     if len(frame) + HEAD_ROOM > max_request_bytes:
         raise too_large(len(body), max_request_bytes)
     return Call(Send([FrameHead(check_topic(name), lane, len(frame))], durability), (frame,))

@@ -13,7 +13,7 @@ import msgspec
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, TooLarge
 from towline.frame import TOKEN_MAX, encode, encode_frame
-from towline.frame.encode import encode_columns
+from towline.frame.encode import encode_columns, encode_single
 from towline.frame.layout import limit_of
 from towline.frame.series import Series
 from towline.model import LANES, MAX_SHARDS, Durability, Priority
@@ -232,6 +232,10 @@ class Sender:
     def lives(self, ttl_s: float | None, timeout_s: float | None, attempts: int | None = None) -> Lives:
         """The expiry, the timeout and the attempts of messages that are sent now."""
         return as_lives(ttl_s, timeout_s, attempts, self._clock)
+
+    def single(self, body: bytes) -> bytes:
+        """The frame of a short message that is nothing but its body."""
+        return encode_single(body, self.id, next(self._numbers), self._clock.now_us(), self._token)
 
     def frame(  # noqa: PLR0917 - called for every message: names would cost
         self,
