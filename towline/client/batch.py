@@ -27,13 +27,12 @@ class Batch:
     def __init__(self, subscription: Subscription, lease: Lease | None) -> None:
         self._subscription = subscription
         self._lease = lease
-        self._count = 0 if lease is None else len(lease)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._count} messages{', lost' if self.lost else ''}>"
+        return f"<{type(self).__name__} of {len(self)} messages{', lost' if self.lost else ''}>"
 
     def __len__(self) -> int:
-        return self._count
+        return 0 if self._lease is None else len(self._lease)
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.messages)
@@ -84,7 +83,7 @@ class Batch:
 
     @property
     def lease(self) -> Lease:
-        return self._lease or Lease.none()
+        return Lease.none() if self._lease is None else self._lease
 
     @property
     def topic(self) -> str:

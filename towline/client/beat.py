@@ -34,6 +34,8 @@ class Pulse:
         """The oldest that is not answered yet."""
         self._beaten_at = 0.0
         self._busy_until = 0.0
+        self.watch_s = min(subscription.ack_interval_s, _WATCH_S)
+        """How soon a broken connection must be noticed, and acks be told."""
 
     @property
     def beat_s(self) -> float:
@@ -51,11 +53,6 @@ class Pulse:
         now = time.monotonic()
         self._busy_until = now + _BUSY_S
         return now + self.watch_s
-
-    @property
-    def watch_s(self) -> float:
-        """How soon a broken connection must be noticed, and acks be told."""
-        return min(self._subscription.ack_interval_s, _WATCH_S)
 
     def due(self, now: float) -> Call | None:
         """A beat to send now, if nothing else was sent lately. A connection that does not answer beats is given up."""

@@ -114,7 +114,9 @@ class Lease:
         return f"<Lease {self.pull} of {len(self)} messages{', lost' if self.lost else ''}>"
 
     def __len__(self) -> int:
-        return sum(map(len, self.sections)) if self.sections else sum(part.count for part, _ in self._raw)
+        if self.sections:
+            return sum([len(section.bodies) for section in self.sections])
+        return sum([part.count for part, _ in self._raw])
 
     def open(self) -> None:
         """Decode. What cannot be decoded is nacked: it is tried again, and ends among the dead letters."""
@@ -208,11 +210,19 @@ class Lease:
         """Messages that nothing was said about yet."""
         if self._raw:
             return len(self)
+        if len(self.sections) == 1:
+            return self.sections[0].flags.count(OPEN)
         return sum([section.flags.count(OPEN) for section in self.sections])
 
     def take_acks(self) -> list[Act]:
         """The acks that the broker has not been told of; from now on they count as told."""
         self.dirty = False
+        if len(self.sections) == 1:
+            # All of it is acked, as a rule: then there are no runs to look for.
+            flags = self.sections[0].flags
+            if flags.count(ACKED) == len(flags):
+                flags[:] = flags.translate(_ACKED_TO_TOLD)
+                return [Act(ACK, self.pull)]
         spans: list[tuple[int, int, int]] = []
         for section in self.sections:
             flags, first, lane = section.flags, section.first, section.lane
@@ -278,6 +288,8 @@ def robbery(leases: Sequence[Lease]) -> LeaseLost | None:
 
 def in_portions(acts: list[Act]) -> list[list[Act]]:
     """Cut into requests of a bearable size."""
+    if len(acts) == 1:
+        return [acts]
     portions: list[list[Act]] = []
     room = 0
     for act in acts:

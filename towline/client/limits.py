@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from towline.client.connection import Call
 from towline.errors import BadRequest
 from towline.protocol.messages import Pull, Pulled
 
-__all__ = ["Limits", "is_full"]
+__all__ = ["Appetite", "Limits", "is_full"]
+
+_SLOW_S: Final = 0.5
+_QUICK_S: Final = 0.1
+_FIRST_SIZE: Final = 128
 
 
 class Limits(NamedTuple):
@@ -36,11 +40,41 @@ class Limits(NamedTuple):
         return self
 
 
+class Appetite:
+    """How many messages to ask for: more at a time while the handler is quick, less when it is slow, because what waits
+    here, others cannot do."""
+
+    __slots__ = ("_handed_out_at", "_limits", "size")
+
+    def __init__(self, limits: Limits) -> None:
+        self.size = min(limits.max_messages, _FIRST_SIZE)
+        self._limits = limits
+        self._handed_out_at = 0.0
+
+    def handed_out(self, now: float) -> None:
+        """The handler begins with a batch."""
+        self._handed_out_at = now
+
+    def asked(self, now: float) -> None:
+        """It asks for the next one."""
+        if not self._handed_out_at:
+            return
+        took_s = now - self._handed_out_at
+        if took_s < _QUICK_S:
+            self.size = min(self.size * 2, self._limits.max_messages)
+        elif took_s > _SLOW_S:
+            self.size = max(self.size // 2, 1, self._limits.min_messages)
+        self._handed_out_at = 0.0
+
+
 def is_full(call: Call) -> bool:
     """More is waiting, most likely. Where it is not, the message at hand is better off without a request before it, and
     the next pull can carry its ack."""
     request, answer = call.request, call.answer
     assert isinstance(request, Pull)
     assert isinstance(answer, Pulled)
-    count, size = sum(part.count for part in answer.parts), sum(part.length for part in answer.parts)
+    count = size = 0
+    for part in answer.parts:
+        count += part.count
+        size += part.length
     return 2 * count >= request.max_messages or 2 * size >= request.max_bytes

@@ -64,7 +64,12 @@ class Section:
     def __init__(
         self, topic: str, part: messages.Part, data: memoryview, lease: Lease | None = None, shards: int = 0
     ) -> None:
-        frame = Frame(data).verify()
+        frame = Frame(data)
+        body = frame.sole_body() if part.count == 1 and part.start == 0 else None
+        if body is None:
+            self.bodies = frame.verify().bodies(part.start, part.start + part.count)
+        else:
+            self.bodies = [body]
         self.topic = topic
         self.broker = ""
         self.lane = part.lane
@@ -75,7 +80,6 @@ class Section:
         self.source = part.source
         self.lease = lease
         self.shards = shards
-        self.bodies = frame.bodies(part.start, part.start + part.count)
         self.flags = bytearray(part.count)
         self._frame = frame
         self._keys: list[bytes] | None = None
@@ -89,6 +93,8 @@ class Section:
         return len(self.bodies)
 
     def messages(self) -> list[Message]:
+        if len(self.bodies) == 1:
+            return [Message(self.bodies[0], 0, self)]
         # No loop of our own: this is where a consumer's time goes.
         return list(map(Message, self.bodies, range(len(self.bodies)), repeat(self)))
 
@@ -378,7 +384,10 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
             if late is not None:
                 raise late from error
         # An interrupt or a cancellation is no fault of the message: it stays open, and goes back with the consumer.
-        if error is None or isinstance(error, Exception):
+        if error is None:
+            if not self.settled:
+                self.ack()
+        elif isinstance(error, Exception):
             settle((self,), error)
 
 

@@ -18,7 +18,7 @@ from typing import Final
 from towline.client.act_spool import ActSpool, KeptAct
 from towline.client.connection import Call
 from towline.client.lease import ACK, GIVE_BACK, Lease, LostLease, all_refused, drained, in_portions, merged, robbery
-from towline.client.limits import Limits, is_full
+from towline.client.limits import Appetite, Limits, is_full
 from towline.client.steps import Flow, Start, Wait
 from towline.client.terms import Terms
 from towline.client.wishes import Wishes
@@ -33,9 +33,6 @@ log = logging.getLogger("towline.client")
 
 _POLL_S: Final = 60.0
 """A longer wait is made of several pulls."""
-_SLOW_S: Final = 0.5
-_QUICK_S: Final = 0.1
-_FIRST_SIZE: Final = 128
 _MAX_HOLDING: Final = 10_000
 
 
@@ -90,8 +87,7 @@ class Subscription:
         self._error: TowlineError | None = None
         self._fenced = False
         self._leaving = False
-        self._size = min(limits.max_messages, _FIRST_SIZE)
-        self._handed_out_at = 0.0
+        self._appetite = Appetite(limits)
 
     @property
     def config(self) -> GroupConfig:
@@ -175,7 +171,11 @@ class Subscription:
         while True:
             left_s = max(deadline - self._clock(), 0.0)
             # There may be one on its way: left by an iteration, or by a pull that was interrupted.
-            call = self._pulling[0] if self._pulling else (yield from self._start_pull(limits, min(left_s, _POLL_S)))
+            call = (
+                self._pulling[0]
+                if self._pulling
+                else (yield from self._start_pull(limits, limits.max_messages, min(left_s, _POLL_S)))
+            )
             ours = call.request.max_messages <= limits.max_messages  # type: ignore[attr-defined]
             patience_s = left_s if call.patience_s > left_s else call.patience_s + self._timeout_s
             if not (yield Wait(call, patience_s)):
@@ -193,12 +193,10 @@ class Subscription:
     def next(self) -> Flow[Lease | None]:
         """The next batch of an iteration; None after the idle timeout. The one after it is on its way already, if there
         is more to be had."""
-        self._adapt()
         idle_from = self._clock()
+        self._appetite.asked(idle_from)
         while True:
-            if not self._pulling:
-                yield from self._start_prefetch(idle_from)
-            call = self._pulling[0]
+            call = self._pulling[0] if self._pulling else (yield from self._start_prefetch(idle_from))
             if (self.shards or self.by_prefix) and not call.done:
                 # What is told now frees the shards that this pull may be waiting for.
                 yield from self.start_settles()
@@ -212,19 +210,19 @@ class Subscription:
                 ahead = self.terms.prefetch
                 if len(self._pulling) < ahead and is_full(call) and all(other.done for other in self._pulling):
                     yield from self._start_prefetch(None)
-                self._handed_out_at = self._clock()
+                self._appetite.handed_out(self._clock())
                 return lease
             if self._idle_timeout_s is not None and self._clock() - idle_from >= self._idle_timeout_s:
                 return None
 
-    def _start_prefetch(self, idle_from: float | None) -> Flow[None]:
+    def _start_prefetch(self, idle_from: float | None) -> Flow[Call]:
         wait_s = _POLL_S
         if self._idle_timeout_s is not None:
             idle_s = 0.0 if idle_from is None else self._clock() - idle_from
             wait_s = min(wait_s, max(self._idle_timeout_s - idle_s, 0.0))
-        yield from self._start_pull(self.limits._replace(max_messages=self._size), wait_s)
+        return self._start_pull(self.limits, self._appetite.size, wait_s)
 
-    def _start_pull(self, limits: Limits, wait_s: float) -> Flow[Call]:
+    def _start_pull(self, limits: Limits, max_messages: int, wait_s: float) -> Flow[Call]:
         """Ask for messages; what is to be told rides along."""
         if self._error is not None:
             raise self._error
@@ -233,24 +231,13 @@ class Subscription:
         *others, acts = self._take_portions() or [[]]
         for portion in others:
             yield Start(self._settle(portion))
-        request = Pull(self.id, limits.max_messages, limits.max_bytes, round(wait_s * 1000), limits.min_messages, acts)
+        request = Pull(self.id, max_messages, limits.max_bytes, round(wait_s * 1000), limits.min_messages, acts)
         call = Call(request, (), self, self._on_pulled)
         call.patience_s = wait_s
         # Noted first: whatever interrupts us here, its answer finds a taker.
         self._pulling.append(call)
         yield Start(call)
         return call
-
-    def _adapt(self) -> None:
-        """Take more at a time while the handler is quick, less when it is slow: what waits here, others cannot do."""
-        if not self._handed_out_at:
-            return
-        took_s = self._clock() - self._handed_out_at
-        if took_s < _QUICK_S:
-            self._size = min(self._size * 2, self.limits.max_messages)
-        elif took_s > _SLOW_S:
-            self._size = max(self._size // 2, 1, self.limits.min_messages)
-        self._handed_out_at = 0.0
 
     def _pulled(self, call: Call) -> None:
         if self._leaving:
@@ -286,9 +273,9 @@ class Subscription:
             self.put_back(lease)
 
     def _opened(self, call: Call) -> Lease | None:
-        if isinstance(call.error, LeaseLost) and self._unique:
-            return None
         if call.error is not None:
+            if isinstance(call.error, LeaseLost) and self._unique:
+                return None
             raise call.error
         lease = self._leases.get(call.answer.pull)
         if lease is None or lease.lost:
@@ -352,8 +339,9 @@ class Subscription:
 
     def _take_portions(self) -> list[list[Act]]:
         """What is to be told now: nacks first, in their order, then acks."""
-        acts = merged(drained(self.nacks))
-        for lease in drained(self._dirty):
+        acts = merged(drained(self.nacks)) if self.nacks else []
+        while self._dirty:
+            lease = self._dirty.popleft()
             if not lease.lost:
                 acts += lease.take_acks()
         for act in acts:
