@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from bench import consuming, delaying, facing, flatness, jobs, machine, ordering, sending, spark, sql
+from bench import consuming, delaying, facing, flatness, jobs, latency, machine, ordering, sending, spark, sql
 from bench.figures import Figure, print_figures
 from bench.stage import Stage
 from tests.sql.server import use_mysqld
@@ -28,7 +28,7 @@ SCENARIOS: dict[str, Scenario] = {
     "pubsub": consuming.pubsub,
     "producer": sending.producer,
     "single": sending.single,
-    "latency": consuming.latency,
+    "latency": latency.latency,
     "large": sending.large,
     "backlog": flatness.backlog,
     "topics": flatness.topics,

@@ -1,4 +1,4 @@
-"""How fast messages come out, alone and while others go in; and how long one is on its way."""
+"""How fast messages come out, alone and while others go in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.figures import Figure, middle, spread
 from bench.stage import Stage
 from towline.load.job import Job
 
-__all__ = ["consume", "latency", "pubsub"]
+__all__ = ["consume", "pubsub"]
 
 PULL = 4_000
 """Messages a pull."""
@@ -50,27 +50,3 @@ def pubsub(stage: Stage) -> Iterator[Figure]:
         target=500_000,
         note=f"{count:,} × 100 B; {cost}{spread(rates)}",
     )
-
-
-def latency(stage: Stage) -> Iterator[Figure]:
-    """From send to handler at 1,000 messages a second."""
-    seconds = max(2.0, stage.seconds * 2)
-    count = int(1_000 * seconds)
-    sender = Job(role="paced", topics=("bench",), count=count, rate=1_000, durability="os")
-    receiver = Job(role="handle", topics=("bench",), count=count, group="group")
-    runs, cost = stage.repeat(sender, receiver, durability="os")
-    times = [received.latency for _, received in runs if received.latency is not None]
-    for name, values, target in (
-        ("p50", [each.p50 for each in times], 0.4),
-        ("p99", [each.p99 for each in times], 1.5),
-        ("p99.9", [each.p999 for each in times], None),
-    ):
-        yield Figure(
-            scenario="latency",
-            name=f"send to handler, {name}",
-            value=middle(values),
-            unit="ms",
-            target=target,
-            less_is_better=True,
-            note=f"{seconds:g} s at 1,000 msg/s, os; {cost}{spread(values)}",
-        )

@@ -13,10 +13,23 @@ from functools import partial
 from pathlib import Path
 
 from bench.figures import Figure, middle, spread
-from bench.peers import BLOCK, MESSAGE
+from bench.peers import BLOCK, MESSAGE, STAMP
 from bench.stage import Stage
+from towline.load.job import Percentiles, percentiles
 
-__all__ = ["ECHO", "RECEIVE", "REPLAY", "SYNC", "echo", "machine", "receive_limit", "replay_limit", "sync_limit"]
+__all__ = [
+    "ECHO",
+    "RECEIVE",
+    "RELAY",
+    "REPLAY",
+    "SYNC",
+    "echo",
+    "machine",
+    "receive_limit",
+    "relay",
+    "replay_limit",
+    "sync_limit",
+]
 
 WRITE = "write"
 SYNC = "write + fdatasync"
@@ -24,6 +37,7 @@ LOOPBACK = "loopback"
 RECEIVE = "receive + write"
 REPLAY = "read + send"
 ECHO = "echo"
+RELAY = "relay"
 
 FILE = 128 << 20
 """Raw files are made, written and removed before the system thinks of writing them back: what a virtual disk allows is
@@ -82,10 +96,13 @@ def sync_limit(stage: Stage, seconds: float, block_bytes: int = BLOCK) -> float:
     return write_limit(stage, seconds, block_bytes, sync=True)
 
 
+def _command(*role: object) -> list[str]:
+    return [sys.executable, "-m", "bench.peers", *map(str, role)]
+
+
 @contextmanager
 def _peer(*role: str | Path) -> Iterator[socket.socket]:
-    command = [sys.executable, "-m", "bench.peers", *map(str, role)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(_command(*role), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -145,3 +162,20 @@ def echo(seconds: float) -> float:
                 missing -= len(got)
             trips += 1
         return trips / (time.perf_counter() - begin)
+
+
+def relay(seconds: float) -> Percentiles:
+    """How long messages take from one process by way of a second to a third, at a thousand a second: what a broker
+    cannot be quicker than."""
+    count, data = int(seconds * 1_000), b""
+    times_ns: list[int] = []
+    with _peer("relay") as connection, subprocess.Popen(_command("pace", connection.getpeername()[1], count)):
+        while len(times_ns) < count and (more := connection.recv(BLOCK)):
+            now_ns, data = time.perf_counter_ns(), data + more
+            whole = len(data) // MESSAGE * MESSAGE
+            sent = (int.from_bytes(data[at : at + STAMP], "little") for at in range(0, whole, MESSAGE))
+            times_ns += [now_ns - at_ns for at_ns in sent]
+            data = data[whole:]
+    found = percentiles(times_ns)
+    assert found is not None, "a relay passes on what it gets"
+    return found

@@ -4,6 +4,8 @@ echo     sends back what comes
 sink     takes what comes, and says when it has all
 store    the same, but writes it to a file
 replay   sends the file, as long as somebody listens
+relay    passes on to the first who comes what the second one sends
+pace     sends so many messages to a relay's port, a thousand a second, each with its time
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from typing import cast
 
-__all__ = ["BLOCK", "MESSAGE", "main"]
+__all__ = ["BLOCK", "MESSAGE", "STAMP", "main"]
 
 MESSAGE = 250
 """Bytes of an echoed message: about what a single confirmed send takes on the wire."""
+
+STAMP = 8
+"""Bytes at the beginning of a paced message: when it was sent, on the steady clock."""
+PACE_NS = 1_000_000
 
 BLOCK = 128 << 10
 """About what a frame of 1,000 messages of 100 bytes takes."""
@@ -66,6 +73,28 @@ def _replay(file: int) -> None:
             pass  # Nobody listens any more.
 
 
+def _relay() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        receiver, sender = server.accept()[0], server.accept()[0]
+    with receiver, sender:
+        receiver.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while data := sender.recv(BLOCK):
+            receiver.sendall(data)
+
+
+def _pace(port: int, count: int) -> None:
+    padding = bytes(MESSAGE - STAMP)
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        begin_ns = time.perf_counter_ns()
+        for number in range(count):
+            left_ns = begin_ns + number * PACE_NS - time.perf_counter_ns()
+            if left_ns > 0:
+                time.sleep(left_ns / 1e9)
+            connection.sendall(time.perf_counter_ns().to_bytes(STAMP, "little") + padding)
+
+
 def main() -> None:
     match sys.argv[1:]:
         case ["echo"]:
@@ -78,6 +107,10 @@ def main() -> None:
             _sink(os.open(path, os.O_WRONLY))
         case ["replay", path]:
             _replay(os.open(path, os.O_RDONLY))
+        case ["relay"]:
+            _relay()
+        case ["pace", port, count]:
+            _pace(int(port), int(count))
 
 
 if __name__ == "__main__":
