@@ -6,6 +6,7 @@ import struct
 import sys
 import tracemalloc
 from collections.abc import Callable
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -204,12 +205,24 @@ def verdict(frame: bytes, *, whole: bool) -> str:
     return repr(columns_of(made))
 
 
+def bodies_or_refusal(frame: bytes, start: int, stop: int, *, whole: bool) -> str:
+    """What a consumer gets out of a frame: in one go, or step by step."""
+    try:
+        made = Frame(frame)
+        if stop > made.count:
+            return "a part that is not in the frame"
+        return repr(made.verify_bodies(start, stop) if whole else made.verify().bodies(start, stop))
+    except REFUSED as error:
+        return f"{type(error).__name__}: {error}"
+
+
 @pytest.mark.parametrize("compress", [False, True])
 @given(batches(max_count=4), st.data())
 def test_one_go_and_step_by_step_come_to_the_same(compress: bool, batch: Batch, data: st.DataObject) -> None:
     """Sound frames, and frames with a right checksum in which single numbers are wrong."""
     frame = batch.encode(compress=compress)
     assert verdict(frame, whole=True) == verdict(frame, whole=False)
+    assert Frame(frame).verify_bodies(0, len(batch.bodies)) == batch.bodies
     columns = bytearray(frame[HEADER.size + (len(batch.options["token"]) + 7 & ~7) :])
     for _ in range(data.draw(st.integers(0, 3))):
         at = 4 * data.draw(st.integers(0, len(columns) // 4 - 1))
@@ -224,6 +237,9 @@ def test_one_go_and_step_by_step_come_to_the_same(compress: bool, batch: Batch, 
         frame[:-1] + bytes([frame[-1] ^ 1]),
     ):
         assert verdict(forged, whole=True) == verdict(forged, whole=False)
+        for start, stop in combinations(range(7), 2):
+            told = bodies_or_refusal(forged, start, stop, whole=True)
+            assert told == bodies_or_refusal(forged, start, stop, whole=False)
 
 
 def test_offsets_to_and_fro_do_not_multiply_the_bodies() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, TypeVar
 
 import msgspec
@@ -131,12 +132,12 @@ class Lease:
     def messages(self) -> list[Message]:
         if len(self.sections) == 1:
             return self.sections[0].messages()
-        return [message for section in self.sections for message in section.messages()]
+        return list(chain.from_iterable(map(Section.messages, self.sections)))
 
     def bodies(self) -> list[bytes]:
         if len(self.sections) == 1:
             return self.sections[0].bodies
-        return [body for section in self.sections for body in section.bodies]
+        return list(chain.from_iterable([section.bodies for section in self.sections]))
 
     # What the user did
 

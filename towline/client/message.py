@@ -67,7 +67,7 @@ class Section:
         frame = Frame(data)
         body = frame.sole_body() if part.count == 1 and part.start == 0 else None
         if body is None:
-            self.bodies = frame.verify().bodies(part.start, part.start + part.count)
+            self.bodies = frame.verify_bodies(part.start, part.start + part.count)
         else:
             self.bodies = [body]
         self.topic = topic
