@@ -65,11 +65,7 @@ class Section:
         self, topic: str, part: messages.Part, data: memoryview, lease: Lease | None = None, shards: int = 0
     ) -> None:
         frame = Frame(data)
-        body = frame.sole_body() if part.count == 1 and part.start == 0 else None
-        if body is None:
-            self.bodies = frame.verify_bodies(part.start, part.start + part.count)
-        else:
-            self.bodies = [body]
+        self.bodies = frame.verify_bodies(part.start, part.start + part.count)
         self.topic = topic
         self.broker = ""
         self.lane = part.lane

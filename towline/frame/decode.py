@@ -41,7 +41,6 @@ Buffer = bytes | bytearray | memoryview
 _LARGE: Final = 512
 _HEADERS = msgspec.msgpack.Decoder(dict[str, str])
 _OFFSET = struct.Struct("<I").unpack_from
-_OFFSETS = struct.Struct("<II").unpack_from
 
 
 class Column(NamedTuple):
@@ -126,20 +125,6 @@ class Frame:
         if not self.flags & ZSTD:
             self._lay_out()
         return self
-
-    def sole_body(self) -> bytes | None:
-        """The body of a frame that holds one message and nothing beside it, with all that `verify` checks, in one go:
-        most of what is pulled where time matters most. None for any other frame, and for one that is not sound:
-        `verify` says what is wrong with it."""
-        view, length = self._view, self._columns_length
-        at = HEADER.size + (len(self.token) + 7 & ~7)
-        if self.count != 1 or self.flags or length < 8 or self.length - at != length:
-            return None
-        begin, end = _OFFSETS(view, at)
-        data_at, size = at + 8, end - begin
-        if size < 0 or 8 + (size + 7 & ~7) != length or crc32c(view[CRC_FROM:]) != self._checksum:
-            return None
-        return bytes(view[data_at : data_at + size])
 
     def verify_columns(self) -> Frame:
         """Check that every value of every text column can be cut out, so that nobody stumbles over the frame later. A
