@@ -320,9 +320,7 @@ class Accumulator(Generic[P]):
             self._retrying.append(lane)
             return True
         parcel.error = error
-        self.failed.append(parcel)
-        if len(self.failed) > 2 * _FAILED_MAX:
-            self.failed = [one for one in self.failed if not one.looked_at][:_FAILED_MAX]
+        self.note_failed([parcel])
         self._finish(lane, parcel, now)
         return False
 
@@ -339,7 +337,7 @@ class Accumulator(Generic[P]):
             one.count = one.count or len(one.bodies)
             self._release(one)
             one.move(self._placed(one, shards, failed))
-        self.failed += failed
+        self.note_failed(failed)
         return failed
 
     def _placed(self, parcel: Parcel, shards: int, failed: list[Parcel]) -> list[P]:
@@ -396,8 +394,14 @@ class Accumulator(Generic[P]):
         self._ready.clear()
         self._retrying.clear()
         self._lingering.clear()
-        self.failed += parcels
+        self.note_failed(parcels)
         return parcels
+
+    def note_failed(self, parcels: list[Parcel]) -> None:
+        """Remember them for whoever flushes."""
+        self.failed += parcels
+        if len(self.failed) > 2 * _FAILED_MAX:
+            self.failed = [one for one in self.failed if not one.looked_at][:_FAILED_MAX]
 
     def take_failed(self) -> list[Parcel]:
         """The parcels that failed without anybody looking, each told of once."""

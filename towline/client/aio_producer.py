@@ -271,7 +271,7 @@ class Producer:
 
     def rearranged(self, failed: list[Parcel]) -> None:
         """Messages were put here, or taken away; some belonged nowhere."""
-        self._accumulator.failed += failed
+        self._accumulator.note_failed(failed)
         self._end(with_origins(failed))
         self._let_in()
         self._stirred.set()

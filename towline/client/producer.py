@@ -263,7 +263,7 @@ class Producer:
     def rearranged(self, failed: list[Parcel]) -> None:
         """Messages were put here, or taken away; some belonged nowhere."""
         with self._lock:
-            self._accumulator.failed += failed
+            self._accumulator.note_failed(failed)
             ended = with_origins(failed)
             self._conclude(ended)
             self._changed.notify_all()
