@@ -118,7 +118,7 @@ def test_a_url_that_cannot_be_is_code_2(cli: Cli, arguments: tuple[str, ...]) ->
 
 def test_a_folder_that_cannot_be_opened_is_named_with_advice(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("in the way")
-    said = f"error: the folder {tmp_path}/plain cannot be opened: File exists; "
+    said = f"error: the folder {tmp_path}/plain cannot be opened: Not a directory; "
     said += "a file is in the way: choose another folder\n"
     assert cli("serve", "--store", "file:plain", "--listen", "127.0.0.1:0", code=1).err == said
     assert cli("topic", "ls", "-u", "file:plain", code=1).err == said
