@@ -12,6 +12,7 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from tests.broker.test_recovery import crash
+from towline.broker.arrivals import FIND_MAX
 from towline.clock import SECOND_US, ManualClock
 from towline.frame import Frame
 from towline.model import LANES
@@ -162,10 +163,13 @@ class Model:
         seen = await lanes(bench)
         for topic in {where for where, _ in self.where.values()}:
             ids = {number: body for body, number in self.ids.items() if self.where[body][0] == topic}
-            if ids:
-                answer = await bench.broker.delayed(ListDelayed(topic, max_messages=1, ids=sorted(ids), arrived=True))
-                found = {ids[one.id]: (topic, one.lane, one.seq) for one in answer.arrived}
-                assert found == {body: seen[body] for body in ids.values() if body in self.delivered}
+            sought = sorted(ids)
+            found: dict[bytes, tuple[str, int, int]] = {}
+            for at in range(0, len(sought), FIND_MAX):
+                ask = ListDelayed(topic, max_messages=1, ids=sought[at : at + FIND_MAX], arrived=True)
+                answer = await bench.broker.delayed(ask)
+                found |= {ids[one.id]: (topic, one.lane, one.seq) for one in answer.arrived}
+            assert found == {body: seen[body] for body in ids.values() if body in self.delivered}
 
 
 async def _history(world: World, tmp_path: Path, seed: int, steps: int) -> None:
