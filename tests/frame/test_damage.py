@@ -216,6 +216,20 @@ def bodies_or_refusal(frame: bytes, start: int, stop: int, *, whole: bool) -> st
         return f"{type(error).__name__}: {error}"
 
 
+@pytest.mark.parametrize("middle", [(24, 8, 16), (8, 40, 24), (8, 16, 2**32 - 8), (8, 0, 24)])
+def test_no_body_is_cut_by_offsets_that_run_backwards_or_out_of_the_column(middle: tuple[int, ...]) -> None:
+    """The first and the last are right, and so is the checksum."""
+    bodies = [b"%08d" % number for number in range(4)]
+    columns = struct.pack("<5I4x", 0, *middle, 32) + b"".join(bodies)
+    frame = with_columns(encode(bodies), columns)
+    with pytest.raises(BadFrame, match="run backwards"):
+        Frame(frame).verify_bodies(0, 4)
+    for start in range(4):
+        for stop in range(start + 1, 5):
+            said = bodies_or_refusal(frame, start, stop, whole=True)
+            assert said == bodies_or_refusal(frame, start, stop, whole=False)
+
+
 @pytest.mark.parametrize("compress", [False, True])
 @given(batches(max_count=4), st.data())
 def test_one_go_and_step_by_step_come_to_the_same(compress: bool, batch: Batch, data: st.DataObject) -> None:
