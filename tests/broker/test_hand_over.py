@@ -17,13 +17,21 @@ from towline.protocol.messages import Act, Pull, Pulled
 class Hand:
     """Takes what is handed over, and notes it."""
 
-    def __init__(self, bench: Bench, member: Member, *acts: Act, give_up: bool = False) -> None:
+    def __init__(
+        self, bench: Bench, member: Member, *acts: Act, give_up: bool = False, answers: int = 1, wait_ms: int = 60_000
+    ) -> None:
         self.given: list[Got] = []
+        self.answers = answers
         self._give_up = give_up
-        request = Pull(0, 10, 1 << 20, 60_000, acts=list(acts))
-        self.task = asyncio.ensure_future(bench.broker.pull(member, request, self._take))
+        request = Pull(0, 10, 1 << 20, wait_ms, acts=list(acts), answers=answers)
+        self.task = asyncio.ensure_future(bench.broker.pull(member, request, self))
 
-    def _take(self, pulled: Pulled, buffers: Buffers) -> None:
+    @property
+    def stands(self) -> bool:
+        return self.answers > 1
+
+    def take(self, pulled: Pulled, buffers: Buffers) -> None:
+        self.answers -= 1
         self.given.append(Got(pulled, b"".join(buffers)))
         if self._give_up:
             self.task.cancel()

@@ -62,6 +62,20 @@ def test_an_older_peer_passes_over_a_field_it_does_not_know() -> None:
     assert decode_request(envelope) == m.TopicInfo("orders")
 
 
+def test_what_an_older_peer_says_of_pulls_is_understood() -> None:
+    pull = (
+        "4a00000002010000050000003e0000009601cd01f4ce00100000cd07d00a919601079293000a059302cf000001000000"
+        "000001c2cb4029000000000000b06e6f207375636820637573746f6d6572"
+    )
+    pulled = (
+        "4c00000002010000850000004000000097cf0000010000000005919801cd03e81403cd100002cf00060a24181e4002c4"
+        "047f000001919300aa6c656173652d6c6f7374a8746f6f206c617465a0009090"
+    )
+    [request, answer] = Decoder(1 << 20).feed(bytes.fromhex(pull + pulled))
+    assert decode_request(request) == m.Pull(1, 500, 1 << 20, 2000, 10, [samples.ACT])
+    assert decode_answer(answer) == m.Pulled((1 << 40) + 5, [samples.PART], [(0, "lease-lost", "too late")])
+
+
 def test_every_kind_is_in_the_document() -> None:
     text = DOCUMENT.read_text()
     kinds = {**m.REQUESTS, **m.ANSWERS}

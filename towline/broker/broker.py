@@ -40,7 +40,7 @@ from towline.broker.surveying import split_lines
 from towline.broker.topics import Topics
 from towline.broker.tracing import trace
 from towline.broker.transactions import Escrow
-from towline.broker.waiter import HandOver
+from towline.broker.waiter import Taker
 from towline.clock import SECOND_US, SYSTEM, Clock
 from towline.delivery import Dedup
 from towline.errors import QueueFull, TowlineError
@@ -244,9 +244,9 @@ class Broker:
         return await self.consumers.attach(request, address=address)
 
     async def pull(
-        self, member: Member | Fan, request: wire.Pull, hand_over: HandOver | None = None
+        self, member: Member | Fan, request: wire.Pull, taker: Taker | None = None
     ) -> tuple[wire.Pulled, list[bytes | memoryview]]:
-        return await self.consumers.pull(member, request, hand_over)
+        return await self.consumers.pull(member, request, taker)
 
     async def settle(self, member: Member | Fan, acts: Sequence[wire.Act]) -> wire.Settled:
         return await self.consumers.settle(member, acts)

@@ -254,6 +254,10 @@ class Connection(asyncio.BufferedProtocol):
         elif self._looking is None and self._decoder.broken is not None and self.state in (State.HELLO, State.OPEN):
             self.end(self._decoder.broken)  # not before what was put off: that came first
 
+    @property
+    def is_held(self) -> bool:
+        return self._held != 0
+
     def hold(self, reason: int) -> None:
         if not self._held and not self._transport.is_closing():
             self._transport.pause_reading()

@@ -17,7 +17,7 @@ from towline.broker.groups import Groups
 from towline.broker.maintenance import sweep_members
 from towline.broker.member import Member
 from towline.broker.topics import Topics
-from towline.broker.waiter import HandOver
+from towline.broker.waiter import Taker
 from towline.errors import NotFound, TowlineError
 from towline.model import check_consumer, check_group, check_topic
 from towline.protocol import messages as wire
@@ -77,13 +77,13 @@ class Consumers:
     # Working
 
     async def pull(
-        self, member: Member | Fan, request: wire.Pull, hand_over: HandOver | None = None
+        self, member: Member | Fan, request: wire.Pull, taker: Taker | None = None
     ) -> tuple[wire.Pulled, Buffers]:
         if self._broker.closing and request.wait_ms:
             request = msgspec.structs.replace(request, wait_ms=0)
         if isinstance(member, Fan):
             return await member.pull(request)
-        return await member.dispatcher.pull(member, request, hand_over)
+        return await member.dispatcher.pull(member, request, taker)
 
     async def settle(self, member: Member | Fan, acts: Sequence[wire.Act]) -> wire.Settled:
         if isinstance(member, Fan):

@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from towline.broker.act import ACK, DEAD, GIVE_BACK, NACK, command_of
 from towline.broker.delivering import Buffers, Parcel, at_hand, collect
 from towline.broker.lane import Lane
 from towline.broker.limits import Limits
 from towline.broker.member import Member
 from towline.broker.obituary import Obituary
 from towline.broker.pull_log import PullLog
-from towline.broker.waiter import HandOver, Waiter
+from towline.broker.settling import NOTHING, Settling
+from towline.broker.waiter import Taker, Waiter, in_turn
 from towline.clock import SECOND_US, Clock
-from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Pull, Skip, missing
+from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Pull, Skip
 from towline.delivery.events import Failed, GaveUp, Overrun, Pulled, Released
-from towline.errors import LeaseLost, NotFound, OwnershipLost, TowlineError, Unavailable
+from towline.errors import LeaseLost, NotFound, TowlineError, Unavailable
 from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
 from towline.protocol import messages as wire
 from towline.store import Append, Appended, Store
@@ -29,7 +29,6 @@ __all__ = ["Dispatcher"]
 
 log = logging.getLogger("towline.broker")
 
-_NOTHING = wire.Settled()
 TIMER_MAX_S = 60.0
 """The clock may be set while a timer runs, so none runs longer than this."""
 
@@ -110,23 +109,23 @@ class Dispatcher:
     # Pulling
 
     async def pull(
-        self, member: Member, request: wire.Pull, hand_over: HandOver | None = None, *, least: int = 1
+        self, member: Member, request: wire.Pull, taker: Taker | None = None, *, least: int = 1
     ) -> tuple[wire.Pulled, Buffers]:
         """Grant messages, or wait for them; `least` is how many it takes for one that does not wait. What comes while
-        it waits may be handed over at once, on top of being the answer in the end: to wake up the one who waits here
-        takes time that the consumer would have to wait as well."""
+        it waits may be taken to the consumer at once, on top of being the answer in the end: to wake up the one who
+        waits here takes time that the consumer would have to wait as well. A pull that stands goes on waiting then."""
         self._check(member)
         if self._limits.recalling and request.acts:
             await self._limits.recalled()
-        settled, done = self._act(member, request.acts) if request.acts else (_NOTHING, None)
+        settled, done = self._act(member, request.acts) if request.acts else (NOTHING, None)
         begun_s = self.clock.steady_s()
         got = None
         while got is None and not member.fenced:
             pulled = self._try(member, request, request.min_messages if request.wait_ms else least)
             if pulled is None and request.wait_ms and not self.closed:
-                waiter = await self._wait(member, request, done, None if settled.refused or settled.lost else hand_over)
-                if waiter.handed_over is not None:
-                    return waiter.handed_over
+                waiter = await self._wait(member, request, done, None if settled.refused or settled.lost else taker)
+                if waiter.taken is not None:
+                    return waiter.taken
                 pulled = waiter.future.result()
             elif pulled is not None and pulled.deadline_us:
                 self.arm()
@@ -144,22 +143,34 @@ class Dispatcher:
         pull, parcel = got
         return self._answer(pull, parcel.parts, settled), parcel.buffers
 
-    def _answer(self, pull: int, parts: list[wire.Part], settled: wire.Settled) -> wire.Pulled:
+    def _answer(
+        self, pull: int, parts: list[wire.Part], settled: wire.Settled = NOTHING, *, more: bool = False
+    ) -> wire.Pulled:
         for part in parts:
             self.counts["pulled"] += part.count
             self.counts["bytes"] += part.length
-        return wire.Pulled(pull, parts, settled.refused, lost=settled.lost)
+        return wire.Pulled(pull, parts, settled.refused, lost=settled.lost, more=more)
 
-    def _hand_over(self, waiter: Waiter, pulled: Pulled) -> None:
-        """Answer now, if what was granted is at hand; else the one who waits goes and reads it."""
-        if waiter.hand_over is None or self.group.config.mode == AT_MOST_ONCE:
-            return
-        if waiter.acted is not None and not (waiter.acted.done() and waiter.acted.exception() is None):
-            return
-        found = at_hand(self.lanes, pulled.parts, waiter.request.max_bytes)
-        if found is not None:
-            waiter.handed_over = answer = self._answer(pulled.pull, [found[0]], _NOTHING), found[1]
-            waiter.hand_over(*answer)
+    def _grant(self, waiter: Waiter, pulled: Pulled) -> bool:
+        """Answer now, if what was granted is at hand; else the one who waits goes and reads it. True if the pull still
+        stands then."""
+        found = None
+        if waiter.may_take and self.group.config.mode != AT_MOST_ONCE:
+            found = at_hand(self.lanes, pulled.parts, waiter.request.max_bytes)
+        if found is None:
+            waiter.future.set_result(pulled)
+            self._waiters.remove(waiter)
+            return False
+        part, buffers = found
+        stands = waiter.stands and 2 * part.count < waiter.request.max_messages
+        answer = self._answer(pulled.pull, [part], more=stands)
+        if not stands:
+            waiter.future.set_result(pulled)
+            self._waiters.remove(waiter)
+            waiter.taken = answer, buffers
+        assert waiter.taker is not None
+        waiter.taker.take(answer, buffers)
+        return stands
 
     async def _read(self, member: Member, request: wire.Pull, pulled: Pulled) -> tuple[int, Parcel] | None:
         """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
@@ -214,10 +225,10 @@ class Dispatcher:
         return next((event for event in events if isinstance(event, Pulled)), None)
 
     async def _wait(
-        self, member: Member, request: wire.Pull, acted: asyncio.Future[None] | None, hand_over: HandOver | None
+        self, member: Member, request: wire.Pull, acted: asyncio.Future[None] | None, taker: Taker | None
     ) -> Waiter:
         loop = asyncio.get_running_loop()
-        waiter = Waiter(member, request, loop.create_future(), acted, hand_over)
+        waiter = Waiter(member, request, loop.create_future(), acted, taker)
         self._waiters.append(waiter)
         timer = loop.call_later(request.wait_ms / 1000, self._expire, waiter)
         member.waiting = True
@@ -237,7 +248,7 @@ class Dispatcher:
     def _undo(self, waiter: Waiter) -> None:
         """The consumer is not there any more to take what it was given in this very moment."""
         future = waiter.future
-        if future.done() and not future.cancelled() and future.exception() is None and waiter.handed_over is None:
+        if future.done() and not future.cancelled() and future.exception() is None and waiter.taken is None:
             pulled = future.result()
             if pulled is not None:
                 self._give_back(waiter.member, pulled.pull)
@@ -257,12 +268,16 @@ class Dispatcher:
             waiter.future.set_exception(error)
 
     def serve(self) -> None:
-        """Something may have become deliverable: serve those who wait, first come, first served."""
+        """Something may have become deliverable: serve those who wait, first come, first served; but who has something
+        to do already, and still stands there, comes after those who have not."""
         self.notice()
-        for number, waiter in enumerate(list(self._waiters)):
+        waiters = deque(self._waiters if len(self._waiters) == 1 else in_turn(self._waiters))
+        tried = False
+        while waiters:
             # The first one finds out by trying, which is quicker where mostly one waits.
-            if number and not self.group.deliverable(self.clock.now_us()):
+            if tried and not self.group.deliverable(self.clock.now_us()):
                 break
+            waiter, tried = waiters.popleft(), True
             if waiter.future.done():
                 continue
             try:
@@ -270,10 +285,8 @@ class Dispatcher:
             except TowlineError as error:
                 waiter.future.set_exception(error)
                 continue
-            if pulled is not None:
-                waiter.future.set_result(pulled)
-                self._waiters.remove(waiter)
-                self._hand_over(waiter, pulled)
+            if pulled is not None and self._grant(waiter, pulled):
+                waiters.append(waiter)
         self.arm()
 
     def wake(self) -> None:
@@ -319,33 +332,10 @@ class Dispatcher:
         """Carry out acts; what to answer, and when they are durable."""
         if self.group.config.mode == AT_MOST_ONCE:
             # All was settled when it was delivered.
-            return _NOTHING, None
-        refused: list[tuple[int, str, str]] = []
-        lost: list[wire.Lost] = []
-        last: asyncio.Future[None] | None = None
-        for number, act in enumerate(acts):
-            try:
-                events, appended = self.run(command_of(member.consumer, act), self._durability)
-            except OwnershipLost:
-                raise
-            except TowlineError as error:
-                refused.append((number, error.code, str(error)))
-                continue
-            last = appended.done if appended else last
-            if not act.spans and act.what != GIVE_BACK:
-                gone = missing(self.group, member.consumer, act.pull, up_to=act.up_to)
-                lost += [(pull, part.lane, part.first, part.count, why) for pull, part, why in gone]
-            self.counts["acked" if act.what == ACK else "nacked"] += 1
-            if act.what in (NACK, DEAD):
-                self._count_failed(events)
-        if self._limits:
-            vain = {number for number, _, _ in refused}
-            pulls = {act.pull for number, act in enumerate(acts) if number not in vain}
-            self._limits.progress(pulls, self.clock.now_us())
-        self.wake()
-        return wire.Settled(refused, lost), last
+            return NOTHING, None
+        return Settling(self, member.consumer, self._durability).act(acts, self._limits)
 
-    def _count_failed(self, events: Sequence[Event]) -> None:
+    def count_failed(self, events: Sequence[Event]) -> None:
         """Deliveries that failed: messages, not acts."""
         failed = (event.parts for event in events if isinstance(event, (Failed, GaveUp, Released)))
         self.counts["failed"] += sum(part.count for parts in failed for part in parts)
@@ -384,7 +374,7 @@ class Dispatcher:
     def drop(self, consumer: str, *, vanished: bool, reason: str = "") -> None:
         events, _ = self.run(Leave(consumer, vanished, reason))
         if vanished:
-            self._count_failed(events)
+            self.count_failed(events)
         if events and vanished:
             log.warning("%s: %s; its open messages are delivered again", self.label, reason or f"{consumer} vanished")
         self.wake()
@@ -423,7 +413,7 @@ class Dispatcher:
         self._timer = None
         try:
             overdue = self._limits.overdue(self.clock.now_us()) if self._limits else ()
-            self._count_failed(self.run(Lapse(overdue))[0])
+            self.count_failed(self.run(Lapse(overdue))[0])
             self.group.retries.ripen(self.clock.now_us())
             self.serve()
             for stir in self._watching:

@@ -18,7 +18,7 @@ __all__ = ["LATE_S", "PullLog"]
 
 log = logging.getLogger("towline.broker")
 
-LATE_S: Final = 0.002
+LATE_S: Final = 0.01
 LATE_MAX: Final = 64
 
 

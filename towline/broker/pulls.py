@@ -1,4 +1,8 @@
-"""The pulls of a connection that are under way: one for each subscription, within a bound on their bytes."""
+"""The pulls of a connection that are under way: one for each subscription, within a bound on their bytes.
+
+A pull that stands is answered several times. It does so only while its client reads what it is sent, and has no quota;
+else the next answer is its last.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +29,79 @@ QUOTA_LOOK_S: Final = 0.05
 """How often a pull looks whether its principal's quota has room again."""
 
 
+class _Taker:
+    """Takes the answers of one pull to its client."""
+
+    __slots__ = ("_answers", "_guard", "_number", "_pulls", "_request", "_session", "over")
+
+    def __init__(self, pulls: Pulls, session: Session, number: int, request: Pull, guard: Guard | None) -> None:
+        self._pulls = pulls
+        self._session = session
+        self._number = number
+        self._request = request
+        self._guard = guard
+        self._answers = request.answers
+        self.over = False
+        """The last answer was given."""
+
+    @property
+    def may_stand(self) -> bool:
+        return self._request.answers > 1
+
+    @property
+    def stands(self) -> bool:
+        if self._answers == 1 or self._session.is_held:
+            return False
+        quota = None if self._guard is None else self._guard.meter.quota
+        return quota is None or not (quota.bytes_per_s or quota.in_flight)
+
+    def take(self, pulled: Pulled, buffers: Buffers) -> None:
+        if pulled.more:
+            self._answers -= 1
+        else:
+            self.end()
+        self._session.answer(self._number, pulled, buffers)
+        if self._guard is not None and self._guard.meter.quota.bytes_per_s:
+            self._session.pay(self._guard, sum(map(len, buffers)))
+
+    def fail(self, error: BaseException) -> None:
+        self.end()
+        self._session.fail(self._number, error, Pull.kind)
+
+    def end(self) -> None:
+        """It is forgotten before its last answer: upon that, the client may pull again at once."""
+        self.over = True
+        self._pulls.forget(self._request)
+
+
 class Pulls:
     def __init__(self, session: Session, loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
         self._session = session
         self._loop = loop
         self._max_bytes = max_bytes
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._takers: dict[int, _Taker] = {}
         self._reserved_bytes = 0
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def start(self, number: int, member: Member | Fan, request: Pull, guard: Guard | None) -> None:
-        if request.subscription in self._tasks:
-            raise Conflict(f"subscription {request.subscription} has a pull under way: one at a time")
+        before = self._takers.get(request.subscription)
+        if before is not None:
+            if not before.may_stand:
+                raise Conflict(f"subscription {request.subscription} has a pull under way: one at a time")
+            # The task ends without a word: what it waits for is cancelled now, so that nothing can be granted to it.
+            task = self._tasks[request.subscription]
+            before.take(Pulled(0, []), [])
+            task.cancel()
         # Each pull may take half of what is left, so that all of them together stay within the bound.
         room = max((self._max_bytes - self._reserved_bytes) // 2, PULL_MIN_BYTES)
         if request.max_bytes > room:
             request = msgspec.structs.replace(request, max_bytes=room)
         self._reserved_bytes += request.max_bytes
-        self._tasks[request.subscription] = self._loop.create_task(self._run(number, member, request, guard))
+        taker = self._takers[request.subscription] = _Taker(self, self._session, number, request, guard)
+        self._tasks[request.subscription] = self._loop.create_task(self._run(taker, member, request, guard))
 
     def cancel(self, subscription: int) -> None:
         if subscription in self._tasks:
@@ -54,35 +111,24 @@ class Pulls:
         for task in self._tasks.values():
             task.cancel()
 
-    async def _run(self, number: int, member: Member | Fan, request: Pull, guard: Guard | None) -> None:
+    async def _run(self, taker: _Taker, member: Member | Fan, request: Pull, guard: Guard | None) -> None:
         session = self._session
-        answered = False
-
-        def hand_over(pulled: Pulled, buffers: Buffers) -> None:
-            nonlocal answered
-            answered = True
-            # Forgotten first: upon the answer the client may pull again before this task has ended.
-            self._forget(request)
-            session.answer(number, pulled, buffers)
-            if guard is not None and guard.meter.quota.bytes_per_s:
-                session.pay(guard, sum(map(len, buffers)))
-
         try:
             if guard is not None and guard.meter.quota.in_flight:
                 request = await self._within_quota(guard, member, request)
-            pulled, buffers = await member.broker.pull(member, request, hand_over)
-            if not answered:
-                hand_over(pulled, buffers)
+            pulled, buffers = await member.broker.pull(member, request, taker)
+            if not taker.over:
+                taker.take(pulled, buffers)
         except asyncio.CancelledError:
-            if not answered:
-                self._forget(request)
+            if not taker.over:
                 if session.state is not State.CLOSED:
-                    session.fail(number, Refused("the right to consume was revoked"), Pull.kind)
+                    taker.fail(Refused("the right to consume was revoked"))
+                else:
+                    taker.end()
         except Exception as error:
-            if answered:
+            if taker.over:
                 raise
-            self._forget(request)
-            session.fail(number, error, Pull.kind)
+            taker.fail(error)
         session.finish()
 
     async def _within_quota(self, guard: Guard, member: Member | Fan, request: Pull) -> Pull:
@@ -103,6 +149,6 @@ class Pulls:
         most = request.max_messages if room is None else min(room, request.max_messages)
         return msgspec.structs.replace(request, max_messages=most, wait_ms=left_ms, min_messages=1)
 
-    def _forget(self, request: Pull) -> None:
-        del self._tasks[request.subscription]
+    def forget(self, request: Pull) -> None:
+        del self._tasks[request.subscription], self._takers[request.subscription]
         self._reserved_bytes -= request.max_bytes

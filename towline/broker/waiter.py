@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Protocol
 
 from towline.broker.delivering import Buffers
 from towline.broker.member import Member
 from towline.delivery.events import Pulled
 from towline.protocol import messages as wire
 
-__all__ = ["HandOver", "Waiter"]
+__all__ = ["Taker", "Waiter", "in_turn"]
 
-HandOver = Callable[[wire.Pulled, Buffers], None]
-"""Gives a consumer what its pull was granted, at once."""
+
+class Taker(Protocol):
+    """Takes what a pull was granted to its consumer."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether the pull may be answered again after the next answer."""
+
+    def take(self, pulled: wire.Pulled, buffers: Buffers) -> None: ...
 
 
 class Waiter:
     """A pull that waits for messages."""
 
-    __slots__ = ("acted", "future", "hand_over", "handed_over", "member", "request")
+    __slots__ = ("acted", "future", "member", "request", "taken", "taker")
 
     def __init__(
         self,
@@ -27,12 +35,29 @@ class Waiter:
         request: wire.Pull,
         future: asyncio.Future[Pulled | None],
         acted: asyncio.Future[None] | None,
-        hand_over: HandOver | None,
+        taker: Taker | None,
     ) -> None:
         self.member = member
         self.request = request
         self.future = future
         self.acted = acted
         """The acts that came with the pull: it is answered once they are durable."""
-        self.hand_over = hand_over
-        self.handed_over: tuple[wire.Pulled, Buffers] | None = None
+        self.taker = taker
+        self.taken: tuple[wire.Pulled, Buffers] | None = None
+        """The last answer, if it was given at once."""
+
+    @property
+    def may_take(self) -> bool:
+        """It may be answered now: it has a taker, and the acts that came with it are durable."""
+        acted = self.acted
+        return self.taker is not None and (acted is None or (acted.done() and acted.exception() is None))
+
+    @property
+    def stands(self) -> bool:
+        return self.taker is not None and self.taker.stands
+
+
+def in_turn(waiters: Iterable[Waiter]) -> list[Waiter]:
+    """First come, first served; but one that stands, though its consumer has messages to work on, comes after those
+    who have none."""
+    return sorted(waiters, key=lambda waiter: waiter.member.in_flight if waiter.stands else 0)

@@ -45,13 +45,13 @@ class Batch(AnyBatch):
         this returns. Raises `LeaseLost` if they are not ours any more; if that is so of some of them only, the others
         are settled before, and it says how many are lost."""
         await self._link.run(self._ack_flow(up_to))
-        self._subscription.report()
+        self._subscription.losses.report()
 
     async def nack(self, reason: str = "", delay: float | None = None) -> None:
         """All of them that are not settled yet have failed: deliver them again after `delay` seconds, or when the
         group's retry policy says."""
         await self._link.run(self._nack_flow(reason, delay))
-        self._subscription.report()
+        self._subscription.losses.report()
 
 
 class Consumer:
@@ -128,7 +128,7 @@ class Consumer:
     @property
     def lost(self) -> int:
         """Messages whose lease was lost so far."""
-        return self._subscription.lost_messages
+        return self._subscription.losses.messages
 
     async def pull(
         self,
@@ -185,7 +185,7 @@ class Consumer:
         called."""
         self._check()
         await self._link.run(self._subscription.flush())
-        self._subscription.report()
+        self._subscription.losses.report()
 
     async def close(self) -> None:
         """Tell the broker of all acks and nacks, give back what is not settled, and leave."""
@@ -210,7 +210,7 @@ class Consumer:
         finally:
             await self._link.close()
             self._let_go_of_spool()
-            self._subscription.report()
+            self._subscription.losses.report()
 
     async def _keep(self, *, ready: bool) -> None:
         """What cannot be told goes to the local disk, if there is a spool."""
@@ -247,7 +247,7 @@ class Consumer:
         return standing(state, self.name)
 
     def _tell(self) -> None:
-        self._subscription.report()
+        self._subscription.losses.report()
         if self._sleeps_until > self._pulse.stir():
             self._nudged.set()
 
@@ -272,7 +272,7 @@ class Consumer:
                     await self._link.start(beat)
                 await self._link.run(self._subscription.start_settles())
                 await self._keep(ready=self._link.connection.ready)
-                self._subscription.report()
+                self._subscription.losses.report()
             except TowlineError as error:
                 log.warning("%r: %s", self, error)
             except Exception:

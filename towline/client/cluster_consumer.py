@@ -74,7 +74,7 @@ class ClusterBatch(Batch):
                         raise Timeout(f"{link.route.name}: no answer to an ack within {link.timeout_s:g} seconds")
                 answer, error = step.answer, step.error
         except StopIteration:
-            self._subscription.report()
+            self._subscription.losses.report()
 
 
 class _Branch:

@@ -37,6 +37,7 @@ from towline.protocol.messages import (
     Attached,
     Failed,
     Hello,
+    Pulled,
     Request,
     Welcome,
 )
@@ -85,6 +86,7 @@ class Call:
         "done",
         "error",
         "member",
+        "next",
         "number",
         "on_done",
         "patience_s",
@@ -105,6 +107,8 @@ class Call:
         self.member = member
         self.on_done = on_done
         self.number = -1
+        self.next: Call | None = None
+        """Takes the next answer, if this was not the last to its request."""
         self.answer: Any = None
         self.attachments: memoryview | None = None
         self.error: TowlineError | None = None
@@ -122,6 +126,15 @@ class Call:
     def resent(self) -> bool:
         """It was asked more than once: the first time may have been carried out."""
         return self.sent > 1
+
+    def following(self) -> Call:
+        """One that takes the next answer to the same request; what went with it was carried out."""
+        request = self.request
+        if request.acts:  # type: ignore[attr-defined]
+            request = msgspec.structs.replace(request, acts=[])
+        call = Call(request, (), self.member, self.on_done)
+        call.number, call.sent, call.patience_s = self.number, 1, self.patience_s
+        return call
 
     def finish(self, answer: Answer, attachments: memoryview) -> None:
         self.answer = answer
@@ -273,7 +286,10 @@ class Connection:
                 del self._calls[envelope.number]
                 call.fail(from_code(answer.code, answer.message))
             else:
-                del self._calls[envelope.number]
+                if type(answer) is Pulled and answer.more:
+                    self._calls[envelope.number] = call.next = call.following()
+                else:
+                    del self._calls[envelope.number]
                 call.finish(answer, envelope.attachments)
         if going is not None:
             raise going

@@ -46,13 +46,13 @@ class Batch(AnyBatch):
         this returns. Raises `LeaseLost` if they are not ours any more; if that is so of some of them only, the others
         are settled before, and it says how many are lost."""
         self._link.run(self._ack_flow(up_to))
-        self._subscription.report()
+        self._subscription.losses.report()
 
     def nack(self, reason: str = "", delay: float | None = None) -> None:
         """All of them that are not settled yet have failed: deliver them again after `delay` seconds, or when the
         group's retry policy says."""
         self._link.run(self._nack_flow(reason, delay))
-        self._subscription.report()
+        self._subscription.losses.report()
 
 
 class Consumer:
@@ -119,7 +119,7 @@ class Consumer:
     @property
     def lost(self) -> int:
         """Messages whose lease was lost so far."""
-        return self._subscription.lost_messages
+        return self._subscription.losses.messages
 
     def pull(
         self,
@@ -176,7 +176,7 @@ class Consumer:
         called."""
         self._check()
         self._link.run(self._subscription.flush())
-        self._subscription.report()
+        self._subscription.losses.report()
 
     def close(self) -> None:
         """Tell the broker of all acks and nacks, give back what is not settled, and leave."""
@@ -196,7 +196,7 @@ class Consumer:
             self._link.close()
             if self._subscription.spool is not None:
                 self._subscription.spool.close()
-            self._subscription.report()
+            self._subscription.losses.report()
 
     def _keep(self, *, ready: bool) -> None:
         """What cannot be told goes to the local disk, if there is a spool."""
@@ -230,7 +230,7 @@ class Consumer:
         return standing(state, self.name)
 
     def _tell(self) -> None:
-        self._subscription.report()
+        self._subscription.losses.report()
         self._heartbeat.nudge(self._pulse.stir())
 
     # In the heartbeat's thread
@@ -245,7 +245,7 @@ class Consumer:
             self._link.pump(0.0)
             self._keep(ready=self._link.connection.ready)
             self._come_back()
-            self._subscription.report()
+            self._subscription.losses.report()
         except TowlineError as error:
             log.warning("%r: %s", self, error)
         except Exception:

@@ -13,6 +13,9 @@ __all__ = ["Appetite", "Limits", "is_full"]
 _SLOW_S: Final = 0.5
 _QUICK_S: Final = 0.1
 _FIRST_SIZE: Final = 128
+_BRISK_S: Final = 0.001
+_CLOSE_S: Final = 0.01
+_STANDING: Final = 64
 
 
 class Limits(NamedTuple):
@@ -44,15 +47,23 @@ class Appetite:
     """How many messages to ask for: more at a time while the handler is quick, less when it is slow, because what waits
     here, others cannot do."""
 
-    __slots__ = ("_handed_out_at", "_limits", "size")
+    __slots__ = ("_answers", "_handed_out_at", "_last", "_limits", "size")
 
     def __init__(self, limits: Limits) -> None:
         self.size = min(limits.max_messages, _FIRST_SIZE)
         self._limits = limits
         self._handed_out_at = 0.0
+        self._last = 0.0
+        self._answers = 1
+
+    @property
+    def answers(self) -> int:
+        return self._answers
 
     def handed_out(self, now: float) -> None:
         """The handler begins with a batch."""
+        self._answers = _STANDING if now - self._last < _CLOSE_S else 1
+        self._last = now
         self._handed_out_at = now
 
     def asked(self, now: float) -> None:
@@ -60,6 +71,8 @@ class Appetite:
         if not self._handed_out_at:
             return
         took_s = now - self._handed_out_at
+        if took_s > _BRISK_S:
+            self._answers = 1
         if took_s < _QUICK_S:
             self.size = min(self.size * 2, self._limits.max_messages)
         elif took_s > _SLOW_S:

@@ -9,7 +9,6 @@ at a time: a driver with threads runs every stretch of a flow, and every answer,
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from towline.client.act_spool import ActSpool, KeptAct
 from towline.client.connection import Call
 from towline.client.lease import ACK, GIVE_BACK, Lease, LostLease, all_refused, drained, in_portions, merged, robbery
 from towline.client.limits import Appetite, Limits, is_full
+from towline.client.losses import Losses
 from towline.client.steps import Flow, Start, Wait
 from towline.client.terms import Terms
 from towline.client.wishes import Wishes
@@ -29,11 +29,11 @@ from towline.protocol.messages import Act, Attach, Attached, Detach, Pull, Pulle
 
 __all__ = ["Subscription"]
 
-log = logging.getLogger("towline.client")
-
 _POLL_S: Final = 60.0
 """A longer wait is made of several pulls."""
 _MAX_HOLDING: Final = 10_000
+_TELL_S: Final = 0.005
+"""How long acts wait for company while a pull stands that could not carry them."""
 
 
 class Subscription:
@@ -63,14 +63,13 @@ class Subscription:
         self.consumer = consumer
         self.terms = Terms(config, wishes, prefetch)
         self.limits = limits
-        self.lost_messages = 0
         self.by_prefix = is_pattern(topic)
         self.in_tasks = False
         """Who works on its messages are coroutines."""
         self.shards = 0
         """Of the topic, if it is an ordered one."""
         self.ack_interval_s = ack_interval_s
-        self.on_lost = on_lost
+        self.losses = Losses(topic, group, on_lost)
         self.spool = spool
         self.deserted = False
         """It ends because its broker has gone, not because the user closed it: nobody is to blame for late acks."""
@@ -83,11 +82,12 @@ class Subscription:
         self._dirty: deque[Lease] = deque()
         self._settling: dict[Call, None] = {}
         self._pulling: deque[Call] = deque()
-        self._reports: deque[LostLease] = deque()
         self._error: TowlineError | None = None
         self._fenced = False
         self._leaving = False
         self._appetite = Appetite(limits)
+        self._told_at = 0.0
+        self._tell_s = min(ack_interval_s, _TELL_S)
 
     @property
     def config(self) -> GroupConfig:
@@ -171,12 +171,10 @@ class Subscription:
         while True:
             left_s = max(deadline - self._clock(), 0.0)
             # There may be one on its way: left by an iteration, or by a pull that was interrupted.
-            call = (
-                self._pulling[0]
-                if self._pulling
-                else (yield from self._start_pull(limits, limits.max_messages, min(left_s, _POLL_S)))
+            call = self._under_way(limits) or (
+                yield from self._start_pull(limits, limits.max_messages, min(left_s, _POLL_S))
             )
-            ours = call.request.max_messages <= limits.max_messages  # type: ignore[attr-defined]
+            ours = _fits(call, limits)
             patience_s = left_s if call.patience_s > left_s else call.patience_s + self._timeout_s
             if not (yield Wait(call, patience_s)):
                 if self._clock() >= deadline + self._timeout_s:
@@ -190,6 +188,10 @@ class Subscription:
             if lease is not None or self._clock() >= deadline:
                 return lease
 
+    def _under_way(self, limits: Limits) -> Call | None:
+        """One that stands for more than is asked for need not be waited for: the next pull ends it."""
+        return next((call for call in self._pulling if call.done or not _stands(call) or _fits(call, limits)), None)
+
     def next(self) -> Flow[Lease | None]:
         """The next batch of an iteration; None after the idle timeout. The one after it is on its way already, if there
         is more to be had."""
@@ -200,9 +202,15 @@ class Subscription:
             if (self.shards or self.by_prefix) and not call.done:
                 # What is told now frees the shards that this pull may be waiting for.
                 yield from self.start_settles()
+            tell_s = self.ack_interval_s
+            if _stands(call):
+                # Nothing carries them that would be asked for anyway.
+                tell_s = self._tell_s
+                if self.has_acts and idle_from - self._told_at >= tell_s and not call.done:
+                    yield from self.start_settles()
             while not call.done:
                 # No act waits longer than the interval, though nothing comes that could carry it.
-                if not (yield Wait(call, self.ack_interval_s if self.has_acts else _POLL_S)):
+                if not (yield Wait(call, tell_s if self.has_acts else _POLL_S)):
                     yield from self.start_settles()
             self._pulled(call)
             lease = self._opened(call)
@@ -220,18 +228,25 @@ class Subscription:
         if self._idle_timeout_s is not None:
             idle_s = 0.0 if idle_from is None else self._clock() - idle_from
             wait_s = min(wait_s, max(self._idle_timeout_s - idle_s, 0.0))
-        return self._start_pull(self.limits, self._appetite.size, wait_s)
+        # Where acts free a shard, they must not wait; and with no prefetch, nothing is to come ahead.
+        one_by_one = self.shards or self.by_prefix or not self.terms.prefetch
+        return self._start_pull(self.limits, self._appetite.size, wait_s, 1 if one_by_one else self._appetite.answers)
 
-    def _start_pull(self, limits: Limits, max_messages: int, wait_s: float) -> Flow[Call]:
+    def _start_pull(self, limits: Limits, max_messages: int, wait_s: float, answers: int = 1) -> Flow[Call]:
         """Ask for messages; what is to be told rides along."""
         if self._error is not None:
             raise self._error
         if self._fenced:
             yield from self.start()
+        if answers > 1:
+            # Its first answer is not to wait until acts are durable.
+            yield from self.start_settles()
         *others, acts = self._take_portions() or [[]]
         for portion in others:
             yield Start(self._settle(portion))
-        request = Pull(self.id, max_messages, limits.max_bytes, round(wait_s * 1000), limits.min_messages, acts)
+        request = Pull(
+            self.id, max_messages, limits.max_bytes, round(wait_s * 1000), limits.min_messages, acts, answers
+        )
         call = Call(request, (), self, self._on_pulled)
         call.patience_s = wait_s
         # Noted first: whatever interrupts us here, its answer finds a taker.
@@ -255,6 +270,8 @@ class Subscription:
         if not isinstance(answer, Pulled):
             raise ProtocolError(f"a pull was answered by {type(answer).__name__}")
         self._answered(acts, answer)
+        if call.next is not None:
+            self._pulling.insert(self._pulling.index(call) + 1, call.next)
         if answer.groups:
             self.terms.learn(answer.groups)
         if answer.pull:
@@ -325,15 +342,8 @@ class Subscription:
                 # Noted when it was answered, and reported.
                 pass
 
-    def report(self) -> None:
-        """Tell the user what was lost. Drivers call this where the user's code may do anything: under no lock."""
-        while self._reports:
-            lost = self._reports.popleft()
-            log.warning("%s, group %s: %d messages lost: %s", lost.topic, lost.group, lost.count, lost.reason)
-            if self.on_lost is not None:
-                self.on_lost(lost)
-
     def start_settles(self) -> Flow[None]:
+        self._told_at = self._clock()
         for portion in self._take_portions():
             yield Start(self._settle(portion))
 
@@ -368,9 +378,9 @@ class Subscription:
             found = 0 if robbed is None else robbed.rob(lane, first, count, why)
             if confirmed is not None and (pull == confirmed.pull or (confirmed.up_to and pull < confirmed.pull)):
                 # Whoever waits for the answer is told by an error.
-                self.lost_messages += found
+                self.losses.messages += found
             else:
-                self._note_lost(pull, found, why or "they were taken away")
+                self.losses.note(pull, found, why or "they were taken away")
         for index, code, text in answer.refused:
             if 0 <= index < len(acts):
                 self._refused(acts[index], code, text, quiet=acts[index] is confirmed)
@@ -393,7 +403,7 @@ class Subscription:
             lease.lost = True
         if not quiet:
             count = sum(count for _, _, count in act.spans) or (len(lease) if lease is not None else 0)
-            self._note_lost(act.pull, count, text)
+            self.losses.note(act.pull, count, text)
 
     def _fence(self, error: TowlineError) -> None:
         """The broker has given us up: it did not hear of us for too long, or another came under our name. The next pull
@@ -405,13 +415,7 @@ class Subscription:
     def _lose(self, lease: Lease, reason: str) -> None:
         lease.lost = True
         self._leases.pop(lease.pull, None)
-        self._note_lost(lease.pull, lease.open_count, reason)
-
-    def _note_lost(self, pull: int, count: int, reason: str) -> None:
-        if not count:
-            return
-        self.lost_messages += count
-        self._reports.append(LostLease(self.topic, self.group, pull, count, reason))
+        self.losses.note(lease.pull, lease.open_count, reason)
 
     # For those who tell it elsewhere
 
@@ -436,3 +440,11 @@ class Subscription:
 
     def _older(self, act: Act) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.pull < act.pull]
+
+
+def _fits(call: Call, limits: Limits) -> bool:
+    return call.request.max_messages <= limits.max_messages  # type: ignore[attr-defined, no-any-return]
+
+
+def _stands(call: Call) -> bool:
+    return call.request.answers > 1  # type: ignore[attr-defined, no-any-return]

@@ -21,7 +21,8 @@ from towline.frame.spare import SPARE
 __all__ = ["PlainTransport", "TlsTransport", "Transport", "make_transport", "wait_for"]
 
 _TICK_S: Final = 1.0
-"""A read that may take longer than this needs no poll beforehand: the kernel ends it after this long."""
+_SHORT_TICK_S: Final = 0.004
+"""A read that may take longer than one of these needs no poll beforehand: the kernel ends it after this long."""
 _SMALL: Final = 64 << 10
 _LARGE: Final = 1 << 20
 _RECORD: Final = 16 << 10
@@ -70,9 +71,8 @@ def wait_for(fd: int, events: int, timeout_s: float, also: int = -1) -> int:
 class PlainTransport:
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)
-        seconds = int(_TICK_S)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", seconds, 0))
         self._sock = sock
+        self._set_tick(_TICK_S)
         self._size = _SMALL
         self._quick = False
         self._read_at = 0.0
@@ -80,7 +80,7 @@ class PlainTransport:
     def read(self, timeout_s: float) -> Buffer | None:
         sock = self._sock
         # One system call where the wait may be long, which is the rule; two where it must end sooner.
-        if timeout_s < _TICK_S and not wait_for(sock.fileno(), select.POLLIN, timeout_s):
+        if timeout_s < self._tick_s and not self._may_wait(timeout_s):
             return None
         begun = time.perf_counter()
         # Only for one that asks again as soon as it is answered; anyone else leaves the processor to others.
@@ -90,11 +90,27 @@ class PlainTransport:
                 data = sock.recv(_SMALL) if self._size == _SMALL else self._read_much()
             except BlockingIOError:
                 self._quick = False
+                if self._tick_s < timeout_s and self._tick_s < _TICK_S:
+                    self._set_tick(_TICK_S)
                 return None
         self._read_at = time.perf_counter()
         self._quick = _SPIN and self._read_at - begun < _QUICK_S
         self._size = _LARGE if len(data) >= _SMALL else _SMALL
         return data
+
+    def _set_tick(self, seconds: float) -> None:
+        """The kernel ends a read after this long."""
+        self._tick_s = seconds
+        whole = int(seconds)
+        timeout = struct.pack("@ll", whole, round((seconds - whole) * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+
+    def _may_wait(self, timeout_s: float) -> bool:
+        """Whether to read now, which takes no longer than the time, or finds something at once."""
+        if timeout_s >= _SHORT_TICK_S:
+            self._set_tick(_SHORT_TICK_S)
+            return True
+        return bool(wait_for(self._sock.fileno(), select.POLLIN, timeout_s))
 
     def _read_much(self) -> memoryview:
         """More of a large answer, into memory that is used again."""

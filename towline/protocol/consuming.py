@@ -56,7 +56,10 @@ class Act(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Pull(Request, frozen=True, array_like=True):
-    """Ask for messages; `acts` are carried out first."""
+    """Ask for messages; `acts` are carried out first.
+
+    It is answered once, or stands for a while: with `answers` above 1 it may be answered so often, as messages come,
+    and every answer but the last says that there are more to come. Another pull of the same subscription ends it."""
 
     kind = 5
     subscription: Natural
@@ -65,6 +68,7 @@ class Pull(Request, frozen=True, array_like=True):
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=300_000)] = 0
     min_messages: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     acts: Annotated[list[Act], msgspec.Meta(max_length=MANY)] = []  # noqa: RUF012 - a Struct copies it
+    answers: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -100,6 +104,8 @@ class Pulled(Answer, frozen=True, array_like=True):
     groups: list[GroupConfig] = []  # noqa: RUF012 - a Struct copies it
     """Of a subscription by prefix: more such groups as in `Attached`; that of the messages is among them the first
     time."""
+    more: bool = False
+    """The pull still stands: other answers follow under the same number."""
 
 
 class Settle(Request, frozen=True, array_like=True):
