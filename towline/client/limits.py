@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from towline.client.connection import Call
 from towline.errors import BadRequest
 from towline.protocol.messages import Pull, Pulled
 
-__all__ = ["Appetite", "Limits", "is_full"]
+__all__ = ["Appetite", "Limits", "is_behind", "is_full", "stands"]
 
 _SLOW_S: Final = 0.5
 _QUICK_S: Final = 0.1
@@ -16,6 +17,7 @@ _FIRST_SIZE: Final = 128
 _BRISK_S: Final = 0.001
 _CLOSE_S: Final = 0.01
 _STANDING: Final = 64
+_BEHIND: Final = 8
 
 
 class Limits(NamedTuple):
@@ -45,24 +47,21 @@ class Limits(NamedTuple):
 
 class Appetite:
     """How many messages to ask for: more at a time while the handler is quick, less when it is slow, because what waits
-    here, others cannot do."""
+    here, others cannot do. And for how many answers: while messages come one by one, each soon after the other, and the
+    handler is done before the next, a pull stands, so that the next message need not wait for it."""
 
-    __slots__ = ("_answers", "_handed_out_at", "_last", "_limits", "size")
+    __slots__ = ("_handed_out_at", "_last", "_limits", "answers", "size")
 
     def __init__(self, limits: Limits) -> None:
         self.size = min(limits.max_messages, _FIRST_SIZE)
         self._limits = limits
         self._handed_out_at = 0.0
         self._last = 0.0
-        self._answers = 1
+        self.answers = 1
 
-    @property
-    def answers(self) -> int:
-        return self._answers
-
-    def handed_out(self, now: float) -> None:
-        """The handler begins with a batch."""
-        self._answers = _STANDING if now - self._last < _CLOSE_S else 1
+    def handed_out(self, now: float, *, one_by_one: bool = False) -> None:
+        """The handler begins with a batch; or with a single message, which it had to wait for."""
+        self.answers = _STANDING if one_by_one and now - self._last < _CLOSE_S else 1
         self._last = now
         self._handed_out_at = now
 
@@ -72,12 +71,22 @@ class Appetite:
             return
         took_s = now - self._handed_out_at
         if took_s > _BRISK_S:
-            self._answers = 1
+            self.answers = 1
         if took_s < _QUICK_S:
             self.size = min(self.size * 2, self._limits.max_messages)
         elif took_s > _SLOW_S:
             self.size = max(self.size // 2, 1, self._limits.min_messages)
         self._handed_out_at = 0.0
+
+
+def is_behind(waiting: Sequence[Call]) -> bool:
+    """Answers of a pull that stands have piled up: a batch is better than those one by one."""
+    return len(waiting) > _BEHIND and stands(waiting[-1]) and not waiting[-1].done
+
+
+def stands(call: Call) -> bool:
+    request = call.request
+    return isinstance(request, Pull) and request.answers > 1
 
 
 def is_full(call: Call) -> bool:

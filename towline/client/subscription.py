@@ -17,7 +17,7 @@ from typing import Final
 from towline.client.act_spool import ActSpool, KeptAct
 from towline.client.connection import Call
 from towline.client.lease import ACK, GIVE_BACK, Lease, LostLease, all_refused, drained, in_portions, merged, robbery
-from towline.client.limits import Appetite, Limits, is_full
+from towline.client.limits import Appetite, Limits, is_behind, is_full, stands
 from towline.client.losses import Losses
 from towline.client.steps import Flow, Start, Wait
 from towline.client.terms import Terms
@@ -190,7 +190,7 @@ class Subscription:
 
     def _under_way(self, limits: Limits) -> Call | None:
         """One that stands for more than is asked for need not be waited for: the next pull ends it."""
-        return next((call for call in self._pulling if call.done or not _stands(call) or _fits(call, limits)), None)
+        return next((call for call in self._pulling if call.done or not stands(call) or _fits(call, limits)), None)
 
     def next(self) -> Flow[Lease | None]:
         """The next batch of an iteration; None after the idle timeout. The one after it is on its way already, if there
@@ -202,11 +202,11 @@ class Subscription:
             if (self.shards or self.by_prefix) and not call.done:
                 # What is told now frees the shards that this pull may be waiting for.
                 yield from self.start_settles()
-            tell_s = self.ack_interval_s
-            if _stands(call):
-                # Nothing carries them that would be asked for anyway.
+            tell_s, waited = self.ack_interval_s, not call.done
+            if waited and stands(call):
+                # No other pull will carry what is to be told.
                 tell_s = self._tell_s
-                if self.has_acts and idle_from - self._told_at >= tell_s and not call.done:
+                if self.has_acts and idle_from - self._told_at >= tell_s:
                     yield from self.start_settles()
             while not call.done:
                 # No act waits longer than the interval, though nothing comes that could carry it.
@@ -218,7 +218,9 @@ class Subscription:
                 ahead = self.terms.prefetch
                 if len(self._pulling) < ahead and is_full(call) and all(other.done for other in self._pulling):
                     yield from self._start_prefetch(None)
-                self._appetite.handed_out(self._clock())
+                self._appetite.handed_out(self._clock(), one_by_one=waited and len(lease) == 1)
+                if is_behind(self._pulling):
+                    yield from self._start_prefetch(None)
                 return lease
             if self._idle_timeout_s is not None and self._clock() - idle_from >= self._idle_timeout_s:
                 return None
@@ -444,7 +446,3 @@ class Subscription:
 
 def _fits(call: Call, limits: Limits) -> bool:
     return call.request.max_messages <= limits.max_messages  # type: ignore[attr-defined, no-any-return]
-
-
-def _stands(call: Call) -> bool:
-    return call.request.answers > 1  # type: ignore[attr-defined, no-any-return]
