@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from towline.store import Append, Chunk, Store
 
-__all__ = ["Lane"]
+__all__ = ["Lane", "advance_all", "submit_all"]
 
 RECENT_FRAMES: Final = 4
 RECENT_BYTES: Final = 2 << 10
@@ -86,3 +87,35 @@ class Lane:
                 taken = min(count, room)
                 return Chunk(first, taken, start, chunk.frame, chunk.appended_at_us, chunk.source)
         return None
+
+
+def submit_all(
+    lanes: Sequence[Lane], firsts: Sequence[int], unit: Sequence[Append], at_us: int, done: asyncio.Future[None]
+) -> None:
+    """`submitted` for each frame of a unit, and the lane that it goes to."""
+    for lane, first, (_, frame, count, source, _) in zip(lanes, firsts, unit, strict=True):
+        length = len(frame)
+        lane._pending.append((first + count, done))
+        lane.bytes_in += length
+        if length <= RECENT_BYTES:
+            lane._recent.append(Chunk(first, count, 0, bytes(frame), at_us, source))
+
+
+def advance_all(lanes: Sequence[Lane]) -> None:
+    """`advance` for each lane of a unit. What waits in them is mostly that unit alone, so it is asked once."""
+    stored: asyncio.Future[None] | None = None
+    for lane in lanes:
+        pending = lane._pending
+        if len(pending) != 1:
+            lane.advance()
+            continue
+        end, done = pending[0]
+        if done is not stored:
+            if not done.done() or done.cancelled() or done.exception() is not None:
+                lane.advance()
+                continue
+            stored = done
+        pending.clear()
+        lane.end = end
+        for changed, number in lane._watchers:
+            changed.add(number)

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from towline.broker.lane import Lane
+from towline.broker.lane import Lane, advance_all, submit_all
 from towline.broker.ordering import refuse_mixed
+from towline.broker.placing import Placed, place
 from towline.broker.scheduling import Booking, Scheduler, delay_mark
 from towline.broker.topic import Topic
 from towline.clock import Clock
@@ -15,10 +16,11 @@ from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge
 from towline.frame import EVENTS, Frame
+from towline.frame.bundle import Bundle
 from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability
 from towline.protocol.messages import Sent
-from towline.store import Append, Appended, Histogram, Store
+from towline.store import Append, Histogram, Store
 
 __all__ = ["Mark", "Outgoing", "Sender"]
 
@@ -72,6 +74,10 @@ class Sender:
     def send(
         self, outgoing: Sequence[Outgoing], durability: Durability | None, source: bytes, token: bytes
     ) -> asyncio.Future[Sent]:
+        if len(outgoing) > 1:
+            appended = self._append_bundle(outgoing, durability, source, token)
+            if appended is not None:
+                return appended
         frames = [self.check(data, token) for _, _, data in outgoing]
         known = self._known(outgoing, frames) if frames[0].producer_id else None
         if known is not None:
@@ -104,11 +110,43 @@ class Sender:
             answer: asyncio.Future[Sent] = done.get_loop().create_future()
             answer.set_result(sent)
             return answer
-        sending = _Sending(self, (frame,), None, (lane,), (topic,), sent=sent, begun_s=begun_s, loop=done.get_loop())
+        ids = ((frame.producer_id, frame.producer_seq),)
+        sending = _Sending(self, ids, None, (lane,), (topic,), sent=sent, begun_s=begun_s, loop=done.get_loop())
         if frame.producer_id:
-            self._under_way[frame.producer_id, frame.producer_seq] = sending.answer
+            self._under_way[ids[0]] = sending.answer
         _when(done, sending.finish)
         return sending.answer
+
+    def _append_bundle(
+        self, outgoing: Sequence[Outgoing], durability: Durability | None, source: bytes, token: bytes
+    ) -> asyncio.Future[Sent] | None:
+        """The same for the frames of one call to an ordered topic. None if they are anything else, or may have come
+        before: nothing has happened then."""
+        names, numbers, data = zip(*outgoing, strict=True)
+        bundle = Bundle.verify(data, token) if len(set(names)) == 1 else None
+        if bundle is None or bundle.flags & NOT_PLAIN or max(bundle.lengths) > self._max_frame_bytes:
+            return None
+        producer_id, seqs = bundle.producer_id, bundle.producer_seqs
+        if not producer_id or (producer_id, seqs[0]) in self._under_way:
+            return None
+        if not self._producers.all_new(producer_id, min(seqs)):
+            return None
+        wanted = self._durability if durability is None else durability
+        topic = self.find_topic(names[0])
+        lanes = topic.lanes_of(numbers)
+        unit = [
+            Append(lane.stream, frame, count, source)
+            for lane, frame, count in zip(lanes, data, bundle.counts, strict=True)
+        ]
+        firsts, at_us, done = self._store.append(unit, wanted or Durability.OS)
+        visible = _together(lanes, done)
+        submit_all(lanes, firsts, unit, at_us, visible)
+        self._producers.remember_all(producer_id, seqs, firsts, at_us)
+        self.messages += sum(bundle.counts)
+        self.bytes += sum(bundle.lengths)
+        ids, sent = [(producer_id, seq) for seq in seqs], Sent(list(firsts), at_us)
+        sending = _Sending(self, ids, None, lanes, (topic,), sent=sent, loop=done.get_loop())
+        return self._follow(sending, wanted, done, visible)
 
     def append(
         self,
@@ -125,7 +163,7 @@ class Sender:
         stored: Sequence[Frame | None] = frames if screened is None else screened.frames
         booking = self._book(outgoing, stored, source) if flags & DELIVER_AT else None
         waiting: Mapping[int, int] = booking.firsts if booking is not None else NOTHING
-        placed = None if screened is None else _place(screened, lanes, [lane for _, lane, _ in outgoing], waiting)
+        placed = None if screened is None else place(screened, lanes, [lane for _, lane, _ in outgoing], waiting)
         kept = [
             None if frame is None else Append(lane.stream, frame.data, frame.count, source)
             for lane, frame in zip(lanes, stored, strict=True)
@@ -157,11 +195,18 @@ class Sender:
         if sent.repeats:
             # The message that came first may still be on its way to the disk.
             done = self._store.append([], wanted or Durability.OS).done
-        sending = _Sending(self, frames, placed, lanes, topics, sent=sent, loop=done.get_loop())
+        ids = [(frame.producer_id, frame.producer_seq) for frame in frames]
+        sending = _Sending(self, ids, placed, lanes, topics, sent=sent, loop=done.get_loop())
+        return self._follow(sending, wanted, done, visible)
+
+    def _follow(
+        self, sending: _Sending, wanted: Durability, done: asyncio.Future[None], visible: asyncio.Future[None]
+    ) -> asyncio.Future[Sent]:
+        """See a unit through that was appended; its answer."""
         if wanted is Durability.RECEIVED:
-            sending.answer.set_result(sent)
-        elif frames[0].producer_id:
-            self._under_way[frames[0].producer_id, frames[0].producer_seq] = sending.answer
+            sending.answer.set_result(sending.sent)
+        elif sending.ids[0][0]:
+            self._under_way[sending.ids[0]] = sending.answer
         if visible is done:
             _when(done, sending.finish)
         else:
@@ -274,18 +319,17 @@ class Sender:
         self.messages += messages
         self.bytes += size
 
-    def settle(self, frames: Sequence[Frame], placed: _Placed | None, *, stored: bool) -> None:
+    def settle(self, ids: Sequence[tuple[int, int]], placed: Placed | None, *, stored: bool) -> None:
         """The frames are stored, or never will be."""
-        first = frames[0]
-        if first.producer_id:
-            self._under_way.pop((first.producer_id, first.producer_seq), None)
+        if ids[0][0]:
+            self._under_way.pop(ids[0], None)
         if stored:
             return
         if placed is not None:
             self._dedup.forget(placed.new)
-        for frame in frames:
-            if frame.producer_id:
-                self._producers.forget(frame.producer_id, frame.producer_seq)
+        for producer_id, seq in ids:
+            if producer_id:
+                self._producers.forget(producer_id, seq)
 
 
 def _one_producer(frames: Sequence[Frame]) -> bool:
@@ -295,20 +339,6 @@ def _one_producer(frames: Sequence[Frame]) -> bool:
 
 def _seqs(frames: Sequence[Frame]) -> list[int]:
     return [frame.producer_seq for frame in frames]
-
-
-def _place(screened: Screened, lanes: Sequence[Lane], numbers: Sequence[int], waiting: Mapping[int, int]) -> _Placed:
-    """Foretell where what is left of a unit goes: only the broker appends to lanes. `waiting` are the frames that go to
-    the schedule, and the ids of their first messages."""
-    next_of = {lane.stream: lane.next for lane in lanes}
-    firsts = []
-    for number, (lane, frame) in enumerate(zip(lanes, screened.frames, strict=True)):
-        if number in waiting:
-            firsts.append(waiting[number])
-            continue
-        firsts.append(next_of[lane.stream])
-        next_of[lane.stream] += frame.count if frame is not None else 0
-    return _Placed(screened, firsts, numbers, sorted(waiting))
 
 
 def _when(future: asyncio.Future[None], callback: Callable[[asyncio.Future[None]], None]) -> None:
@@ -321,13 +351,13 @@ def _when(future: asyncio.Future[None], callback: Callable[[asyncio.Future[None]
 class _Sending:
     """A unit on its way into the store."""
 
-    __slots__ = ("_begun_s", "_frames", "_lanes", "_placed", "_sender", "_topics", "answer", "sent")
+    __slots__ = ("_begun_s", "_lanes", "_placed", "_sender", "_topics", "answer", "ids", "sent")
 
     def __init__(
         self,
         sender: Sender,
-        frames: Sequence[Frame],
-        placed: _Placed | None,
+        ids: Sequence[tuple[int, int]],
+        placed: Placed | None,
         lanes: Sequence[Lane],
         topics: Sequence[Topic],
         *,
@@ -336,7 +366,8 @@ class _Sending:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._sender = sender
-        self._frames = frames
+        self.ids = ids
+        """Producer and number of each frame; the producer is 0 where a frame has none."""
         self._placed = placed
         self._lanes = lanes
         self._topics = topics
@@ -346,8 +377,7 @@ class _Sending:
 
     def finish(self, done: asyncio.Future[None]) -> None:
         """It is stored, and may be seen."""
-        for lane in self._lanes:
-            lane.advance()
+        advance_all(self._lanes)
         # Consumers first: whoever waits for the message waits longer than the one who sent it.
         for topic in self._topics:
             topic.wake()
@@ -356,44 +386,15 @@ class _Sending:
     def stored(self, done: asyncio.Future[None]) -> None:
         error = done.exception()
         self._sender.commit_times.note(self._sender.clock.steady_s() - self._begun_s)
-        self._sender.settle(self._frames, self._placed, stored=error is None)
+        self._sender.settle(self.ids, self._placed, stored=error is None)
         if not self.answer.done():
             self.answer.set_exception(error) if error is not None else self.answer.set_result(self.sent)
 
     def seen(self, visible: asyncio.Future[None]) -> None:
         visible.exception()  # looked at, because nobody else may
-        for lane in self._lanes:
-            lane.advance()
+        advance_all(self._lanes)
         for topic in self._topics:
             topic.wake()
-
-
-class _Placed:
-    """A unit of which messages may have come already: what of it is stored, and where."""
-
-    __slots__ = ("_delayed", "_lanes", "_screened", "firsts", "frames", "new")
-
-    def __init__(self, screened: Screened, firsts: Sequence[int], lanes: Sequence[int], delayed: Sequence[int]) -> None:
-        self._screened = screened
-        self._lanes = lanes
-        self._delayed = delayed
-        self.frames = screened.frames
-        self.firsts = firsts
-        self.new: dict[tuple[str, bytes], Seen] = {}
-        """Once it is appended: the ids that were new, and where their messages are."""
-
-    def settle(self, at_us: int) -> tuple[dict[tuple[str, bytes], Seen], list[Repeat]]:
-        return self._screened.placed(self.firsts, self._lanes, at_us, self._delayed)
-
-    def sent(self, appended: Appended) -> Sent:
-        foretold = [
-            first
-            for number, (first, frame) in enumerate(zip(self.firsts, self.frames, strict=True))
-            if frame is not None and number not in self._delayed
-        ]
-        assert foretold == list(appended.firsts[: len(foretold)]), "only the broker appends to lanes"
-        self.new, repeats = self.settle(appended.at_us)
-        return Sent(list(self.firsts), appended.at_us, False, list(repeats), list(self._delayed))
 
 
 def _together(lanes: Sequence[Lane], done: asyncio.Future[None]) -> asyncio.Future[None]:

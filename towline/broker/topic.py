@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.lane import Lane
 from towline.errors import BadRequest
@@ -24,6 +26,12 @@ class Topic:
         if not 0 <= number < len(self.lanes):
             raise BadRequest(f"topic {self.config.name} has no lane {number}, only 0 to {len(self.lanes) - 1}")
         return self.lanes[number]
+
+    def lanes_of(self, numbers: Sequence[int]) -> Sequence[Lane]:
+        """The same for many."""
+        if min(numbers) < 0 or max(numbers) >= len(self.lanes):
+            return [self.lane(number) for number in numbers]
+        return list(map(self.lanes.__getitem__, numbers))
 
     def wake(self) -> None:
         for dispatcher in self.groups.values():
