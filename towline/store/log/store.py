@@ -215,7 +215,7 @@ class LogStore:
                 stream = new.get(name)
                 if stream is None:
                     stream = new[name] = Stream(name)
-            length = stream.record_length(len(frame))
+            length = stream.head_length + (len(frame) + 7 & ~7)
             items.append((stream, length, item))
             total += length
             control = control and is_control
@@ -236,6 +236,8 @@ class LogStore:
                 stream.hot_entries(segment).frombytes(pack_entry(base, place, size, at_us))
                 stream.end = base + (size & 0xFFFFFFFF)
                 stream.size_bytes += size >> 32
+            if unit.entries:
+                # All of a unit is appended at one time.
                 segment.last_at_us = at_us
                 segment.first_at_us = segment.first_at_us or at_us
             if unit.trim is not None:

@@ -40,6 +40,7 @@ class Unit:
         answers their first numbers."""
         number, position, size = self.segment.number, self.position, len(items)
         buffers, entries, firsts = self.buffers, self.entries, []
+        received = self.durability is Durability.RECEIVED
         for index, (stream, length, (_, frame, count, source, _)) in enumerate(items):
             assert count > 0, "a frame holds at least one record"
             assert len(source) <= 16, "a source is an IP address"
@@ -48,7 +49,7 @@ class Unit:
                 length, frame_length, len(name), FRAME, len(source), index, size, base, at_us, count, synced, source
             )
             buffers.append(seal_stamp(number, position, tail, name))
-            if self.durability is Durability.RECEIVED and not isinstance(frame, bytes):
+            if received and not isinstance(frame, bytes):
                 frame = bytes(frame)  # noqa: PLW2901 - it counts as done already, so its buffer may be used again
             buffers.append(frame)
             if frame_length & 7:
