@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,10 @@ from crc32c import crc32c
 
 from tests.client.either import do, each, entered
 from tests.eventually import eventually_done
-from towline.client.sharding import KnownKeys
+from towline.client.outgoing import Sender
+from towline.client.sharding import Common, Content, KnownKeys, ShardMap, _Batch, shard_of
 from towline.errors import BadRequest, LeaseLost
+from towline.frame import Frame
 
 
 async def test_messages_of_a_key_stay_in_order(connect: Any, url: str, topic: str) -> None:
@@ -163,6 +166,10 @@ async def test_a_producer_tells_which_messages_cannot_be_put_in_order(connect: A
         await do(producer.close())
 
 
+class Name(str):
+    """Equal to a key, but not one."""
+
+
 def test_keys_that_come_again_are_looked_up_and_others_hashed() -> None:
     def hashed(keys: list[str], shards: int) -> list[int]:
         return [crc32c(key.encode()) % shards for key in keys]
@@ -172,7 +179,8 @@ def test_keys_that_come_again_are_looked_up_and_others_hashed() -> None:
     assert known.look_up(often) is None
     assert known.shards_of(often, 64) == hashed(often, 64)
     assert known.look_up(often) == known.shards_of(often, 64) == hashed(often, 64)
-    for unknown in (["new", *often], [*often, None], [*often, ""]):
+    strange: list[Any] = [[*often, Name("key-1")], [*often, ["key-1"]], iter(often), dict.fromkeys(often)]
+    for unknown in (["new", *often], [*often, None], [*often, ""], ["key-1"], *strange):
         assert known.look_up(unknown) is None
     for keys in (
         [f"once-{number}" for number in range(100)],
@@ -207,3 +215,29 @@ async def test_many_small_frames_of_a_call_arrive_as_they_were(connect: Any, url
         assert (message.key, message.headers, message.lane, message.seq) == (
             key, header or {}, receipt.lane, receipt.seq
         )  # fmt: skip
+
+
+def unit_of(shards: int, keys: Sequence[str], times: Sequence[int] | None = None) -> Any:
+    """What a call with these keys is sent as, and its frames by lane."""
+    common = Common(Sender(), ShardMap(), "middle", -1, False, 1 << 20)
+    content = Content([b"body %d" % number for number in range(len(keys))], keys, deliver_at_us=times)
+    (unit,) = _Batch(common, "orders", shards, content).units()
+    whole, at, frames = b"".join(unit.frames), 0, []
+    for lane, length in zip(unit.lanes, unit.lengths, strict=True):
+        frames.append((lane, Frame(whole[at : at + length]).verify()))
+        at += length
+    return unit, frames
+
+
+@pytest.mark.parametrize("shards", [1, 7, 64, 1000])
+@pytest.mark.parametrize("times", [None, [0, 5] * 40], ids=["now", "some later"])
+def test_each_message_goes_to_the_shard_of_its_key_in_order(shards: int, times: list[int] | None) -> None:
+    keys = [f"key-{number % 30}" for number in range(80)]
+    unit, frames = unit_of(shards, keys, times)
+    assert sorted(number for numbers in unit.numbers for number in numbers) == list(range(80))
+    for numbers, (lane, frame) in zip(unit.numbers, frames, strict=True):
+        assert numbers == sorted(numbers)
+        assert {shard_of("orders", shards, keys[number], None, "middle") for number in numbers} == {lane}
+        assert frame.bodies() == [b"body %d" % number for number in numbers]
+        assert frame.keys() == [keys[number] for number in numbers]
+        assert frame.deliver_at_us() == ([5] * len(numbers) if times and times[numbers[0]] else None)

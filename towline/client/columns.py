@@ -34,14 +34,16 @@ class Columns:
         *,
         max_frame_bytes: int,
         lives: Lives = FOREVER,
+        valid_keys: bool = False,
     ) -> None:
+        """`valid_keys`: the keys were checked before."""
         self.lives = lives
         for name, column in (("keys", keys), ("headers", headers), ("dedup_ids", dedup_ids)):
             if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
         self.bodies = bodies
         self.times = times
-        self.keys = keys if keys is None else as_keys(keys)
+        self.keys = keys if keys is None or valid_keys else as_keys(keys)
         self.dedup_ids = dedup_ids if dedup_ids is None else [as_dedup_id(one) for one in dedup_ids]
         if isinstance(headers, Mapping):
             self.headers = [as_headers(headers)] * len(bodies) if headers else None

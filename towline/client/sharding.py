@@ -88,12 +88,16 @@ class KnownKeys:
         self._known: dict[str, int] = {}
 
     def look_up(self, keys: Sequence[str | None]) -> list[int] | None:
-        """The shards of these keys, if all are known."""
+        """The shards of these keys, if all are known: then all are valid, too."""
+        if not isinstance(keys, list | tuple) or len(keys) < 2:
+            return None
         try:
             # All with one call: half the time of a call for each.
-            return list(itemgetter(*keys)(self._known)) if len(keys) > 1 else None
-        except KeyError:
+            found = list(itemgetter(*keys)(self._known))
+        except (KeyError, TypeError):
             return None
+        # What only looks like a known key, as what inherits from str does, is not one.
+        return found if set(map(type, keys)) == {str} else None
 
     def shards_of(self, keys: Sequence[str], shards: int) -> list[int]:
         """The same, and know them from now on if they come often."""
@@ -293,6 +297,8 @@ class _Batch:
 
     def __init__(self, common: Common, topic: str, shards: int, content: Content) -> None:
         limit = common.max_request_bytes - flows.HEAD_ROOM
+        shard_keys, known = content.shard_keys, common.shards.keys(shards)
+        lanes = known.look_up(content.keys) if content.keys is not None and shard_keys is None else None
         columns = Columns(
             cast("Sequence[bytes]", content.bodies),
             content.keys,
@@ -301,8 +307,8 @@ class _Batch:
             content.deliver_at_us if any(content.deliver_at_us or ()) else None,
             max_frame_bytes=limit,
             lives=common.lives,
+            valid_keys=lanes is not None,
         )
-        shard_keys = content.shard_keys
         if shard_keys is not None and len(shard_keys) != len(columns.bodies):
             raise BadRequest(f"{len(shard_keys)} shard keys for {len(columns.bodies)} bodies")
         self.topic = topic
@@ -311,10 +317,11 @@ class _Batch:
         self._columns = columns
         self._sizes = list(map(len, columns.bodies))
         self._shard_keys = None if shard_keys is None else as_keys(shard_keys)
-        keys = columns.keys or [None] * len(columns.bodies)
-        given = self._shard_keys
-        chosen = keys if given is None else [key if own is None else own for own, key in zip(given, keys, strict=True)]
-        self._lanes = shards_by_key(topic, shards, chosen, common.priority, common.shards.keys(shards))
+        if lanes is None or common.priority != DEFAULT:
+            keys, own = columns.keys or [None] * len(columns.bodies), self._shard_keys
+            chosen = keys if own is None else [key if one is None else one for one, key in zip(own, keys, strict=True)]
+            lanes = shards_by_key(topic, shards, chosen, common.priority, known)
+        self._lanes = lanes
 
     def __len__(self) -> int:
         return len(self._lanes)
@@ -337,14 +344,19 @@ class _Batch:
 
     def _by_lane(self, begin: int, end: int) -> tuple[list[int], list[list[int]]]:
         """The shards, and which messages go to each in one frame: what is delayed in another than what is not."""
-        by_lane: defaultdict[int, list[int]] = defaultdict(list)
+        by_lane: Mapping[int, list[int]] | list[list[int]]
         times, lanes = self._columns.times, self._lanes[begin:end]
         if times is not None:
             lanes = [~lane if time else lane for lane, time in zip(lanes, times[begin:end], strict=True)]
+        # A list is quicker than a dict; but it has a place for each shard, whether something goes there or not.
+        plain = times is None and self.shards <= len(lanes)
+        by_lane = [[] for _ in range(self.shards)] if plain else defaultdict(list)
         # No step of our own for each message: this, too, is where the time goes.
         lists = itemgetter(*lanes)(by_lane) if len(lanes) > 1 else (by_lane[lanes[0]],)
         deque(map(list.append, lists, range(begin, end)), maxlen=0)
-        return [max(lane, ~lane) for lane in by_lane], list(by_lane.values())
+        found = enumerate(by_lane) if isinstance(by_lane, list) else by_lane.items()
+        filled = {lane: numbers for lane, numbers in found if numbers}
+        return [max(lane, ~lane) for lane in filled], list(filled.values())
 
     def _frames(self, numbers: list[list[int]]) -> tuple[Sequence[Buffer], Sequence[int]]:
         """The frames, maybe in one piece, and how long each is."""

@@ -7,10 +7,10 @@ would be most of the work.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -35,8 +35,6 @@ from towline.frame.layout import (
 from towline.frame.spare import SPARE
 
 __all__ = ["Series"]
-
-T = TypeVar("T")
 
 _NO_PREFIX = bytes(CRC_FROM)
 _ZEROS = tuple(map(pad8, range(8)))
@@ -84,22 +82,22 @@ class Series:
         for column in (sizes, keys, headers, shard_keys):
             if column is not None and len(column) != len(bodies):
                 raise BadFrame(f"a column of {len(column)} values beside {len(bodies)} bodies")
-        for group in groups:
-            if not 0 < len(group) <= COUNT_MAX:
-                raise TooLarge(f"a frame holds 1 to {COUNT_MAX} messages, not {len(group)}")
-        in_order = list(chain.from_iterable(groups))
+        for size in {*map(len, groups)}:
+            if not 0 < size <= COUNT_MAX:
+                raise TooLarge(f"a frame holds 1 to {COUNT_MAX} messages, not {size}")
+        pick = _picker(list(chain.from_iterable(groups)))
         texts: list[tuple[int, Sequence[bytes] | Sequence[str], bytes]] = []
         if keys is not None:
-            texts.append((KEY, *utf8(_picked(keys, in_order))))
+            texts.append((KEY, *utf8(pick(keys))))
         if headers is not None:
-            packed = packed_headers(_picked(headers, in_order))
+            packed = packed_headers(pick(headers))
             texts.append((HEADERS, packed, b"".join(packed)))
         if shard_keys is not None:
-            texts.append((SHARD_KEY, *utf8(_picked(shard_keys, in_order))))
+            texts.append((SHARD_KEY, *utf8(pick(shard_keys))))
         self._groups = groups
-        self._bodies = bodies
-        # Bodies lie in memory as they were made. Each is touched out of that order once, when it is copied.
-        self._offsets, self._packed = _offsets(_picked(list(map(len, bodies)) if sizes is None else sizes, in_order))
+        # Bodies lie in memory as they were made. Their lengths are taken in that order.
+        self._offsets, self._packed = _offsets(pick(list(map(len, bodies)) if sizes is None else sizes))
+        self._bodies = pick(bodies)
         self._texts = [_Text(flag, *_offsets(map(len, values)), data) for flag, values, data in texts if data]
         self._token = token
         self._expires_at_us = expires_at_us
@@ -125,7 +123,7 @@ class Series:
             ahead, gap = 4 * count + 11 & ~7, _ZEROS[4 * count + 4 & 7]
             size = body_offsets[stop] - body_offsets[start]
             parts += (_NO_PREFIX, b"", token, packed_offsets[first:behind], gap)
-            parts += itemgetter(*group)(bodies) if count > 1 else (bodies[group[0]],)
+            parts += bodies[start:stop]
             parts.append(_ZEROS[size & 7])
             length = ahead + (size + 7 & ~7)
             for flag, offsets, packed, data in self._texts:
@@ -162,9 +160,9 @@ def _joined(parts: list[bytes], size: int) -> memoryview:
     return whole
 
 
-def _picked(column: Sequence[T], places: Sequence[int]) -> Sequence[T]:
-    """These values of a column: with one call for all of them."""
-    return itemgetter(*places)(column) if len(places) > 1 else [column[place] for place in places]
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Picks the values at these places out of a column: with one call for all of them."""
+    return itemgetter(*places) if len(places) > 1 else lambda column: [column[place] for place in places]
 
 
 def _offsets(lengths: Iterable[int]) -> tuple[list[int], bytes]:
