@@ -22,6 +22,7 @@ class Hand:
     ) -> None:
         self.given: list[Got] = []
         self.answers = answers
+        self.ending = False
         self._give_up = give_up
         request = Pull(0, 10, 1 << 20, wait_ms, acts=list(acts), answers=answers)
         self.task = asyncio.ensure_future(bench.broker.pull(member, request, self))

@@ -82,7 +82,7 @@ class Consumers:
         if self._broker.closing and request.wait_ms:
             request = msgspec.structs.replace(request, wait_ms=0)
         if isinstance(member, Fan):
-            return await member.pull(request)
+            return await member.pull(request, taker)
         return await member.dispatcher.pull(member, request, taker)
 
     async def settle(self, member: Member | Fan, acts: Sequence[wire.Act]) -> wire.Settled:

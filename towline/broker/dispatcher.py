@@ -122,7 +122,7 @@ class Dispatcher:
         got = None
         while got is None and not member.fenced:
             pulled = self._try(member, request, request.min_messages if request.wait_ms else least)
-            if pulled is None and request.wait_ms and not self.closed:
+            if pulled is None and request.wait_ms and not (self.closed or (taker is not None and taker.ending)):
                 waiter = await self._wait(member, request, done, None if settled.refused or settled.lost else taker)
                 if waiter.taken is not None:
                     return waiter.taken
@@ -382,6 +382,9 @@ class Dispatcher:
     def _fence(self, member: Member) -> None:
         member.fenced = True
         member.cancel_grace()
+        self.release(member)
+
+    def release(self, member: Member) -> None:
         for waiter in self._waiters:
             if waiter.member is member and not waiter.future.done():
                 waiter.future.set_result(None)

@@ -19,6 +19,7 @@ import msgspec
 from towline.broker.delivering import Buffers
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.member import Member
+from towline.broker.waiter import Taker
 from towline.errors import LeaseLost, NotFound, TooLarge, TowlineError
 from towline.model import GroupConfig, check_consumer, check_group, check_pattern, is_pattern, matches
 from towline.protocol import messages as wire
@@ -171,7 +172,11 @@ class Fan:
         self._ready.setdefault(dispatcher.group.config.topic, None)
         self._stirred.set()
 
-    async def pull(self, request: wire.Pull) -> tuple[wire.Pulled, Buffers]:
+    def end_waiting(self) -> None:
+        """A pull that waits looks whether it still should."""
+        self._stirred.set()
+
+    async def pull(self, request: wire.Pull, taker: Taker | None = None) -> tuple[wire.Pulled, Buffers]:
         settled = await self.settle(request.acts) if request.acts else wire.Settled()
         once = msgspec.structs.replace(request, wait_ms=0, acts=[])
         deadline_s = asyncio.get_running_loop().time() + request.wait_ms / 1000
@@ -181,7 +186,7 @@ class Fan:
             self._stirred.clear()
             await self.join()
             pulled, buffers = await self._pull_from_any(once, least)
-            if pulled.pull or self._left or self._closing():
+            if pulled.pull or self._left or self._closing() or (taker is not None and taker.ending):
                 break
             try:
                 async with asyncio.timeout_at(deadline_s):

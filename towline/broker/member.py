@@ -87,6 +87,10 @@ class Member:
             waiting=self.waiting,
         )
 
+    def end_waiting(self) -> None:
+        """A pull of it that waits is answered with what there is: nothing."""
+        self.dispatcher.release(self)
+
     def cancel_grace(self) -> None:
         if self.grace is not None:
             self.grace.cancel()

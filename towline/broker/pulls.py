@@ -32,25 +32,29 @@ QUOTA_LOOK_S: Final = 0.05
 class _Taker:
     """Takes the answers of one pull to its client."""
 
-    __slots__ = ("_answers", "_guard", "_number", "_pulls", "_request", "_session", "over")
+    __slots__ = ("_answers", "_guard", "_number", "_pulls", "_session", "behind", "ending", "over", "request")
 
     def __init__(self, pulls: Pulls, session: Session, number: int, request: Pull, guard: Guard | None) -> None:
         self._pulls = pulls
         self._session = session
         self._number = number
-        self._request = request
         self._guard = guard
         self._answers = request.answers
+        self.request = request
+        self.behind: asyncio.Task[None] | None = None
+        """The pull before, which stood: this one begins when it has ended."""
+        self.ending = False
+        """The client pulls again: the next answer is the last, and nothing is waited for any more."""
         self.over = False
         """The last answer was given."""
 
     @property
     def may_stand(self) -> bool:
-        return self._request.answers > 1
+        return self.request.answers > 1
 
     @property
     def stands(self) -> bool:
-        if self._answers == 1 or self._session.is_held:
+        if self._answers == 1 or self.ending or self._session.is_held:
             return False
         quota = None if self._guard is None else self._guard.meter.quota
         return quota is None or not (quota.bytes_per_s or quota.in_flight)
@@ -71,7 +75,7 @@ class _Taker:
     def end(self) -> None:
         """It is forgotten before its last answer: upon that, the client may pull again at once."""
         self.over = True
-        self._pulls.forget(self._request)
+        self._pulls.forget(self)
 
 
 class Pulls:
@@ -79,8 +83,9 @@ class Pulls:
         self._session = session
         self._loop = loop
         self._max_bytes = max_bytes
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[_Taker, asyncio.Task[None]] = {}
         self._takers: dict[int, _Taker] = {}
+        """By subscription, the one that came last."""
         self._reserved_bytes = 0
 
     def __len__(self) -> int:
@@ -89,49 +94,59 @@ class Pulls:
     def start(self, number: int, member: Member | Fan, request: Pull, guard: Guard | None) -> None:
         before = self._takers.get(request.subscription)
         if before is not None:
-            if not before.may_stand:
+            if not before.may_stand or before.behind is not None:
                 raise Conflict(f"subscription {request.subscription} has a pull under way: one at a time")
-            # The task ends without a word: what it waits for is cancelled now, so that nothing can be granted to it.
-            task = self._tasks[request.subscription]
-            before.take(Pulled(0, []), [])
-            task.cancel()
+            # It only stops waiting: what it carries out, or was granted and reads just now, it answers for.
+            before.ending = True
+            member.end_waiting()
         # Each pull may take half of what is left, so that all of them together stay within the bound.
         room = max((self._max_bytes - self._reserved_bytes) // 2, PULL_MIN_BYTES)
         if request.max_bytes > room:
             request = msgspec.structs.replace(request, max_bytes=room)
         self._reserved_bytes += request.max_bytes
         taker = self._takers[request.subscription] = _Taker(self, self._session, number, request, guard)
-        self._tasks[request.subscription] = self._loop.create_task(self._run(taker, member, request, guard))
+        taker.behind = None if before is None else self._tasks[before]
+        self._tasks[taker] = self._loop.create_task(self._run(taker, member, request, guard))
 
     def cancel(self, subscription: int) -> None:
-        if subscription in self._tasks:
-            self._tasks[subscription].cancel()
+        for taker in list(self._tasks):
+            if taker.request.subscription == subscription:
+                self._cancel(taker)
 
     def cancel_all(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
+        for taker in list(self._tasks):
+            self._cancel(taker)
+
+    def _cancel(self, taker: _Taker) -> None:
+        """It is answered here: a task that has not begun yet would not do so."""
+        task = self._tasks[taker]
+        if self._session.state is State.CLOSED:
+            taker.end()
+        else:
+            taker.fail(Refused("the right to consume was revoked"))
+        task.cancel()
 
     async def _run(self, taker: _Taker, member: Member | Fan, request: Pull, guard: Guard | None) -> None:
         session = self._session
         try:
+            if taker.behind is not None:
+                await asyncio.wait([taker.behind])
+                taker.behind = None
             if guard is not None and guard.meter.quota.in_flight:
-                request = await self._within_quota(guard, member, request)
+                request = await self._within_quota(guard, member, request, taker)
             pulled, buffers = await member.broker.pull(member, request, taker)
             if not taker.over:
                 taker.take(pulled, buffers)
         except asyncio.CancelledError:
             if not taker.over:
-                if session.state is not State.CLOSED:
-                    taker.fail(Refused("the right to consume was revoked"))
-                else:
-                    taker.end()
+                raise  # not by us: the loop ends
         except Exception as error:
             if taker.over:
                 raise
             taker.fail(error)
         session.finish()
 
-    async def _within_quota(self, guard: Guard, member: Member | Fan, request: Pull) -> Pull:
+    async def _within_quota(self, guard: Guard, member: Member | Fan, request: Pull, taker: _Taker) -> Pull:
         """The same pull, for as many messages as the principal may still hold; it waits until that is one at least."""
         if request.acts:
             settled = await member.broker.settle(member, request.acts)
@@ -140,7 +155,7 @@ class Pulls:
             request = msgspec.structs.replace(request, acts=[])
         deadline_s = self._loop.time() + request.wait_ms / 1000
         while (room := guard.meter.room()) == 0:
-            if self._loop.time() >= deadline_s:
+            if self._loop.time() >= deadline_s or taker.ending:
                 raise QueueFull(
                     f"{guard.principal.label} holds {guard.meter.quota.in_flight} messages, which is its quota"
                 )
@@ -149,6 +164,8 @@ class Pulls:
         most = request.max_messages if room is None else min(room, request.max_messages)
         return msgspec.structs.replace(request, max_messages=most, wait_ms=left_ms, min_messages=1)
 
-    def forget(self, request: Pull) -> None:
-        del self._tasks[request.subscription], self._takers[request.subscription]
-        self._reserved_bytes -= request.max_bytes
+    def forget(self, taker: _Taker) -> None:
+        del self._tasks[taker]
+        if self._takers[taker.request.subscription] is taker:
+            del self._takers[taker.request.subscription]
+        self._reserved_bytes -= taker.request.max_bytes

@@ -21,6 +21,10 @@ class Taker(Protocol):
     def stands(self) -> bool:
         """Whether the pull may be answered again after the next answer."""
 
+    @property
+    def ending(self) -> bool:
+        """It is to wait no longer."""
+
     def take(self, pulled: wire.Pulled, buffers: Buffers) -> None: ...
 
 
