@@ -70,6 +70,8 @@ class Settling:
         # Acks make room, and free shards, but nothing becomes due by them.
         if not only_acks or dispatcher.group.deliverable(dispatcher.clock.now_us()):
             dispatcher.wake()
+        elif dispatcher.group.shards is not None:
+            dispatcher.arm()  # a shard that is free now may have something that is due later
         return wire.Settled(self._refused, self._lost), self._done
 
     def _record(self) -> None:
