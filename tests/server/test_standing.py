@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from tests.eventually import eventually, eventually_done
-from tests.server.conftest import connected
 from tests.server.process import BrokerProcess
 from tests.server.raw_client import RawClient, open_pulled
 from towline.broker.broker import Broker
@@ -58,15 +58,21 @@ def standing(subscription: int, answers: int = 10, wait_ms: int = WAIT_MS, **fie
     return Pull(subscription, 100, 1 << 20, wait_ms, answers=answers, **fields)
 
 
+@asynccontextmanager
+async def pair(server: Server) -> AsyncIterator[tuple[RawClient, RawClient]]:
+    """A consumer and a producer."""
+    client = await asyncio.to_thread(RawClient.hello, server.port)
+    producer = await asyncio.to_thread(RawClient.hello, server.port)
+    with client, producer:
+        yield client, producer
+
+
 def in_thread(use: Callable[[RawClient, RawClient], None]) -> Callable[[Server, Broker], Any]:
     """A scenario of a consumer and a producer."""
 
     async def scenario(server: Server, broker: Broker) -> None:
-        def work() -> None:
-            with connected(server) as client, connected(server) as producer:
-                use(client, producer)
-
-        await asyncio.to_thread(work)
+        async with pair(server) as (client, producer):
+            await asyncio.to_thread(use, client, producer)
 
     return scenario
 
@@ -195,11 +201,10 @@ def test_what_it_reads_when_another_pull_comes_is_its_last_answer(
             assert told(client) == (second, NOTHING, False)
 
         monkeypatch.setattr(MemoryStore, "read", slowly)
-        with await asyncio.to_thread(RawClient.hello, server.port) as client:
-            with await asyncio.to_thread(RawClient.hello, server.port) as producer:
-                subscription = await asyncio.to_thread(begin, client, producer)
-                await reading.wait()
-                await asyncio.to_thread(go_on_with, client, subscription)
+        async with pair(server) as (client, producer):
+            subscription = await asyncio.to_thread(begin, client, producer)
+            await reading.wait()
+            await asyncio.to_thread(go_on_with, client, subscription)
 
     run(scenario)
 
@@ -271,18 +276,13 @@ def test_one_who_does_not_read_gets_one_answer_more(run: Callable[..., None]) ->
             client.knock()
             return answers
 
-        with await asyncio.to_thread(RawClient.hello, server.port) as client:
-            with await asyncio.to_thread(RawClient.hello, server.port) as producer:
-                await asyncio.to_thread(begin, client, producer)
-                await until_stalled(server)
-                await asyncio.to_thread(send, producer)
-                assert await asyncio.to_thread(read, client) == [(4, [b"0"], False)]
+        async with pair(server) as (client, producer):
+            await asyncio.to_thread(begin, client, producer)
+            await eventually_done(lambda: any(one._held & HOLD_WRITING for one in server._line.connections))
+            await asyncio.to_thread(send, producer)
+            assert await asyncio.to_thread(read, client) == [(4, [b"0"], False)]
 
     run(scenario, max_pending_bytes=256 << 20)
-
-
-async def until_stalled(server: Server) -> None:
-    await eventually_done(lambda: any(one._held & HOLD_WRITING for one in server._line.connections))
 
 
 def test_a_broker_that_stops_answers_it() -> None:

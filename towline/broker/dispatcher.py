@@ -162,7 +162,8 @@ class Dispatcher:
             self._waiters.remove(waiter)
             return False
         part, buffers = found
-        stands = waiter.stands and 2 * part.count < waiter.request.max_messages
+        stands = waiter.member.keeps_up(part.count, self.clock.steady_s()) and waiter.stands
+        stands = stands and 2 * part.count < waiter.request.max_messages
         answer = self._answer(pulled.pull, [part], more=stands)
         if not stands:
             waiter.future.set_result(pulled)
@@ -330,6 +331,7 @@ class Dispatcher:
 
     def _act(self, member: Member, acts: Sequence[wire.Act]) -> tuple[wire.Settled, asyncio.Future[None] | None]:
         """Carry out acts; what to answer, and when they are durable."""
+        member.settled_s = self.clock.steady_s()
         if self.group.config.mode == AT_MOST_ONCE:
             # All was settled when it was delivered.
             return NOTHING, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from towline.broker.broker import Broker
     from towline.broker.dispatcher import Dispatcher
 
-__all__ = ["Member"]
+__all__ = ["KEEPS_UP_S", "Member"]
+
+KEEPS_UP_S: Final = 0.05
+"""A consumer that holds something, and settled nothing for longer, may be stuck: nothing comes to it unasked, others
+may be quicker."""
 
 
 class Member:
@@ -30,6 +34,7 @@ class Member:
         "held",
         "last_seen_s",
         "parting",
+        "settled_s",
         "waiting",
     )
 
@@ -39,6 +44,8 @@ class Member:
         self.consumer = consumer
         self.address = address
         self.last_seen_s = now_s
+        self.settled_s = now_s
+        """When it settled something last, or held nothing yet."""
         self.held: list[int] = []
         self.fenced = False
         self.waiting = False
@@ -67,6 +74,12 @@ class Member:
     @property
     def in_flight(self) -> int:
         return self.dispatcher.group.in_flight.get(self.consumer, 0)
+
+    def keeps_up(self, granted: int, now_s: float) -> bool:
+        """Whether it settles what it is given. It was granted so many messages just now."""
+        if self.in_flight == granted:
+            self.settled_s = now_s
+        return now_s - self.settled_s < KEEPS_UP_S
 
     @property
     def members(self) -> list[Member]:
