@@ -37,6 +37,7 @@ from towline.protocol.messages import (
     Attached,
     Failed,
     Hello,
+    Pull,
     Pulled,
     Request,
     Welcome,
@@ -130,7 +131,8 @@ class Call:
     def following(self) -> Call:
         """One that takes the next answer to the same request; what went with it was carried out."""
         request = self.request
-        if request.acts:  # type: ignore[attr-defined]
+        assert isinstance(request, Pull), "only pulls are answered again"
+        if request.acts:
             request = msgspec.structs.replace(request, acts=[])
         call = Call(request, (), self.member, self.on_done)
         call.number, call.sent, call.patience_s = self.number, 1, self.patience_s
@@ -286,7 +288,7 @@ class Connection:
                 del self._calls[envelope.number]
                 call.fail(from_code(answer.code, answer.message))
             else:
-                if type(answer) is Pulled and answer.more:
+                if type(answer) is Pulled and answer.more and type(call.request) is Pull:
                     self._calls[envelope.number] = call.next = call.following()
                 else:
                     del self._calls[envelope.number]

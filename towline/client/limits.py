@@ -9,7 +9,7 @@ from towline.client.connection import Call
 from towline.errors import BadRequest
 from towline.protocol.messages import Pull, Pulled
 
-__all__ = ["Appetite", "Limits", "is_behind", "is_full", "stands"]
+__all__ = ["Appetite", "Limits", "fits", "is_behind", "is_full", "stands"]
 
 _SLOW_S: Final = 0.5
 _QUICK_S: Final = 0.1
@@ -81,12 +81,23 @@ class Appetite:
 
 def is_behind(waiting: Sequence[Call]) -> bool:
     """Answers of a pull that stands have piled up: a batch is better than those one by one."""
-    return len(waiting) > _BEHIND and stands(waiting[-1]) and not waiting[-1].done
+    return len(waiting) > _BEHIND and stands(waiting[-1])
 
 
 def stands(call: Call) -> bool:
+    """It may be answered again, and nothing but another pull ends it at once."""
     request = call.request
-    return isinstance(request, Pull) and request.answers > 1
+    assert isinstance(request, Pull)
+    return request.answers > 1 and not call.done
+
+
+def fits(call: Call, limits: Limits) -> bool:
+    """Whether a pull brings no more than these limits say, or has brought no more."""
+    request, answer = call.request, call.answer
+    assert isinstance(request, Pull)
+    if isinstance(answer, Pulled):
+        return sum([part.count for part in answer.parts]) <= limits.max_messages
+    return request.max_messages <= limits.max_messages
 
 
 def is_full(call: Call) -> bool:

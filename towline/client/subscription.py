@@ -17,7 +17,7 @@ from typing import Final
 from towline.client.act_spool import ActSpool, KeptAct
 from towline.client.connection import Call
 from towline.client.lease import ACK, GIVE_BACK, Lease, LostLease, all_refused, drained, in_portions, merged, robbery
-from towline.client.limits import Appetite, Limits, is_behind, is_full, stands
+from towline.client.limits import Appetite, Limits, fits, is_behind, is_full, stands
 from towline.client.losses import Losses
 from towline.client.steps import Flow, Start, Wait
 from towline.client.terms import Terms
@@ -87,6 +87,8 @@ class Subscription:
         self._leaving = False
         self._appetite = Appetite(limits)
         self._told_at = 0.0
+        self._untold = 0
+        """Messages that were handed out since."""
         self._tell_s = min(ack_interval_s, _TELL_S)
 
     @property
@@ -171,26 +173,25 @@ class Subscription:
         while True:
             left_s = max(deadline - self._clock(), 0.0)
             # There may be one on its way: left by an iteration, or by a pull that was interrupted.
-            call = self._under_way(limits) or (
+            if all(stands(call) and not fits(call, limits) for call in self._pulling):
+                for call in self._pulling:
+                    call.patience_s = 0.0  # another pull ends it: it is answered at once
                 yield from self._start_pull(limits, limits.max_messages, min(left_s, _POLL_S))
-            )
-            ours = _fits(call, limits)
+            elif self.nacks and not self._pulling[0].done:
+                yield from self.start_settles()  # nothing carries what is given back
+            call = self._pulling[0]
             patience_s = left_s if call.patience_s > left_s else call.patience_s + self._timeout_s
             if not (yield Wait(call, patience_s)):
                 if self._clock() >= deadline + self._timeout_s:
                     raise Timeout(f"no answer to a pull within {self._timeout_s:g} seconds")
                 return None
             self._pulled(call)
-            if not ours:
+            if not fits(call, limits):
                 self._give_back(call)
                 continue
             lease = self._opened(call)
-            if lease is not None or self._clock() >= deadline:
+            if lease is not None or (self._clock() >= deadline and not self._pulling):
                 return lease
-
-    def _under_way(self, limits: Limits) -> Call | None:
-        """One that stands for more than is asked for need not be waited for: the next pull ends it."""
-        return next((call for call in self._pulling if call.done or not stands(call) or _fits(call, limits)), None)
 
     def next(self) -> Flow[Lease | None]:
         """The next batch of an iteration; None after the idle timeout. The one after it is on its way already, if there
@@ -203,10 +204,11 @@ class Subscription:
                 # What is told now frees the shards that this pull may be waiting for.
                 yield from self.start_settles()
             tell_s, waited = self.ack_interval_s, not call.done
-            if waited and stands(call):
-                # No other pull will carry what is to be told.
+            if stands(call):
+                # Nothing carries them that would be asked for anyway; and maybe nothing comes before they are told.
                 tell_s = self._tell_s
-                if self.has_acts and idle_from - self._told_at >= tell_s:
+                crowded = 2 * self._untold >= self.config.max_in_flight
+                if self.has_acts and (crowded or idle_from - self._told_at >= tell_s):
                     yield from self.start_settles()
             while not call.done:
                 # No act waits longer than the interval, though nothing comes that could carry it.
@@ -300,6 +302,7 @@ class Subscription:
         if lease is None or lease.lost:
             return None
         lease.open()
+        self._untold += len(lease)
         if self.terms.of(lease.topic).mode == AT_MOST_ONCE:
             lease.settle_all(ACK)
             del self._leases[lease.pull]
@@ -351,6 +354,7 @@ class Subscription:
 
     def _take_portions(self) -> list[list[Act]]:
         """What is to be told now: nacks first, in their order, then acks."""
+        self._untold = 0
         acts = merged(drained(self.nacks)) if self.nacks else []
         while self._dirty:
             lease = self._dirty.popleft()
@@ -442,7 +446,3 @@ class Subscription:
 
     def _older(self, act: Act) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.pull < act.pull]
-
-
-def _fits(call: Call, limits: Limits) -> bool:
-    return call.request.max_messages <= limits.max_messages  # type: ignore[attr-defined, no-any-return]

@@ -1,0 +1,361 @@
+"""Consumers whose pulls stand while messages come one by one: what is asked and told, without any socket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from tests.client.peer import pulled
+from tests.client.test_connection import WELCOME, Wire
+from towline.client.connection import Call, Connection
+from towline.client.lease import GIVE_BACK, Lease
+from towline.client.limits import Appetite, Limits
+from towline.client.steps import Flow, Start, Step, Wait
+from towline.client.subscription import Subscription
+from towline.errors import Unavailable
+from towline.model import GroupConfig
+from towline.protocol.messages import Act, Attached, Pull, Pulled, Request, Settle, Settled, Stat
+
+R = TypeVar("R", bound=Request)
+LIMITS = Limits(max_messages=1000)
+
+
+class Desk:
+    """A consumer whose clock stands still, and the broker's end of its connection."""
+
+    def __init__(self, topic: str = "t", *, shards: int = 0, prefetch: int = 1, **config: Any) -> None:
+        self.now = 1000.0
+        group = GroupConfig("t", "g", **config)
+        self.subscription = Subscription(
+            topic,
+            "g",
+            "c",
+            group,
+            unique=True,
+            timeout_s=10.0,
+            limits=LIMITS,
+            prefetch=prefetch,
+            idle_timeout_s=None,
+            ack_interval_s=0.1,
+            on_lost=None,
+            clock=lambda: self.now,
+        )
+        self.subscription.attached(Attached(1, [], group, shards))
+        self.connection = Connection()
+        self.connect()
+
+    def connect(self) -> None:
+        self.wire = Wire(self.connection)
+        self.wire.answer(WELCOME)
+
+    def asked(self, kind: type[R]) -> list[R]:
+        return [request for _, request, _ in self.wire.asked if isinstance(request, kind)]
+
+    def answer(self, pull: int, bodies: Sequence[bytes] = (), *, more: bool = False, which: int = -1) -> None:
+        """To the last pull, or to another."""
+        answer, frame = pulled(pull, bodies, first=pull) if bodies else (Pulled(0, []), b"")
+        at = [at for at, (_, request, _) in enumerate(self.wire.asked) if isinstance(request, Pull)][which]
+        self.wire.answer(msgspec.structs.replace(answer, more=more), at, frame)
+
+    def next(self) -> Work:
+        return Work(self, self.subscription.next())
+
+    def pull(self, most: int, wait_s: float = 1.0) -> Work:
+        return Work(self, self.subscription.pull(Limits(most), wait_s))
+
+    def stand(self) -> None:
+        """Two messages come quickly; the pull behind them stands, and has brought a third."""
+        for number in (1, 2, 3):
+            work = self.next()
+            self.answer(number, [b"%d" % number], more=number == 3)
+            ack(work.lease)
+        assert [request.answers > 1 for request in self.asked(Pull)] == [False, False, True]
+        self.now += 0.1
+
+
+class Work:
+    """A flow, as far as it gets without an answer."""
+
+    def __init__(self, desk: Desk, flow: Flow[Lease | None]) -> None:
+        self._desk = desk
+        self._flow = flow
+        self.waits: Wait | None = None
+        self.over = False
+        self.found: Lease | None = None
+        self._go_on(None)
+
+    def _go_on(self, result: bool | None) -> None:
+        self.waits = None
+        try:
+            step: Step = self._flow.send(result)
+            while self.waits is None:
+                if isinstance(step, Wait):
+                    if not step.call.done:
+                        self.waits = step
+                        return
+                    step = self._flow.send(True)
+                else:
+                    assert isinstance(step, Start)
+                    self._desk.wire.submit(step.call)
+                    step = self._flow.send(None)
+        except StopIteration as stop:
+            self.over, self.found = True, stop.value
+
+    def is_late(self) -> None:
+        """What it waits for does not come in time."""
+        assert self.waits is not None
+        self._desk.now += self.waits.seconds
+        self._go_on(False)
+
+    @property
+    def lease(self) -> Lease:
+        """What it found, once it was answered."""
+        while not self.over and self.waits is not None and self.waits.call.done:
+            self._go_on(True)
+        assert self.found is not None, self.waits
+        return self.found
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return self.lease.bodies()
+
+
+def ack(lease: Lease) -> None:
+    for message in lease.messages():
+        message.ack()
+
+
+def acked(desk: Desk) -> list[int]:
+    return [act.pull for request in desk.asked(Settle) for act in request.acts]
+
+
+# Appetite
+
+
+def test_answers_are_asked_for_while_batches_are_handed_out_in_quick_succession() -> None:
+    appetite = Appetite(LIMITS)
+    assert appetite.answers == 1
+    appetite.handed_out(100.0)
+    assert appetite.answers == 1, "one is no succession"
+    appetite.asked(100.0001)
+    appetite.handed_out(100.005)
+    appetite.asked(100.0051)
+    assert appetite.answers > 1
+    appetite.handed_out(100.1)
+    assert appetite.answers == 1, "that was a while"
+
+
+def test_a_slow_handler_gets_one_answer_at_a_time() -> None:
+    appetite = Appetite(LIMITS)
+    for number in range(10):
+        appetite.handed_out(100 + number * 0.005)
+        appetite.asked(100 + number * 0.005 + 0.003)
+        assert appetite.answers == 1
+
+
+# Iteration
+
+
+def test_what_comes_under_one_number_is_handed_out_in_order_and_nothing_is_asked_meanwhile() -> None:
+    desk = Desk()
+    desk.stand()
+    for number in range(4, 10):
+        desk.answer(number, [b"%d" % number], more=number < 9)
+    seen = [desk.next().bodies for _ in range(4, 10)]
+    assert seen == [[b"%d" % number] for number in range(4, 10)]
+    assert len(desk.asked(Pull)) == 3
+    desk.next()
+    assert len(desk.asked(Pull)) == 4, "the last answer was the last"
+
+
+def test_an_empty_answer_ends_it_and_the_next_pull_is_asked() -> None:
+    desk = Desk()
+    desk.stand()
+    work = desk.next()
+    desk.answer(0)
+    work._go_on(True)
+    assert not work.over
+    assert len(desk.asked(Pull)) == 4
+    desk.answer(4, [b"4"])
+    assert work.bodies == [b"4"]
+
+
+def test_acks_wait_a_moment_for_company_and_are_told_together() -> None:
+    desk = Desk()
+    desk.stand()
+    ack(_come(desk, 4))
+    desk.next()
+    assert acked(desk) == [2, 3, 4], "it was a while since anything was told; the first went with the second pull"
+    for number in (5, 6):
+        desk.answer(number, [b"x"], more=True)
+        ack(desk.next().lease)
+    work = desk.next()
+    assert acked(desk)[3:] == []
+    assert work.waits is not None
+    assert work.waits.seconds <= 0.005
+    work.is_late()
+    assert acked(desk)[3:] == [5, 6]
+    assert len(desk.asked(Pull)) == 3
+
+
+def _come(desk: Desk, number: int) -> Lease:
+    desk.answer(number, [b"x"], more=True)
+    return desk.next().lease
+
+
+def test_a_group_that_gives_little_at_a_time_is_told_of_acks_at_once() -> None:
+    desk = Desk(max_in_flight=1)
+    desk.stand()
+    ack(_come(desk, 4))
+    desk.next()
+    told = len(acked(desk))
+    ack(_come(desk, 5))
+    desk.next()
+    assert len(acked(desk)) == told + 1, "nothing comes before this is told"
+
+
+@pytest.mark.parametrize(
+    "options", [{"prefetch": 0}, {"shards": 4}, {"topic": "t.*"}, {"mode": "at-most-once"}], ids=str
+)
+def test_where_nothing_may_come_ahead_no_pull_stands(options: dict[str, Any]) -> None:
+    desk = Desk(**options)
+    for number in range(1, 10):
+        work = desk.next()
+        desk.answer(number, [b"x"])
+        assert work.bodies == [b"x"]
+    assert [request.answers for request in desk.asked(Pull)] == [1] * 9
+
+
+def test_what_nobody_looked_at_is_given_back_at_the_end() -> None:
+    desk = Desk()
+    desk.stand()
+    for number in (4, 5):
+        desk.answer(number, [b"x"], more=True)
+    closing = desk.subscription.close()
+    step = next(closing)
+    assert isinstance(step, Start)
+    settle = step.call.request
+    assert isinstance(settle, Settle)
+    assert [act.pull for act in settle.acts if act.what == GIVE_BACK] == [4, 5]
+    assert [act.pull for act in settle.acts if act.what != GIVE_BACK] == [3]
+
+
+# Pulling for oneself
+
+
+def test_a_pull_for_less_ends_one_that_stands() -> None:
+    desk = Desk()
+    desk.stand()
+    work = desk.pull(10)
+    assert [(pull.max_messages, pull.answers) for pull in desk.asked(Pull)[3:]] == [(10, 1)]
+    desk.answer(0, which=2)
+    desk.answer(4, [b"4"])
+    work._go_on(True)
+    assert work.bodies == [b"4"]
+    again = desk.pull(10)
+    assert len(desk.asked(Pull)) == 5
+    desk.answer(5, [b"5"])
+    assert again.bodies == [b"5"]
+
+
+def test_what_came_before_it_was_ended_is_handed_out_first() -> None:
+    desk = Desk()
+    desk.stand()
+    work = desk.pull(10)
+    desk.answer(4, [b"4"], more=True, which=2)
+    assert work.bodies == [b"4"]
+    again = desk.pull(10)
+    desk.answer(0, which=2)
+    desk.answer(5, [b"5"])
+    again._go_on(True)
+    assert again.bodies == [b"5"]
+    assert len(desk.asked(Pull)) == 4
+
+
+def test_what_came_before_it_was_ended_and_is_too_much_is_given_back_at_once() -> None:
+    desk = Desk()
+    desk.stand()
+    work = desk.pull(1)
+    desk.answer(4, [b"4", b"5"], which=2)
+    work._go_on(True)
+    assert not work.over
+    [back] = [act for request in desk.asked(Settle) for act in request.acts if act.what == GIVE_BACK]
+    assert back.pull == 4, "else nobody would have it while this one waits"
+    desk.answer(6, [b"4"])
+    assert work.bodies == [b"4"]
+
+
+def test_a_pull_that_does_not_wait_still_learns_what_there_is() -> None:
+    desk = Desk()
+    desk.stand()
+    work = desk.pull(10, wait_s=0.0)
+    desk.answer(0, which=2)
+    desk.answer(4, [b"4"])
+    work._go_on(True)
+    assert work.bodies == [b"4"]
+
+
+def test_a_pull_for_as_much_takes_what_the_one_that_stands_brings() -> None:
+    desk = Desk()
+    desk.stand()
+    work = desk.pull(1000)
+    desk.answer(4, [b"4"], more=True)
+    assert work.bodies == [b"4"]
+    assert len(desk.asked(Pull)) == 3
+
+
+# Broken connections
+
+
+def test_on_a_new_connection_it_is_asked_again_without_its_acts() -> None:
+    desk = Desk()
+    answers: list[int] = []
+    call = Call(Pull(1, 10, 1000, 1000, 1, [Act(0, 77)], 5), on_done=lambda one: answers.append(one.answer.pull))
+    desk.wire.submit(call)
+    desk.answer(4, [b"4"], more=True)
+    number = desk.wire.asked[-1][0]
+    desk.connection.broken(ConnectionResetError())
+    desk.connect()
+    assert desk.wire.asked[-1][:2] == (number, Pull(1, 10, 1000, 1000, 1, [], 5))
+    desk.answer(5, [b"5"], more=True)
+    desk.answer(6, [b"6"])
+    assert answers == [4, 5, 6]
+    assert desk.connection.unanswered == 0
+
+
+def test_more_to_come_makes_sense_for_pulls_only() -> None:
+    desk = Desk()
+    call = Call(Stat())
+    desk.wire.submit(call)
+    desk.wire.answer(Pulled(0, [], more=True))
+    assert call.done
+    assert call.next is None
+    assert desk.connection.unanswered == 0
+
+
+def test_all_that_waits_fails_together() -> None:
+    desk = Desk()
+    desk.stand()
+    work = desk.next()
+    desk.connection.fail_all(Unavailable("gone"))
+    with pytest.raises(Unavailable):
+        work._go_on(True)
+    assert desk.connection.unanswered == 0
+
+
+def test_answers_to_acks_leave_nothing_behind() -> None:
+    desk = Desk()
+    desk.stand()
+    for number in range(4, 40):
+        ack(_come(desk, number))
+        desk.now += 0.01
+        desk.next()
+        while desk.asked(Settle) and desk.subscription._settling:
+            at = [at for at, (_, request, _) in enumerate(desk.wire.asked) if isinstance(request, Settle)]
+            for one in at:
+                desk.wire.answer(Settled(), one)
+    assert not desk.subscription._leases
+    assert len(desk.subscription._pulling) == 1
