@@ -292,6 +292,8 @@ def test_a_pull_that_does_not_wait_still_learns_what_there_is() -> None:
     desk = Desk()
     desk.stand()
     work = desk.pull(10, wait_s=0.0)
+    assert work.waits is not None
+    assert work.waits.seconds > 1, "for the end of the one that stood, which is at hand"
     desk.answer(0, which=2)
     desk.answer(4, [b"4"])
     work._go_on(True)
