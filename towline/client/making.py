@@ -95,7 +95,7 @@ class Making(Generic[P, C]):
 
         Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has `prefetch` batches
         coming while one is worked on. While messages come one by one and the handler is quick, they are sent on as
-        they come, up to 64 ahead of it; with `prefetch=0` nothing comes ahead. Acks and nacks of single messages are
+        they come, up to 64 frames ahead; with `prefetch=0` nothing comes ahead. Acks and nacks of single messages are
         told to the broker together, after `ack_interval` seconds at the latest. `on_lost` is called when messages
         were taken away from this consumer. With a `spool_dir` (or one given to `connect`) and a `name`, acks and
         nacks that cannot be told are kept there until they can, also by the next consumer of this name."""
