@@ -135,16 +135,21 @@ def acked(desk: Desk) -> list[int]:
 # Appetite
 
 
-def test_answers_are_asked_for_while_batches_are_handed_out_in_quick_succession() -> None:
+def test_answers_are_asked_for_while_messages_are_handed_out_one_by_one_in_quick_succession() -> None:
     appetite = Appetite(LIMITS)
     assert appetite.answers == 1
-    appetite.handed_out(100.0)
+    appetite.handed_out(100.0, one_by_one=True)
     assert appetite.answers == 1, "one is no succession"
     appetite.asked(100.0001)
-    appetite.handed_out(100.005)
+    appetite.handed_out(100.005, one_by_one=True)
     appetite.asked(100.0051)
     assert appetite.answers > 1
-    appetite.handed_out(100.1)
+    appetite.handed_out(100.006)
+    assert appetite.answers == 1, "that was a batch, or lay there already"
+    appetite.asked(100.0061)
+    appetite.handed_out(100.007, one_by_one=True)
+    assert appetite.answers > 1
+    appetite.handed_out(100.1, one_by_one=True)
     assert appetite.answers == 1, "that was a while"
 
 

@@ -220,8 +220,9 @@ class Subscription:
                 ahead = self.terms.prefetch
                 if len(self._pulling) < ahead and is_full(call) and all(other.done for other in self._pulling):
                     yield from self._start_prefetch(None)
-                self._appetite.handed_out(self._clock(), one_by_one=waited and len(lease) == 1)
-                if is_behind(self._pulling):
+                behind = is_behind(self._pulling)
+                self._appetite.handed_out(self._clock(), one_by_one=waited and len(lease) == 1 and not behind)
+                if behind:
                     yield from self._start_prefetch(None)
                 return lease
             if self._idle_timeout_s is not None and self._clock() - idle_from >= self._idle_timeout_s:
