@@ -10,7 +10,7 @@ from tests.access.secured import Secured
 from tests.server.raw_client import RawClient, open_pulled
 from towline.client.access import Quota
 from towline.protocol.envelope import decode_answer
-from towline.protocol.messages import Failed, Pull, Pulled
+from towline.protocol.messages import Act, Failed, Pull, Pulled
 
 
 def told(client: RawClient) -> tuple[list[bytes], bool]:
@@ -40,6 +40,19 @@ def test_who_has_a_quota_is_answered_once(broker: Secured, quota: Quota) -> None
         stand(client, name)
         broker.admin.send(name, b"a")
         assert told(client) == ([b"a"], quota == Quota())
+
+
+def test_an_act_that_is_refused_is_no_way_around_a_quota(broker: Secured) -> None:
+    broker.admin.create_topic("greedy")
+    for number in range(5):
+        broker.admin.send("greedy", b"%d" % number)
+    with consumer(broker, "greedy", quota=Quota(in_flight=2)) as client:
+        client.post(Pull(client.attach("greedy"), 100, 1 << 20, 0, acts=[Act(0, 12345)]))
+        got = client.read()
+        assert got is not None
+        assert isinstance(got[1], Pulled)
+        assert [code for _, code, _ in got[1].refused] == ["lease-lost"]
+        assert sum(part.count for part in got[1].parts) == 2
 
 
 def test_a_right_that_is_taken_ends_it(broker: Secured) -> None:

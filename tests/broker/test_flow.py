@@ -123,6 +123,17 @@ def test_a_pull_may_wait_for_a_number_of_messages(world: World) -> None:
     world.run(scenario)
 
 
+def test_what_a_pull_got_in_the_end_though_it_is_less_than_asked_for_times_out(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", b"a")
+        member = await bench.attach(delays_s=(0.01,), timeout_s=0.2)
+        assert len((await bench.pull(member, wait_ms=30, min_messages=3)).bodies) == 1
+        async with asyncio.timeout(20):
+            await eventually_done(lambda: member.in_flight == 0)
+
+    world.run(scenario)
+
+
 def test_a_pull_keeps_to_its_bytes_and_the_rest_comes_next(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         bodies = [bytes([65 + n]) * (10 if n % 2 else 5000) for n in range(20)]

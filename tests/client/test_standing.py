@@ -366,3 +366,19 @@ def test_answers_to_acks_leave_nothing_behind() -> None:
                 desk.wire.answer(Settled(), one)
     assert not desk.subscription._leases
     assert len(desk.subscription._pulling) == 1
+
+
+def test_what_piles_up_is_fetched_by_one_plain_pull_instead() -> None:
+    desk = Desk()
+    desk.stand()
+    for number in range(4, 14):
+        desk.answer(number, [b"%d" % number], more=True)
+    seen = [b"".join(desk.next().lease.bodies()) for _ in range(10)]
+    assert seen == [b"%d" % number for number in range(4, 14)]
+    assert [request.answers > 1 for request in desk.asked(Pull)] == [False, False, True, False]
+    desk.answer(0, which=-2)
+    work = desk.next()
+    desk.answer(14, [b"14", b"15"])
+    assert work.lease.bodies() == [b"14", b"15"]
+    desk.next()
+    assert [request.answers > 1 for request in desk.asked(Pull)] == [False, False, True, False, False]

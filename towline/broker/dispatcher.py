@@ -265,6 +265,8 @@ class Dispatcher:
         try:
             fewer = waiter.request.min_messages > 1
             waiter.future.set_result(self._try(waiter.member, waiter.request, 1) if fewer else None)
+            if fewer:
+                self.arm()
         except TowlineError as error:
             waiter.future.set_exception(error)
 

@@ -150,9 +150,8 @@ class Pulls:
         """The same pull, for as many messages as the principal may still hold; it waits until that is one at least."""
         if request.acts:
             settled = await member.broker.settle(member, request.acts)
-            if settled.refused:
-                return request  # it says so itself
-            request = msgspec.structs.replace(request, acts=[])
+            if not (settled.refused or settled.lost):  # else they are asked again, and it says so itself
+                request = msgspec.structs.replace(request, acts=[])
         deadline_s = self._loop.time() + request.wait_ms / 1000
         while (room := guard.meter.room()) == 0:
             if self._loop.time() >= deadline_s or taker.ending:
