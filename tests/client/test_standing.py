@@ -26,7 +26,9 @@ LIMITS = Limits(max_messages=1000)
 class Desk:
     """A consumer whose clock stands still, and the broker's end of its connection."""
 
-    def __init__(self, topic: str = "t", *, shards: int = 0, prefetch: int = 1, **config: Any) -> None:
+    def __init__(
+        self, topic: str = "t", *, shards: int = 0, prefetch: int = 1, limits: Limits = LIMITS, **config: Any
+    ) -> None:
         self.now = 1000.0
         group = GroupConfig("t", "g", **config)
         self.subscription = Subscription(
@@ -36,7 +38,7 @@ class Desk:
             group,
             unique=True,
             timeout_s=10.0,
-            limits=LIMITS,
+            limits=limits,
             prefetch=prefetch,
             idle_timeout_s=None,
             ack_interval_s=0.1,
@@ -232,6 +234,15 @@ def test_where_nothing_may_come_ahead_no_pull_stands(options: dict[str, Any]) ->
         desk.answer(number, [b"x"])
         assert work.bodies == [b"x"]
     assert [request.answers for request in desk.asked(Pull)] == [1] * 9
+
+
+def test_no_pull_stands_of_which_each_answer_would_be_a_full_one() -> None:
+    desk = Desk(limits=Limits(max_messages=2))
+    for number in range(1, 10):
+        work = desk.next()
+        desk.answer(number, [b"x"], which=number - 1)
+        assert work.bodies == [b"x"]
+    assert {request.answers for request in desk.asked(Pull)} == {1}
 
 
 def test_what_nobody_looked_at_is_given_back_at_the_end() -> None:

@@ -233,9 +233,10 @@ class Subscription:
         if self._idle_timeout_s is not None:
             idle_s = 0.0 if idle_from is None else self._clock() - idle_from
             wait_s = min(wait_s, max(self._idle_timeout_s - idle_s, 0.0))
-        # Where acts free a shard, they must not wait; and with no prefetch, nothing is to come ahead.
-        one_by_one = self.shards or self.by_prefix or not self.terms.prefetch
-        return self._start_pull(self.limits, self._appetite.size, wait_s, 1 if one_by_one else self._appetite.answers)
+        # Where acts free a shard, they must not wait; with no prefetch, nothing is to come ahead; and a full answer is
+        # the last one anyway.
+        once = self.shards or self.by_prefix or not self.terms.prefetch or self._appetite.size <= 2
+        return self._start_pull(self.limits, self._appetite.size, wait_s, 1 if once else self._appetite.answers)
 
     def _start_pull(self, limits: Limits, max_messages: int, wait_s: float, answers: int = 1) -> Flow[Call]:
         """Ask for messages; what is to be told rides along."""
