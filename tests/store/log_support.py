@@ -152,7 +152,16 @@ def copy_of(path: Path, to: Path) -> Path:
     """The folder as a kill -9 at this moment would leave it."""
     if to.exists():
         shutil.rmtree(to)
-    shutil.copytree(path, to)
+    shutil.copytree(path, to, copy_function=_copy)
+    return to
+
+
+def _copy(source: str, to: str) -> str:
+    """What is being made under another name may have got its own by now."""
+    try:
+        shutil.copy2(source, to)
+    except FileNotFoundError:
+        assert source.endswith(".tmp"), source
     return to
 
 

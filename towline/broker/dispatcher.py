@@ -219,7 +219,7 @@ class Dispatcher:
         command = Pull(member.consumer, self.next_pull(), request.max_messages, request.max_bytes, least)
         events = self.group.decide(command, self.clock.now_us())
         if len(events) == 1 and isinstance(events[0], Pulled):
-            self.log.append_soon(events[0])
+            self.log.append_soon(events[0], stands=request.answers > 1)
             self.group.apply(events[0])
             return events[0]
         self.record(events, Durability.OS)

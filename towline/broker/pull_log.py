@@ -18,8 +18,11 @@ __all__ = ["LATE_S", "PullLog"]
 
 log = logging.getLogger("towline.broker")
 
-LATE_S: Final = 0.01
+LATE_S: Final = 0.002
+STANDING_LATE_S: Final = 0.01
+"""Of a pull that stands the acks come a few milliseconds later, and carry it."""
 LATE_MAX: Final = 64
+NEVER: Final = float("inf")
 
 
 class PullLog:
@@ -28,7 +31,7 @@ class PullLog:
     group, which mostly is the ack of just these messages, or a moment later, whatever comes first. Memory is ahead of
     the log by such events only."""
 
-    __slots__ = ("_closed", "_failed", "_late", "_loop", "_position", "_scheduled", "_store", "stream")
+    __slots__ = ("_closed", "_due_s", "_failed", "_late", "_loop", "_position", "_store", "stream")
 
     def __init__(self, store: Store, stream: str) -> None:
         self.stream = stream
@@ -36,7 +39,8 @@ class PullLog:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._position = store.bounds(stream).end
         self._late: list[Event] = []
-        self._scheduled = False
+        self._due_s = NEVER
+        """When what is late is appended, by the loop's clock."""
         self._failed = False
         self._closed = False
 
@@ -60,21 +64,24 @@ class PullLog:
         self._failed = False
         return appended
 
-    def append_soon(self, pulled: Pulled) -> None:
-        """Append it once its consumer is answered."""
+    def append_soon(self, pulled: Pulled, *, stands: bool = False) -> None:
+        """Append it once its consumer is answered; a little later still if its pull stands."""
         if self._failed or len(self._late) >= LATE_MAX:
             self.catch_up()
         self._late.append(pulled)
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop = self._loop or asyncio.get_running_loop()
-            self._loop.call_later(LATE_S, self._on_time)
+        late_s = STANDING_LATE_S if stands else LATE_S
+        if self._due_s is NEVER or not stands:
+            loop = self._loop = self._loop or asyncio.get_running_loop()
+            due_s = loop.time() + late_s
+            if due_s < self._due_s:
+                self._due_s = due_s
+                loop.call_at(due_s, self._on_time)
 
     def catch_up(self) -> Appended | None:
         return self.append((), Durability.OS) if self._late else None
 
     def _on_time(self) -> None:
-        self._scheduled = False
+        self._due_s = NEVER
         try:
             self.catch_up()
         except TowlineError as error:
