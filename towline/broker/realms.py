@@ -71,6 +71,7 @@ MAIN: Final = "main"
 LOOK_S: Final = 0.2
 SHORTEST_S: Final = 0.02
 PROBE_S: Final = 0.3
+FOLLOW_S: Final = 2.0
 PATIENCE_S: Final = 1.0
 """A realm that is free for so long is taken by whoever sees it."""
 SETTLE_S: Final = 3.0
@@ -326,6 +327,7 @@ class Realms:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._follow_once_more()
         others = [one.id for one in self.front.registry.states() if one.state == "alive"][1:]
         for realm in list(self.owned):
             try:
@@ -333,6 +335,16 @@ class Realms:
             except TowlineError as error:
                 log.error("realm %s could not be handed over: %s", realm, error)
         await self.database.close()
+
+    async def _follow_once_more(self) -> None:
+        """What was changed at another broker just now. One that is alone later goes by what is in its realm."""
+        try:
+            async with asyncio.timeout(FOLLOW_S):
+                await self.front.follow()
+        except (TowlineError, TimeoutError) as error:
+            log.warning(
+                "what other brokers changed in the last moment is not known here: %s", str(error) or "no answer in time"
+            )
 
 
 def _chosen(realm: str, brokers: list[str]) -> str | None:
