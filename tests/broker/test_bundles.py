@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import Bench, World
+from tests.eventually import eventually_done
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge
 from towline.frame import encode
 from towline.model import Durability, TopicConfig
@@ -102,9 +103,9 @@ def test_a_watching_group_is_told_of_all_lanes(world: World) -> None:
         await make(mq)
         one = await mq.attach()
         waiting = asyncio.ensure_future(mq.pull(one, wait_ms=5000))
-        await asyncio.sleep(0.05)
+        await eventually_done(lambda: one.waiting)
         await mq.broker.send(unit(3, 1))
-        got = [*(await waiting).bodies, *(await mq.pull(one, wait_ms=1000)).bodies]
-        assert len(got) >= 4
+        got = [*(await waiting).bodies, *(await mq.pull(one)).bodies]
+        assert len(got) == 4
 
     world.run(scenario)
