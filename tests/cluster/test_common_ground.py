@@ -193,9 +193,7 @@ def test_a_broker_alone_goes_on_with_the_same_book(brokers: Brokers) -> None:
     with at(brokers, 0) as admin:
         admin.access.create_token("doomed")
         admin.put_topic(TopicConfig("template", retention_s=888.0), template=True)
-    with at(brokers, 1) as other:
-        # Either may own the realm that one alone serves.
-        eventually(lambda: other.template().retention_s == 888.0)
+    # Either may own the realm that one alone serves: the other one learns of it when it stops, if not before.
     for number in (0, 1):
         brokers.terminate(number)
     folder = brokers.folder
