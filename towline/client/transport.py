@@ -90,7 +90,7 @@ class PlainTransport:
                 data = sock.recv(_SMALL) if self._size == _SMALL else self._read_much()
             except BlockingIOError:
                 self._quick = False
-                if self._tick_s < timeout_s and self._tick_s < _TICK_S:
+                if self._tick_s < _TICK_S and timeout_s >= 2 * self._tick_s:
                     self._set_tick(_TICK_S)
                 return None
         self._read_at = time.perf_counter()
@@ -107,7 +107,7 @@ class PlainTransport:
 
     def _may_wait(self, timeout_s: float) -> bool:
         """Whether to read now, which takes no longer than the time, or finds something at once."""
-        if timeout_s >= _SHORT_TICK_S:
+        if _SHORT_TICK_S <= timeout_s < 2 * _SHORT_TICK_S:  # more of them in a row would only wake us up in between
             self._set_tick(_SHORT_TICK_S)
             return True
         return bool(wait_for(self._sock.fileno(), select.POLLIN, timeout_s))
