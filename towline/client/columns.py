@@ -42,6 +42,7 @@ class Columns:
             if column is not None and not isinstance(column, Mapping) and len(column) != len(bodies):
                 raise BadRequest(f"{len(column)} {name} for {len(bodies)} bodies")
         self.bodies = bodies
+        self.sizes = list(map(len, bodies))
         self.times = times
         self.keys = keys if keys is None or valid_keys else as_keys(keys)
         self.dedup_ids = dedup_ids if dedup_ids is None else [as_dedup_id(one) for one in dedup_ids]
@@ -55,31 +56,30 @@ class Columns:
         for begin, end in self.cuts():
             yield from self._encoded(sender, compress, begin, end)
 
-    def cuts(self, frames: int = 1, sizes: Sequence[int] | None = None) -> Iterator[tuple[int, int]]:
-        """Where to cut, if what is between two cuts goes into so many frames. `sizes` are the lengths of the bodies, if
-        they are known."""
-        bodies, limit, most = self.bodies, min(frames * FRAME_BYTES, self.limit), frames * FRAME_MESSAGES
-        if len(bodies) <= most and sum(map(len, bodies) if sizes is None else sizes) <= limit:
-            if bodies:
-                yield 0, len(bodies)
+    def cuts(self, frames: int = 1) -> Iterator[tuple[int, int]]:
+        """Where to cut, if what is between two cuts goes into so many frames."""
+        sizes, limit, most = self.sizes, min(frames * FRAME_BYTES, self.limit), frames * FRAME_MESSAGES
+        if len(sizes) <= most and sum(sizes) <= limit:
+            if sizes:
+                yield 0, len(sizes)
             return
-        begin = size = 0
-        for at, body in enumerate(bodies):
-            if at > begin and (size + len(body) > limit or at - begin >= most):
+        begin = total = 0
+        for at, size in enumerate(sizes):
+            if at > begin and (total + size > limit or at - begin >= most):
                 yield begin, at
-                begin, size = at, 0
-            size += len(body)
-        yield begin, len(bodies)
+                begin, total = at, 0
+            total += size
+        yield begin, len(sizes)
 
     def _encoded(self, sender: Sender, compress: bool, begin: int, end: int) -> Iterator[tuple[Buffer, int]]:
         whole = begin == 0 and end == len(self.bodies)
-        bodies = self.bodies if whole else self.bodies[begin:end]
+        bodies, sizes = (self.bodies, self.sizes) if whole else (self.bodies[begin:end], self.sizes[begin:end])
         keys = self.keys if whole or self.keys is None else self.keys[begin:end]
         headers = self.headers if whole or self.headers is None else self.headers[begin:end]
         dedup_ids = self.dedup_ids if whole or self.dedup_ids is None else self.dedup_ids[begin:end]
         times = self.times if whole or self.times is None else self.times[begin:end]
         lives = self.lives.columns(end - begin)
-        frame = sender.frame(bodies, keys, headers, compress, dedup_ids, times, **lives)
+        frame = sender.frame(bodies, keys, headers, compress, dedup_ids, times, sizes=sizes, **lives)
         if len(frame) <= self.limit:
             yield frame, end - begin
             return

@@ -249,6 +249,7 @@ class Sender:
         shard_keys: Any = None,
         expires_at_us: Any = None,
         limits: Any = None,
+        sizes: Sequence[int] | None = None,
     ) -> bytes | memoryview:
         return encode_frame(
             bodies,
@@ -265,6 +266,7 @@ class Sender:
             token=self._token,
             compress=compress,
             reuse=True,
+            sizes=sizes,
         )
 
     def series(

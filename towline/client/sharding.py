@@ -315,7 +315,6 @@ class _Batch:
         self.shards = shards
         self._common = common
         self._columns = columns
-        self._sizes = list(map(len, columns.bodies))
         self._shard_keys = None if shard_keys is None else as_keys(shard_keys)
         if lanes is None or common.priority != DEFAULT:
             keys, own = columns.keys or [None] * len(columns.bodies), self._shard_keys
@@ -327,7 +326,7 @@ class _Batch:
         return len(self._lanes)
 
     def units(self) -> Iterator[_Unit]:
-        for begin, end in self._columns.cuts(min(self.shards, _FRAMES_MAX), self._sizes):
+        for begin, end in self._columns.cuts(min(self.shards, _FRAMES_MAX)):
             yield from self._encoded(begin, end)
 
     def _encoded(self, begin: int, end: int) -> Iterator[_Unit]:
@@ -368,7 +367,7 @@ class _Batch:
             numbers,
             columns.bodies,
             columns.lives,
-            sizes=self._sizes,
+            sizes=self._columns.sizes,
             keys=columns.keys,
             headers=columns.headers,
             shard_keys=self._shard_keys,

@@ -11,6 +11,7 @@ import msgspec
 from crc32c import crc32c
 
 from towline.errors import BadFrame, TooLarge
+from towline.frame.even import cut_even, even_offsets, even_size, even_step
 from towline.frame.layout import (
     BODY,
     COUNT_MAX,
@@ -152,9 +153,10 @@ class Frame:
             data_at = at + (offsets_length + 7 & ~7)
             if data_at > length:
                 return self.verify().verify_columns()
-            offsets = _from_little_endian("I", view[at : at + offsets_length])
-            at = data_at + (offsets[-1] - offsets[0] + 7 & ~7)
-            if at > length or offsets != sorted(offsets):
+            packed = view[at : at + offsets_length]
+            first, last = _OFFSET(packed)[0], _OFFSET(packed, offsets_length - 4)[0]
+            at = data_at + (last - first + 7 & ~7)
+            if not first <= last or at > length or not _is_sorted(packed, count, first, last):
                 return self.verify().verify_columns()
         if at + 8 * count * len(numbers_in(flags)) != length:
             return self.verify().verify_columns()
@@ -180,6 +182,9 @@ class Frame:
         low, high = _OFFSET(view, begin)[0], _OFFSET(view, begin + last)[0]
         if count == 1:
             return [bytes(view[begin + ahead : begin + ahead + high - low])]
+        size = even_size(count, low, high)
+        if size >= 0 and view[begin : begin + last + 4] == even_offsets(size, count):
+            return cut_even(view, begin + ahead + start * size, size, stop - start)
         offsets = _from_little_endian("I", view[begin + 4 * start : begin + 4 * stop + 4])
         if offsets[0] < low or offsets[-1] > high or offsets != sorted(offsets):
             return self.verify().bodies(start, stop)
@@ -312,6 +317,9 @@ def decode_headers(packed: bytes) -> dict[str, str]:
 def _values(view: memoryview, at: int, offsets: list[int]) -> list[bytes]:
     """What lies between each two of these offsets, which count from `at` and were checked."""
     first = offsets[0]
+    size = even_step(offsets)
+    if size >= 0:
+        return cut_even(view, at + first, size, len(offsets) - 1)
     if offsets[-1] - first >= _LARGE * (len(offsets) - 1):
         # Each for itself: a copy of them all would cost more than the views.
         return [bytes(view[at + begin : at + end]) for begin, end in zip(offsets, offsets[1:], strict=False)]  # noqa: RUF007
@@ -320,6 +328,15 @@ def _values(view: memoryview, at: int, offsets: list[int]) -> list[bytes]:
         offsets = [offset - first for offset in offsets]
     # zip is faster than pairwise, which makes a new tuple for each pair.
     return [data[begin:end] for begin, end in zip(offsets, offsets[1:], strict=False)]  # noqa: RUF007
+
+
+def _is_sorted(packed: memoryview, count: int, first: int, last: int) -> bool:
+    """Whether the offsets of so many values never run backwards."""
+    size = even_size(count, first, last)
+    if size >= 0 and packed == even_offsets(size, count):
+        return True
+    offsets = _from_little_endian("I", packed)
+    return offsets == sorted(offsets)
 
 
 def _strings(values: list[bytes] | None) -> list[str | None] | None:

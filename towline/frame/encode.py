@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -13,6 +12,7 @@ import msgspec
 from crc32c import crc32c
 
 from towline.errors import BadFrame, TooLarge
+from towline.frame.even import even_offsets, even_size
 from towline.frame.layout import (
     BODY,
     COUNT_MAX,
@@ -31,6 +31,7 @@ from towline.frame.layout import (
     SHARD_KEY,
     TOKEN_MAX,
     ZSTD,
+    little_endian,
     numbers_in,
     pad8,
     texts_in,
@@ -48,7 +49,6 @@ __all__ = [
     "encode_events",
     "encode_frame",
     "encode_single",
-    "little_endian",
     "number_column",
     "packed_headers",
     "text_column",
@@ -61,7 +61,7 @@ _LARGE: Final = 64 << 10
 SINGLE_MAX: Final = _LARGE
 """A longer body than this is better off in memory that is used again."""
 _LOOSE: Final = 50_000
-"""More values than this are joined beforehand: one by one they cost more than a copy."""
+"""More values than this are joined first: one by one they cost more than a copy."""
 _ONE = struct.Struct("<II")
 _PACK = msgspec.msgpack.Encoder().encode
 _UNPACK = msgspec.msgpack.Decoder(dict[str, str]).decode
@@ -107,11 +107,12 @@ def encode_frame(
     token: bytes = b"",
     compress: bool = False,
     reuse: bool = False,
+    sizes: Sequence[int] | None = None,
 ) -> bytes | memoryview:
-    """The same. With `reuse`, a large one lies in memory that is used for another once nobody looks at this one."""
+    """The same. With `reuse`, a large one lies in memory that is used for another once nobody looks at this one.
+    `sizes` are the lengths of the bodies, if they are known."""
     count = len(bodies)
-    parts = text_column(bodies, loose=reuse and not compress and count < _LOOSE)
-    flags = 0
+    flags, parts = 0, list[bytes]()
     # One `if` a column, in the order of the layout: a loop over them costs a frame of one message a microsecond.
     if keys is not None and _has_values(keys, count):
         flags |= KEY
@@ -137,9 +138,13 @@ def encode_frame(
         flags |= LIMIT
         parts.append(number_column(limits))
     numbers = (producer_id, producer_seq, produced_at_us, *expiry)
-    if not reuse or compress:
-        return assemble(parts, flags, count, numbers, token=token, compress=compress)
-    return _assemble_again(parts, flags, count, numbers, token)
+    if reuse and not compress and count <= _LOOSE:
+        sizes = list(map(len, bodies)) if sizes is None else sizes
+        if sum(sizes) >= _LARGE:
+            frame = _assemble_again(bodies, sizes, parts, flags=flags, numbers=numbers, token=token)
+            if frame is not None:
+                return frame
+    return assemble([*text_column(bodies, sizes), *parts], flags, count, numbers, token=token, compress=compress)
 
 
 def encode_single(body: bytes, producer_id: int, producer_seq: int, produced_at_us: int, token: bytes) -> bytes:
@@ -227,15 +232,13 @@ def earliest_and_latest(expires_at_us: Sequence[int]) -> tuple[int, int]:
     return min(at for at in expires_at_us if at), max(expires_at_us) if all(expires_at_us) else 0
 
 
-def text_column(values: Sequence[bytes], *, loose: bool = False) -> list[bytes]:
-    """Offsets and values, each padded; `loose` leaves the values of a large column as they are, to be joined later."""
+def text_column(values: Sequence[bytes], sizes: Sequence[int] | None = None) -> list[bytes]:
+    """Offsets and values, each padded. `sizes` are the lengths of the values, if they are known."""
     if len(values) == 1 and type(values[0]) is bytes and len(values[0]) <= FRAME_MAX:
         # Single messages and single events are most of what is encoded where time matters most.
         length = len(values[0])
         return [_ONE.pack(0, length), values[0], pad8(length)]
-    packed, length = _offsets(values)
-    if loose and length >= _LARGE:
-        return [packed, pad8(len(packed)), *values, pad8(length)]
+    packed, length = _offsets(values, sizes)
     data = b"".join(values)
     if len(data) != length:
         raise TypeError("bodies are bytes: the length of something else is not its number of bytes")
@@ -251,14 +254,18 @@ def string_column(values: Sequence[str | None]) -> list[bytes]:
     return [packed, pad8(len(packed)), data, pad8(length)]
 
 
-def _offsets(values: Sequence[bytes] | Sequence[str]) -> tuple[bytes, int]:
+def _offsets(values: Sequence[bytes] | Sequence[str], sizes: Sequence[int] | None = None) -> tuple[bytes, int]:
     """Where each value begins and the last ends, as it lies in a frame; and this end."""
-    offsets = list(accumulate(map(len, values), initial=0))  # an array is made faster of a list than of anything else
-    length = offsets[-1]
+    lengths = list(map(len, values)) if sizes is None else sizes
+    count, length = len(lengths), sum(lengths)
     # Before the values are joined: what is too large is not copied first.
     if length > FRAME_MAX:
         raise too_large()
-    return little_endian(array("I", offsets)), length
+    size = even_size(count, 0, length)
+    if size >= 0 and lengths.count(size) == count:
+        return bytes(even_offsets(size, count)), length
+    # An array is made faster of a list than of anything else.
+    return little_endian(array("I", list(accumulate(lengths, initial=0)))), length
 
 
 def number_column(values: Sequence[int]) -> bytes:
@@ -266,12 +273,6 @@ def number_column(values: Sequence[int]) -> bytes:
         return little_endian(array("q", values))
     except OverflowError:
         raise BadFrame("a time or timeout of a message does not fit into 64 bits") from None
-
-
-def little_endian(numbers: array[int]) -> bytes:
-    if sys.byteorder != "little":
-        numbers.byteswap()
-    return numbers.tobytes()
 
 
 def assemble(
@@ -302,16 +303,23 @@ def assemble(
 
 
 def _assemble_again(
-    parts: Sequence[bytes | memoryview], flags: int, count: int, numbers: tuple[int, ...], token: bytes
-) -> bytes | memoryview:
-    """The same, in memory that was used before, if it is worth it."""
-    size = _measure(parts, count, token)
-    if size < _LARGE:
-        return assemble(parts, flags, count, numbers, token=token)
+    bodies: Sequence[bytes],
+    sizes: Sequence[int],
+    beside: Sequence[bytes],
+    *,
+    flags: int,
+    numbers: tuple[int, ...],
+    token: bytes,
+) -> memoryview | None:
+    """The same, in memory that was used before, if there is some: the bodies are copied into it one by one."""
+    count = len(bodies)
+    packed, length = _offsets(bodies, sizes)
+    ahead, behind = (packed, pad8(len(packed))), (pad8(length), *beside)
+    size = _measure((*ahead, *behind), count, token) + length
     length, head, padded = _head(flags, count, numbers, token, (size, size))
-    frame = SPARE.join((PREFIX.pack(MAGIC, length, 0), head, padded, *parts), length)
+    frame = SPARE.join((PREFIX.pack(MAGIC, length, 0), head, padded, *ahead, *bodies, *behind), length)
     if frame is None:
-        return assemble([b"".join(parts)], flags, count, numbers, token=token)
+        return None
     PREFIX.pack_into(frame, 0, MAGIC, length, crc32c(frame[PREFIX.size :]))
     return frame.toreadonly()
 

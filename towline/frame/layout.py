@@ -42,6 +42,8 @@ checked by their values.
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from typing import Final
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "ZSTD",
     "attempts_in",
     "limit_of",
+    "little_endian",
     "numbers_in",
     "pad8",
     "texts_in",
@@ -122,6 +125,13 @@ def texts_in(flags: int) -> tuple[int, ...]:
 def numbers_in(flags: int) -> tuple[int, ...]:
     """The number columns of a frame with these flags, in their order."""
     return _NUMBERS[flags >> 4 & 15]
+
+
+def little_endian(numbers: array[int]) -> bytes:
+    """As they lie in a frame; the array is not to be used any more."""
+    if sys.byteorder != "little":
+        numbers.byteswap()
+    return numbers.tobytes()
 
 
 def limit_of(timeout_us: int, attempts: int) -> int:

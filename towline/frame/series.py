@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from crc32c import crc32c
 
 from towline.errors import BadFrame, TooLarge
-from towline.frame.encode import little_endian, number_column, packed_headers, too_large, utf8
+from towline.frame.encode import number_column, packed_headers, too_large, utf8
 from towline.frame.layout import (
     COUNT_MAX,
     COVERED,
@@ -30,6 +30,7 @@ from towline.frame.layout import (
     PREFIX,
     SHARD_KEY,
     TOKEN_MAX,
+    little_endian,
     pad8,
 )
 from towline.frame.spare import SPARE
