@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from bench import consuming, delaying, facing, flatness, jobs, latency, machine, ordering, sending, spark, sql
+from bench import consuming, delaying, facing, flatness, jobs, latency, machine, ordering, rival, sending, spark, sql
 from bench.figures import Figure, print_figures
 from bench.stage import Stage
 from tests.sql.server import use_mysqld
@@ -42,7 +42,10 @@ SCENARIOS: dict[str, Scenario] = {
     "console": facing.console,
     "sql": sql.sql,
     "sql-backlog": sql.sql_backlog,
+    "rival": rival.rival,
 }
+BESIDE = ("rival",)
+"""Only when they are asked for."""
 QUICK = {"seconds": 1.0, "repeats": 1, "backlog": 1_000_000}
 BUSY = 0.5
 FULL = {"seconds": 2.0, "repeats": 3, "backlog": 10_000_000}
@@ -88,7 +91,7 @@ def bench(
     if load > BUSY:
         stage.say(f"this machine is busy (load {load:.1f}): the figures will be too low")
     stage.break_in()
-    figures, failed = _play(stage, names or list(SCENARIOS))
+    figures, failed = _play(stage, names or [name for name in SCENARIOS if name not in BESIDE])
     facts = _machine(load) | {"sizes": sizes, "figures": [figure.as_json() for figure in figures], "failed": failed}
     document = msgspec.json.format(msgspec.json.encode(facts), indent=2)
     if save is not None:

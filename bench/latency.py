@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.figures import Figure, middle, shown, spread
@@ -10,7 +13,7 @@ from bench.machine import RELAY, relay
 from bench.stage import Stage
 from towline.load.job import Job, Percentiles
 
-__all__ = ["latency"]
+__all__ = ["ROUNDS", "TARGET_P50", "TARGET_P99", "Paced", "latency", "paced"]
 
 ROUNDS: Final = 3
 """For each repetition of other measurements: a machine that others use as well is quiet at times, and at times not."""
@@ -19,6 +22,16 @@ QUIET_MS: Final = 0.5
 """A round is quiet if the machine's own relay, before and after it, keeps 99 of 100 messages below this."""
 TARGET_P50: Final = 0.4
 TARGET_P99: Final = 1.5
+
+
+class Paced(NamedTuple):
+    """One run at 1,000 messages a second."""
+
+    latency: Percentiles
+    cost_us: float
+    """What a message cost the broker."""
+    stolen: float
+    """The share of the processors' time that a virtual machine's host gave to others meanwhile."""
 
 
 class _Round(NamedTuple):
@@ -35,23 +48,38 @@ def latency(stage: Stage) -> Iterator[Figure]:
     """From send to handler at 1,000 messages a second, and beside each round what a raw relay of three processes
     takes."""
     seconds = max(2.0, stage.seconds * 2)
-    count = int(1_000 * seconds)
-    sender = Job(role="paced", topics=("bench",), count=count, rate=1_000, durability="os")
-    receiver = Job(role="handle", topics=("bench",), count=count, group="group")
     rounds: list[_Round] = []
+    runs: list[Paced] = []
     for _ in range(stage.repeats * ROUNDS):
         before = relay(RELAY_S)
-        with stage.broker(durability="os") as broker:
-            begin_s = broker.cpu_s
-            received = stage.run(broker, sender, receiver)[1]
-            cost = f"broker {(broker.cpu_s - begin_s) * 1e6 / count:.3g} µs/msg of CPU"
-        if received.latency is not None:
-            rounds.append(_Round(before, received.latency, relay(RELAY_S)))
-    yield from _figures("send to handler", rounds, f"{seconds:g} s at 1,000 msg/s, os; {cost}")
+        found = paced(stage, seconds)
+        if found is not None:
+            runs.append(found)
+            rounds.append(_Round(before, found.latency, relay(RELAY_S)))
+    cost = f"broker {middle([run.cost_us for run in runs]):.3g} µs/msg of CPU"
+    stolen = f"{middle([run.stolen for run in runs]):.1%} of the processors' time went to others"
+    yield from _figures("send to handler", rounds, f"{seconds:g} s at 1,000 msg/s, os; {cost}; {stolen}")
     quiet = [each for each in rounds if each.is_quiet]
     if quiet:
         note = f"{len(quiet)} of {len(rounds)} rounds, with a relay's p99 within {QUIET_MS:g} ms before and after"
         yield from _figures("the same in quiet rounds", quiet, note)
+
+
+def paced(stage: Stage, seconds: float) -> Paced | None:
+    count = int(1_000 * seconds)
+    sender = Job(role="paced", topics=("bench",), count=count, rate=1_000, durability="os")
+    receiver = Job(role="handle", topics=("bench",), count=count, group="group")
+    with stage.broker(durability="os") as broker:
+        begin_s, stolen_s, at = broker.cpu_s, _stolen_s(), time.perf_counter()
+        received = stage.run(broker, sender, receiver)[1]
+        stolen = (_stolen_s() - stolen_s) / (time.perf_counter() - at) / (os.cpu_count() or 1)
+        cost_us = (broker.cpu_s - begin_s) * 1e6 / count
+    return None if received.latency is None else Paced(received.latency, cost_us, stolen)
+
+
+def _stolen_s() -> float:
+    """Seconds in which a processor of this virtual machine had something to do, and its host let others run."""
+    return int(Path("/proc/stat").read_text().splitlines()[0].split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def _figures(name: str, rounds: Sequence[_Round], note: str) -> Iterator[Figure]:

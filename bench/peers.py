@@ -17,7 +17,7 @@ import sys
 import time
 from typing import cast
 
-__all__ = ["BLOCK", "MESSAGE", "STAMP", "main"]
+__all__ = ["BLOCK", "MESSAGE", "PACE_NS", "STAMP", "main"]
 
 MESSAGE = 250
 """Bytes of an echoed message: about what a single confirmed send takes on the wire."""

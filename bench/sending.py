@@ -97,7 +97,7 @@ def large(stage: Stage) -> Iterator[Figure]:
             topics=("bench",),
             seconds=seconds,
             size=LARGE,
-            batch=250,
+            batch=500,
             in_flight=IN_FLIGHT,
             durability=durability,
         )
