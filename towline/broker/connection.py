@@ -297,9 +297,10 @@ class Connection(asyncio.BufferedProtocol):
         """Send an answer. With `more`, others are expected in this very moment: they are gathered and written as one,
         because a write of a few bytes costs as much as all the rest of a small request."""
         outgoing = self._outgoing
-        head = encode_envelope(number, answer, sum(map(len, buffers)))
+        attached = sum(map(len, buffers)) if buffers else 0
+        head = encode_envelope(number, answer, attached)
         outgoing.append(head)
-        self._outgoing_bytes += len(head)
+        self._outgoing_bytes += len(head) + attached
         if buffers:
             outgoing.extend(buffers)
         elif self._gathering and self._outgoing_bytes < GATHER_BYTES:
@@ -316,19 +317,24 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def _flush(self) -> None:
-        outgoing = self._outgoing
+        outgoing, size = self._outgoing, self._outgoing_bytes
         if not outgoing:
             return
         self._outgoing, self._outgoing_bytes = [], 0
         if self._shut or self._transport.is_closing():
             return
-        buffers = join_small(outgoing)
-        if len(buffers) > 1:
-            self._transport.writelines(buffers)
-        elif self._descriptor < 0 or len(buffers[0]) > JOIN_BYTES or self._transport.get_write_buffer_size():
-            self._transport.write(buffers[0])
+        if size > JOIN_BYTES:
+            buffers = join_small(outgoing)
+            if len(buffers) > 1:
+                self._transport.writelines(buffers)
+            else:
+                self._transport.write(buffers[0])
+            return
+        data = outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
+        if self._descriptor < 0 or self._transport.get_write_buffer_size():
+            self._transport.write(data)
         else:
-            self._write_at_once(buffers[0])
+            self._write_at_once(data)
 
     def _write_at_once(self, data: bytes | memoryview) -> None:
         """The transport would write in the next turn of the loop; where nothing waits before it, there is no need to

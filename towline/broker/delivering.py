@@ -12,7 +12,7 @@ from towline.broker.limits import Limit, limits_of
 from towline.delivery import Part
 from towline.errors import BadFrame
 from towline.frame import Frame, slice_frame
-from towline.frame.layout import EXPIRES_AT, LIMIT
+from towline.frame.layout import EXPIRES_AT, LIMIT, count_in
 from towline.model import Span
 from towline.protocol.messages import Part as WirePart
 from towline.store import Chunk, Lost, Store
@@ -77,13 +77,13 @@ async def collect(
 
 def at_hand(lanes: Sequence[Lane], parts: Sequence[Part], max_bytes: int) -> tuple[WirePart, Buffers] | None:
     """What `collect` comes to if all of it is one frame that came just now and asks for nothing special."""
-    part = parts[0]
-    chunk = lanes[part.lane].recent(part.first, part.end - part.first) if len(parts) == 1 else None
-    if chunk is None or chunk.first + chunk.count < part.end or len(chunk.frame) > max_bytes:
+    lane, first, count, attempt = parts[0]
+    chunk = lanes[lane].recent(first, count) if len(parts) == 1 else None
+    if chunk is None or chunk.first + chunk.count < first + count or len(chunk.frame) > max_bytes:
         return None
     if chunk.frame[FLAGS_AT] & TIMED:
         return None
-    return wire_part(part.lane, part.attempt, chunk, chunk.count)
+    return wire_part(lane, attempt, chunk, chunk.count)
 
 
 def _fitting(chunk: Chunk, budget: int) -> int:
@@ -121,11 +121,11 @@ def _add_living(parcel: Parcel, part: Part, chunk: Chunk, count: int, now_us: in
 
 def wire_part(lane: int, attempt: int, chunk: Chunk, count: int) -> tuple[WirePart, Buffers]:
     """The first `count` messages of a chunk as they go over the wire: a slice, or the whole frame."""
-    frame = Frame(chunk.frame)
-    start = chunk.start
-    if count == frame.count or frame.compressed:
-        buffers: Buffers = [chunk.frame]
-    else:
-        buffers, start = slice_frame(frame, start, start + count), 0
-    length = sum(map(len, buffers))
+    start, buffers = chunk.start, list[bytes | memoryview]((chunk.frame,))
+    length = len(chunk.frame)
+    if count != count_in(chunk.frame):
+        frame = Frame(chunk.frame)
+        if not frame.compressed:
+            buffers, start = slice_frame(frame, start, start + count), 0
+            length = sum(map(len, buffers))
     return WirePart(lane, chunk.first, count, start, length, attempt, chunk.appended_at_us, chunk.source), buffers

@@ -215,7 +215,8 @@ class Dispatcher:
             self._changed.clear()
 
     def _try(self, member: Member, request: wire.Pull, least: int) -> Pulled | None:
-        self.notice()
+        if self._changed:
+            self.notice()
         command = Pull(member.consumer, self.next_pull(), request.max_messages, request.max_bytes, least)
         events = self.group.decide(command, self.clock.now_us())
         if len(events) == 1 and isinstance(events[0], Pulled):

@@ -262,8 +262,9 @@ class Sender:
         under_way = self._under_way.get((first.producer_id, first.producer_seq))
         if under_way is not None:
             return _again(under_way)
-        lowest = first.producer_seq if len(frames) == 1 else min(_seqs(frames))
-        if self._producers.all_new(first.producer_id, lowest) and _one_producer(frames):
+        alone = len(frames) == 1
+        lowest = first.producer_seq if alone else min(_seqs(frames))
+        if self._producers.all_new(first.producer_id, lowest) and (alone or _one_producer(frames)):
             return None
         remembered = [self._producers.find(frame.producer_id, frame.producer_seq) for frame in frames]
         if not any(remembered):

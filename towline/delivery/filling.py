@@ -37,7 +37,7 @@ def fill(group: Group, room: int, max_bytes: int, now_us: int) -> tuple[list[Par
         mean = mean_bytes[part.lane]
         count = min(part.count, room, max(max_bytes // mean, 0 if parts else 1))
         if count > 0:
-            parts.append(Part(part.lane, part.first, count, part.attempt))
+            parts.append(part if count == part.count else Part(part.lane, part.first, count, part.attempt))
         room -= count
         max_bytes -= count * mean
         if count < part.count or room == 0 or len(parts) == PARTS_MAX:
@@ -49,15 +49,15 @@ def fill(group: Group, room: int, max_bytes: int, now_us: int) -> tuple[list[Par
 
 def _candidates(group: Group, now_us: int) -> Iterator[Part]:
     """From high to low: what is due again, then what is new; the group's own lane before the topic's."""
-    fresh = group.retries.size < RETRIES_MAX
+    fresh, positions, firsts, ends = group.retries.size < RETRIES_MAX, group.next, group.firsts, group.ends
     for lanes in group.ranks:
         if group.retries.size:
             for lane in lanes:
                 yield from group.retries.ready(lane)
         if fresh:
             for lane in lanes:
-                at, end = max(group.next[lane], group.firsts[lane]), group.ends[lane]
-                if at < end:
+                end = ends[lane]
+                if positions[lane] < end and (at := max(positions[lane], firsts[lane])) < end:
                     yield Part(lane, at, end - at, 1)
     if group.shards is not None:
         yield from _of_shards(group, group.shards, now_us, fresh=fresh)

@@ -42,7 +42,7 @@ from towline.delivery.events import (
 )
 from towline.delivery.filling import fill
 from towline.delivery.lease import Act, Lease, lost
-from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals
+from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals, messages_in
 from towline.delivery.retry import AT_ONCE, RetryQueue, due_after
 from towline.delivery.seek import apply_moved, within_bounds
 from towline.delivery.settled import SettledPulls
@@ -134,7 +134,7 @@ class Group:
             return False
         self.retries.ripen(now_us)
         if self.shards is None:
-            return self.retries.has_ready() or any(at < end for at, end in zip(self.next, self.ends, strict=True))
+            return self.retries.has_ready() or any(map(lt, self.next, self.ends))
         self.shards.ripen(now_us)
         owns = range(self.topic_lanes, len(self.next))
         return bool(self.shards.waiting) or any(
@@ -210,7 +210,7 @@ class Group:
         events: list[Event] = self._overrun(now_us) if any(map(lt, self.next, self.firsts)) else []
         room = min(command.max_messages, self.config.max_in_flight - self.in_flight.get(command.consumer, 0))
         parts, full = fill(self, room, command.max_bytes, now_us)
-        if parts and (full or sum(part.count for part in parts) >= command.min_messages):
+        if parts and (full or messages_in(parts) >= command.min_messages):
             deadline_us = now_us + round(self.config.timeout_s * 1_000_000) if self.config.timeout_s else 0
             events.append(Pulled(now_us, command.pull, command.consumer, deadline_us, tuple(parts)))
         return events
@@ -411,7 +411,7 @@ class Group:
         """Give the consumer its lease: of a pull just applied, or one that a snapshot remembers."""
         assert event.pull not in self.leases, event
         self.leases[event.pull] = Lease(event.pull, event.consumer, event.deadline_us, event.parts)
-        self._count_in_flight(event.consumer, sum(part.count for part in event.parts))
+        self._count_in_flight(event.consumer, messages_in(event.parts))
         if self.shards is not None:
             for part in event.parts:
                 self.shards.lease(part.lane, part.count)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from towline.delivery.events import Part
 from towline.model import Span
 
-__all__ = ["PartSet", "add_interval", "cut", "disjoint", "in_intervals"]
+__all__ = ["PartSet", "add_interval", "cut", "disjoint", "in_intervals", "messages_in"]
 
 _first = attrgetter("first")
 
@@ -86,6 +86,10 @@ class PartSet:
     def lowest(self) -> dict[int, int]:
         """The first sequence number of each lane that has any."""
         return {lane: row[0].first for lane, row in self._lanes.items()}
+
+
+def messages_in(parts: Sequence[Part]) -> int:
+    return parts[0].count if len(parts) == 1 else sum([part.count for part in parts])
 
 
 def cut(part: Part, span: Span | Part) -> Part | None:

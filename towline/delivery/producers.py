@@ -110,12 +110,13 @@ class Producers:
     def all_new(self, producer_id: int, lowest: int) -> bool:
         """Whether frames with this number and higher ones are new for sure: the cheap question, before `find`."""
         window = self._windows.get(producer_id)
-        return window is None or lowest > window.highest
+        return window is None or (lowest > window.floor and (not window.order or lowest > window.order[-1]))
 
     def remember(self, producer_id: int, seq: int, first: int, at_us: int) -> None:
         window = self._touch(producer_id)
         self._total += window.add(seq, Remembered(first, at_us))
-        self._keep_few()
+        if self._total > TOTAL_MAX:
+            self._keep_few()
 
     def remember_all(self, producer_id: int, seqs: Sequence[int], firsts: Sequence[int], at_us: int) -> None:
         """The same for the frames of a unit. Each is remembered for itself."""

@@ -71,6 +71,7 @@ __all__ = [
     "UNKNOWN_FLAGS",
     "ZSTD",
     "attempts_in",
+    "count_in",
     "limit_of",
     "little_endian",
     "numbers_in",
@@ -89,6 +90,9 @@ PREFIX: Final = struct.Struct("<III")
 COVERED: Final = struct.Struct("<HHIIQQqqqq")
 """… and the rest of it, where what the checksum covers begins."""
 CRC_FROM: Final = PREFIX.size
+
+_COUNT: Final = struct.Struct("<I").unpack_from
+_COUNT_AT: Final = CRC_FROM + 4
 
 BODY: Final = 0
 KEY: Final = 1
@@ -115,6 +119,12 @@ FRAME_MAX: Final = 64 << 20
 _TEXTS: Final = tuple((BODY, *(flag for flag in TEXT_COLUMNS if flag & flags)) for flags in range(16))
 _NUMBERS: Final = tuple(tuple(flag for flag in NUMBER_COLUMNS if flag & flags << 4) for flags in range(16))
 _ZEROS: Final = tuple(bytes(-length % 8) for length in range(8))
+
+
+def count_in(frame: bytes | bytearray | memoryview) -> int:
+    """How many messages a frame holds, if that is all one needs to know of it."""
+    count: int = _COUNT(frame, _COUNT_AT)[0]
+    return count
 
 
 def texts_in(flags: int) -> tuple[int, ...]:
