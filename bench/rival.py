@@ -32,6 +32,10 @@ __all__ = ["main", "rival"]
 STREAM, GROUP = "bench", "group"
 BODY_BYTES = 100
 UP_S = 10.0
+REDIS_P50 = 0.25
+REDIS_P99 = 0.8
+"""Milliseconds that Redis took where our own targets were set: on a slower machine, or in a slower hour, both take
+longer."""
 
 
 def rival(stage: Stage) -> Iterator[Figure]:
@@ -50,8 +54,12 @@ def rival(stage: Stage) -> Iterator[Figure]:
         if found is not None:
             ours.append(found.latency)
         sends.append((_single(stage), _single_redis(stage)))
-    for name, attribute, target in (("p50", "p50", TARGET_P50), ("p99", "p99", TARGET_P99), ("p99.9", "p999", None)):
+    for name, attribute, target, usual in (
+        ("p50", "p50", TARGET_P50, REDIS_P50),
+        ("p99", "p99", TARGET_P99, REDIS_P99),
+    ):
         own, other = ([getattr(each, attribute) for each in side] for side in (ours, theirs))
+        beside = f"Redis by turns with it {shown(middle(other))} ms ({shown(min(other))} to {shown(max(other))})"
         yield Figure(
             scenario="rival",
             name=f"send to handler, {name}",
@@ -59,10 +67,16 @@ def rival(stage: Stage) -> Iterator[Figure]:
             unit="ms",
             target=target,
             less_is_better=True,
-            limit="Redis Streams",
-            share=middle(other) / middle(own),
-            note=f"Redis by turns with it {shown(middle(other))} ms ({shown(min(other))} to {shown(max(other))})"
-            f"{spread(own)}",
+            note=beside + spread(own),
+        )
+        yield Figure(
+            scenario="rival",
+            name="the same ÷ Redis",
+            value=middle(own) / middle(other),
+            unit="×",
+            target=target / usual,
+            less_is_better=True,
+            note=f"target: {target:g} ms where Redis takes {usual:g} ms",
         )
     own_rates, other_rates = ([pair[side] for pair in sends] for side in (0, 1))
     yield Figure(
@@ -71,8 +85,6 @@ def rival(stage: Stage) -> Iterator[Figure]:
         value=middle(own_rates),
         unit="msg/s",
         target=5_000,
-        limit="Redis Streams",
-        share=middle(own_rates) / middle(other_rates),
         note=f"Redis by turns with it {shown(middle(other_rates))} msg/s{spread(own_rates)}",
     )
 
