@@ -61,8 +61,8 @@ class Stage:
         return run([msgspec.structs.replace(job, url=broker.url) for job in jobs])
 
     def fill(self, broker: BrokerProcess, topic: str, count: int, size: int = 100) -> Tally:
-        """Send messages that are to wait there."""
-        batch = max(1, min(1_000, (256 << 10) // max(1, size)))
+        """Send messages that are to wait there, in frames of up to half a megabyte."""
+        batch = max(1, min(1_000, 512_000 // max(1, size)))
         return self.run(
             broker, Job(role="frames", topics=(topic,), count=count, size=size, batch=batch, durability="os")
         )[0]

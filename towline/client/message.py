@@ -15,7 +15,17 @@ from towline.client.time_limit import HandlerTimeout, TimeLimit, begin_limit
 from towline.client.verdict import as_reason, check_delay, settle
 from towline.errors import BadRequest, Conflict, LeaseLost
 from towline.frame import Frame, decode_headers
-from towline.frame.layout import EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY, attempts_in, timeout_us_in
+from towline.frame.layout import (
+    BESIDE_BODIES,
+    EXPIRES_AT,
+    HEADERS,
+    KEY,
+    LIMIT,
+    PRODUCED_AT,
+    SHARD_KEY,
+    attempts_in,
+    timeout_us_in,
+)
 from towline.model import LANES, Priority, lane_name, message_id
 from towline.protocol import messages
 
@@ -44,8 +54,10 @@ class Section:
         "_frame",
         "_headers",
         "_keys",
+        "_produced_at_us",
         "_shard_keys",
         "_time_limits",
+        "_token",
         "appended_at_us",
         "attempt",
         "bodies",
@@ -77,7 +89,10 @@ class Section:
         self.lease = lease
         self.shards = shards
         self.flags = bytearray(part.count)
-        self._frame = frame
+        self._frame = frame if frame.flags & BESIDE_BODIES else None
+        """Only if there is more to be had of it: its memory is needed for the next one."""
+        self._produced_at_us = frame.produced_at_us
+        self._token = frame.token
         self._keys: list[bytes] | None = None
         self._headers: list[bytes] | None = None
         self._shard_keys: list[bytes] | None = None
@@ -112,14 +127,20 @@ class Section:
         return decode_headers(self._headers[index]) if self._headers else {}
 
     def _column(self, flag: int) -> list[bytes]:
+        if self._frame is None:
+            return []
         return self._frame.texts(flag, self.start, self.start + len(self.bodies)) or []
 
     def text(self, flag: int, index: int) -> bytes:
         """What a column of texts holds of one message, as it was sent."""
+        if self._frame is None:
+            return b""
         found = self._frame.texts(flag, self.start + index, self.start + index + 1)
         return found[0] if found else b""
 
     def _number(self, flag: int, index: int) -> int:
+        if self._frame is None:
+            return 0
         found = self._frame.numbers(flag, self.start + index, self.start + index + 1)
         return found[0] if found else 0
 
@@ -160,11 +181,12 @@ class Section:
         return raised
 
     def produced_at_us(self, index: int) -> int:
-        return self._number(PRODUCED_AT, index) if self._frame.flags & PRODUCED_AT else self._frame.produced_at_us
+        own = self._frame is not None and self._frame.flags & PRODUCED_AT
+        return self._number(PRODUCED_AT, index) if own else self._produced_at_us
 
     @property
     def token(self) -> str:
-        return self._frame.token.decode("utf-8", "replace")
+        return self._token.decode("utf-8", "replace")
 
     # Settling: only marked here, and told to the broker by the consumer
 

@@ -47,6 +47,7 @@ from array import array
 from typing import Final
 
 __all__ = [
+    "BESIDE_BODIES",
     "BODY",
     "COUNT_MAX",
     "COVERED",
@@ -109,6 +110,8 @@ UNKNOWN_FLAGS: Final = 0xFFFF & ~(255 | ZSTD | EVENTS)
 
 TEXT_COLUMNS: Final = (KEY, HEADERS, DEDUP, SHARD_KEY)
 NUMBER_COLUMNS: Final = (EXPIRES_AT, DELIVER_AT, LIMIT, PRODUCED_AT)
+BESIDE_BODIES: Final = sum((*TEXT_COLUMNS, *NUMBER_COLUMNS))
+"""A frame with any of these flags has more than bodies."""
 
 TIMEOUT_BITS: Final = 48
 TOKEN_MAX: Final = 64

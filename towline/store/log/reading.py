@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from towline.frame.spare import SPARE
 from towline.store.log.catalogue import EntriesOf, Stream, first_ending_after
 from towline.store.log.disk import DiskIo, is_damage, not_now
 from towline.store.log.index import ENTRY
@@ -30,6 +31,7 @@ _U32 = 0xFFFFFFFF
 _EXTENT_MAX = 1 << 20
 _GAP_MAX = 16 << 10
 _AT_ONCE_MAX = 8 << 20
+_SPARE_MIN = 64 << 10
 _REPORTED_MAX = 10_000
 
 
@@ -123,7 +125,7 @@ class StreamReader:
                     raise not_now(error, f"segment {extent.segment}") from error
                 _log.warning("segment %d cannot be opened: %s", extent.segment, error)
                 continue
-            buffer = memoryview(bytearray(extent.length))
+            buffer = _room(extent.length)
             if at_once and self._cached(file.fd, buffer, extent.position):
                 self._files.release(file)
                 cut(stream, extent, buffer.toreadonly(), found)
@@ -150,7 +152,7 @@ class StreamReader:
         """In a thread."""
         found: dict[int, Chunk] = {}
         for extent, file in slow:
-            buffer = memoryview(bytearray(extent.length))
+            buffer = _room(extent.length)
             try:
                 got = self._io.pread_into(file.fd, buffer, extent.position)
                 cut(stream, extent, buffer[:got].toreadonly(), found)
@@ -161,7 +163,7 @@ class StreamReader:
     def _fetch_singly(self, stream: Stream, extent: Extent, file: OpenFile, found: dict[int, Chunk]) -> None:
         """Some sector of the extent cannot be read: get the frames that do not touch it."""
         for frame in extent.frames:
-            buffer = memoryview(bytearray(frame.length))
+            buffer = _room(frame.length)
             try:
                 got = self._io.pread_into(file.fd, buffer, frame.position)
             except OSError as error:
@@ -198,6 +200,11 @@ class StreamReader:
         else:
             where = "no intact record holds them"
         _log.error("records %d to %d of %s are lost: %s", frame.first, last, stream.name, where)
+
+
+def _room(length: int) -> memoryview:
+    """Memory to read into. What is large goes into some that was used before: new memory is filled with zeros first."""
+    return SPARE.view(length)[:length] if length >= _SPARE_MIN else memoryview(bytearray(length))
 
 
 def cut(stream: Stream, extent: Extent, buffer: memoryview, found: dict[int, Chunk]) -> None:
