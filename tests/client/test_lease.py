@@ -127,3 +127,25 @@ def test_the_first_new_try_is_at_once_and_the_next_are_ever_later() -> None:
     assert backoff.next_s() == 0
     calm = Backoff(0.1, 1.0, chance=lambda: 0.0, eager=False)
     assert [calm.next_s() for _ in range(3)] == [0.05, 0.1, 0.2]
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_messages_without_anything_beside_their_bodies_hold_no_memory_of_their_frame(compress: bool) -> None:
+    plain, keyed = (
+        bytearray(encode([b"a" * 100, b"b" * 100], keys=keys, produced_at_us=7, token=b"me", compress=compress))
+        for keys in (None, ["k", None])
+    )
+    for frame, key in ((plain, None), (keyed, "k")):
+        lease = Lease(41, [(Part(1, 0, 2, 0, len(frame), 1, 9, b""), memoryview(frame))], deque(), deque())
+        lease.topic = "orders"
+        lease.open()
+        message, other = lease.messages()
+        if key is None:
+            frame.extend(b"used for something else")  # refused while somebody looks at it
+            frame[:] = bytes(len(frame))
+        else:
+            with pytest.raises(BufferError):
+                frame.extend(b"more")
+        assert (message.body, message.key, other.key) == (b"a" * 100, key, None)
+        assert (message.headers, message.shard_key, message.timeout) == ({}, key, None)
+        assert (message.produced_at.timestamp(), message.token) == (7e-6, "me")

@@ -251,3 +251,23 @@ async def test_a_reader_that_gives_up_disturbs_nobody(tmp_path: Path) -> None:
         reading.cancel()
     assert len((await content_of(store)).bodies["a"]) == 30
     await store.close()
+
+
+@pytest.mark.parametrize("cold", [False, True])
+@on_loop
+async def test_what_was_read_stays_as_it_is_while_somebody_has_it(tmp_path: Path, cold: bool) -> None:
+    """Large reads go into memory that is used again: not before it is let go."""
+
+    class Io(FaultyIo):
+        def pread_cached(self, fd: int, buffer: memoryview, position: int) -> int:
+            return 0 if cold else super().pread_cached(fd, buffer, position)
+
+    store = await open_store(tmp_path, io=Io(), segment_bytes=64 << 20)
+    bodies = [bytes([number]) * 300_000 for number in range(30)]
+    for body in bodies:
+        await put(store, one("a", body), durability=Durability.OS)
+    held = [(await store.read("a", number, 1, 1 << 20)).chunks[0] for number in range(30)]
+    again = [(await store.read("a", number, 1, 1 << 20)).chunks[0] for number in reversed(range(30))]
+    assert [Frame(chunk.frame).verify().bodies()[0] for chunk in held] == bodies
+    assert [Frame(chunk.frame).verify().bodies()[0] for chunk in reversed(again)] == bodies
+    await store.close()
