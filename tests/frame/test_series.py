@@ -89,3 +89,17 @@ def test_what_is_no_frame_is_refused() -> None:
         Series([[0] * (COUNT_MAX + 1)], [b"a"])
     with pytest.raises(TypeError, match="bodies are bytes"):
         Series([[0]], [memoryview(bytes(16)).cast("I")]).frames(1, count(1), 1)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("size", [0, 1, 100])
+@pytest.mark.parametrize("odd", [False, True])
+def test_bodies_of_one_length_are_dealt_out_as_any_others(size: int, odd: bool) -> None:
+    bodies = [bytes([number]) * size for number in range(100)]
+    if odd:
+        bodies[70] = b"longer" * size + b"!"
+    groups = [list(range(lane, 100, 3)) for lane in (2, 0, 1)]
+    chosen = [groups, groups[:2], [[5, 5, 5, *range(20)]]]  # all, not all, and some of them more than once
+    for some in chosen:
+        found = frames_of(*Series(some, bodies, keys=["k"] * 100).frames(3, count(4), 5))
+        assert [frame.bodies() for frame in found] == [[bodies[place] for place in group] for group in some]
+        assert [frame.keys() for frame in found] == [["k"] * len(group) for group in some]

@@ -16,6 +16,7 @@ from crc32c import crc32c
 
 from towline.errors import BadFrame, TooLarge
 from towline.frame.encode import number_column, packed_headers, too_large, utf8
+from towline.frame.even import even_offsets, even_size
 from towline.frame.layout import (
     COUNT_MAX,
     COVERED,
@@ -97,7 +98,9 @@ class Series:
             texts.append((SHARD_KEY, *utf8(pick(shard_keys))))
         self._groups = groups
         # Bodies lie in memory as they were made. Their lengths are taken in that order.
-        self._offsets, self._packed = _offsets(pick(list(map(len, bodies)) if sizes is None else sizes))
+        sizes = list(map(len, bodies)) if sizes is None else sizes
+        offsets: tuple[Sequence[int], bytes] | None = _even(sizes, sum(map(len, groups)))
+        self._offsets, self._packed = offsets or _offsets(pick(sizes))
         self._bodies = pick(bodies)
         self._texts = [_Text(flag, *_offsets(map(len, values)), data) for flag, values, data in texts if data]
         self._token = token
@@ -164,6 +167,14 @@ def _joined(parts: list[bytes], size: int) -> memoryview:
 def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Picks the values at these places out of a column: with one call for all of them."""
     return itemgetter(*places) if len(places) > 1 else lambda column: [column[place] for place in places]
+
+
+def _even(sizes: Sequence[int], count: int) -> tuple[range, bytes] | None:
+    """The offsets of any `count` of the bodies, if these are all of one length."""
+    size = sizes[0] if sizes else 0
+    if not size or even_size(count, 0, count * size) < 0 or sizes.count(size) != len(sizes):
+        return None
+    return range(0, count * size + 1, size), bytes(even_offsets(size, count))
 
 
 def _offsets(lengths: Iterable[int]) -> tuple[list[int], bytes]:
