@@ -51,8 +51,8 @@ def rival(stage: Stage) -> Iterator[Figure]:
         found = paced(stage, seconds)
         with _redis(stage) as port:
             theirs.append(_handle(port, int(seconds * 1_000)))
-        if found is not None:
-            ours.append(found.latency)
+        assert found is not None, "messages came through"
+        ours.append(found.latency)
         sends.append((_single(stage), _single_redis(stage)))
     for name, attribute, target, usual in (
         ("p50", "p50", TARGET_P50, REDIS_P50),
@@ -71,7 +71,7 @@ def rival(stage: Stage) -> Iterator[Figure]:
         )
         yield Figure(
             scenario="rival",
-            name="the same ÷ Redis",
+            name=f"{name} ÷ that of Redis",
             value=middle(own) / middle(other),
             unit="×",
             target=target / usual,
@@ -139,8 +139,10 @@ def _handle(port: int, count: int) -> Percentiles:
     client = _client(port)
     client.xgroup_create(STREAM, GROUP, id="0", mkstream=True)
     times_ns: list[int] = []
-    with subprocess.Popen([sys.executable, "-m", "bench.rival", "pace", str(port), str(count)]):
+    with subprocess.Popen([sys.executable, "-m", "bench.rival", "pace", str(port), str(count)]) as sender:
         while len(times_ns) < count:
+            if sender.poll():
+                raise RuntimeError(f"the sender ended with {sender.returncode}")
             for _, messages in client.xreadgroup(GROUP, "bench", {STREAM: ">"}, count=100, block=1_000):
                 for number, fields in messages:
                     times_ns.append(time.perf_counter_ns() - int.from_bytes(fields[b"body"][:STAMP], "little"))
@@ -176,6 +178,8 @@ def main() -> None:
             _pace(int(port), int(count))
         case ["single", port, count]:
             _send_singly(int(port), int(count))
+        case other:
+            sys.exit(f"pace or single, a port and a count, not {other}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from tests.client.either import do, entered
+from towline.client import sharding
+from towline.client.outgoing import Sender
+from towline.client.steps import Start
 from towline.errors import BadName, BadRequest, TooLarge
+from towline.frame import Frame
 from towline.model import Durability
+from towline.protocol.messages import Sent
 
 
 async def test_a_sent_message_can_be_found(connect: Any, url: str, topic: str) -> None:
@@ -152,3 +157,16 @@ async def test_a_purged_topic_forgets_its_dedup_ids(connect: Any, url: str, topi
         again = await do(mq.send(topic, b"a anew", dedup_id="a"))
         assert (again.lane, again.seq) == ("middle", 1)
         assert await do(mq.send(topic, b"b", dedup_id="b")) == later
+
+
+def test_a_list_that_is_changed_while_it_is_sent_is_sent_as_it_was() -> None:
+    bodies = [b"x" * 10] * 10_000 + [b"short", b"much longer body"]
+    common = sharding.Common(Sender(), sharding.ShardMap(), "middle", 1, False, 16 << 20)
+    flow = sharding.send_many(common, "orders", sharding.Content(bodies))
+    first = flow.send(None)
+    bodies[-2:] = reversed(bodies[-2:])
+    assert isinstance(first, Start)
+    assert flow.send(None) is first.call, "its answer is waited for"
+    second = flow.send(Sent([0], 1))
+    assert isinstance(second, Start)
+    assert Frame(b"".join(second.call.buffers)).verify().bodies() == [b"short", b"much longer body"]

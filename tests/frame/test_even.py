@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.frame.forge import with_columns
 from towline.errors import BadFrame
-from towline.frame import Frame, encode, encode_frame, slice_frame
+from towline.frame import FRAME_MAX, Frame, encode, encode_frame, even, slice_frame
 from towline.frame.even import cut_even, even_offsets, even_size, even_step
 from towline.frame.layout import HEADER, pad8
 
@@ -74,8 +74,10 @@ def test_a_large_frame_is_the_same_in_memory_that_is_used_again(bodies: list[byt
     sizes = [len(body) for body in bodies]
     keys = [str(number) for number in range(len(bodies))]
     expected = encode(bodies, keys=keys, token=b"token")
-    assert encode_frame(bodies, keys=keys, token=b"token", reuse=True) == expected
-    assert encode_frame(bodies, keys=keys, token=b"token", reuse=True, sizes=sizes) == expected
+    for known in (None, sizes):
+        frame = encode_frame(bodies, keys=keys, token=b"token", reuse=True, sizes=known)
+        assert isinstance(frame, memoryview), "it lies in such memory"
+        assert frame == expected
     assert encode_frame(bodies, keys=keys, token=b"token", reuse=True, compress=True, sizes=sizes) == encode(
         bodies, keys=keys, token=b"token", compress=True
     )
@@ -111,10 +113,12 @@ def test_a_column_that_claims_gigabytes_is_refused(last: int) -> None:
 
 
 def test_what_is_not_worth_it_is_not_even() -> None:
-    assert even_size(16, 0, 160) == even_size(1 << 14, 0, 10 << 14) == 10
-    assert even_size(20, 0, 0) == 0
-    for count, first, last in ((15, 0, 150), ((1 << 14) + 1, 0, (10 << 14) + 10), (16, 10, 170), (16, 0, 161)):
-        assert even_size(count, first, last) == -1, (count, first, last)
+    assert even_size(16, 0, 10, 160) == even_size(1 << 14, 0, 10, 10 << 14) == 10
+    assert even_size(20, 0, 0, 0) == 0
+    for shape in ((15, 0, 10, 150), ((1 << 14) + 1, 0, 10, (10 << 14) + 10), (16, 10, 20, 170), (16, 0, 10, 161)):
+        assert even_size(*shape) == -1, shape
+    assert even_size(16, 0, 9, 160) == -1, "the first of them is shorter than the rest"
+    assert even_size(16, 0, FRAME_MAX, 16 * FRAME_MAX) == -1
     assert even_step([5, *range(15, 176, 10)]) == 10
     for offsets in ([0] * 20, [*range(0, 150, 10)], [0, *range(20, 180, 10)], [0, 11, *range(20, 170, 10)]):
         assert even_step(offsets) == -1, offsets
@@ -123,6 +127,18 @@ def test_what_is_not_worth_it_is_not_even() -> None:
 @pytest.mark.parametrize("count", COUNTS)
 def test_offsets_of_fewer_values_are_the_first_of_those_of_more(count: int) -> None:
     assert even_offsets(3, count) == struct.pack(f"<{count + 1}I", *range(0, 3 * count + 1, 3))
+
+
+def test_more_sizes_and_counts_than_are_kept_come_to_the_same() -> None:
+    for size in range(1, 100):
+        for count in (16, 17, 1500 + size):
+            bodies = numbered(size, count)
+            frame = Frame(encode(bodies)).verify_whole()
+            assert frame.verify_bodies(0, count) == frame.bodies() == bodies
+    for cached in (even._offsets, even._cutter):
+        info = cached.cache_info()
+        assert info.maxsize is not None
+        assert info.currsize == info.maxsize, "it was full"
 
 
 def test_values_are_cut_from_anywhere() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from towline.frame import Frame, encode, encode_frame
 from towline.frame.spare import PIECE_MAX, PIECES_MAX, Spare
 
@@ -33,6 +35,16 @@ def test_there_is_a_limit_to_what_is_kept() -> None:
     assert len(spare.view(2 * PIECE_MAX)) == 2 * PIECE_MAX
     assert spare.join([b"x"], 1) is None, "all are in use"
     del views
+    joined = spare.join([b"x", b"y"], 2)
+    assert joined is not None
+    assert bytes(joined) == b"xy"
+
+
+def test_what_cannot_be_put_into_a_piece_does_not_use_it_up() -> None:
+    spare = Spare()
+    for _ in range(2 * PIECES_MAX):
+        with pytest.raises(TypeError):
+            spare.join([b"x"], 2)
     joined = spare.join([b"x", b"y"], 2)
     assert joined is not None
     assert bytes(joined) == b"xy"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 import os
 import random
 from pathlib import Path
@@ -268,6 +269,7 @@ async def test_what_was_read_stays_as_it_is_while_somebody_has_it(tmp_path: Path
         await put(store, one("a", body), durability=Durability.OS)
     held = [(await store.read("a", number, 1, 1 << 20)).chunks[0] for number in range(30)]
     again = [(await store.read("a", number, 1, 1 << 20)).chunks[0] for number in reversed(range(30))]
+    assert type(memoryview(held[0].frame).obj) is type(io.BytesIO().getbuffer().obj), "it is such memory"
     assert [Frame(chunk.frame).verify().bodies()[0] for chunk in held] == bodies
     assert [Frame(chunk.frame).verify().bodies()[0] for chunk in reversed(again)] == bodies
     await store.close()

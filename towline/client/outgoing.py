@@ -69,11 +69,10 @@ def as_body(body: Body) -> bytes:
 def as_bodies(bodies: Sequence[Body]) -> Sequence[bytes]:
     if isinstance(bodies, bytes | bytearray | memoryview | str):
         raise TypeError(f"send_many takes a sequence of bodies, not one {type(bodies).__name__}")
-    if not isinstance(bodies, list | tuple):
-        bodies = list(bodies)
+    bodies = tuple(bodies)  # the caller may change its list while the first of many frames is on its way
     if set(map(type, bodies)) <= {bytes}:
         return bodies  # type: ignore[return-value]
-    return [as_body(body) for body in bodies]
+    return tuple([as_body(body) for body in bodies])
 
 
 def as_lane(priority: Priority | int) -> int:

@@ -133,10 +133,9 @@ class Frame:
         texts = self._texts or self._lay_out()
         if self.count > 1:  # the two offsets of a single message were looked at on the way
             region, length = self.columns, 4 * self.count + 4
-            for at, _, _, _ in texts.values():
-                offsets = _from_little_endian("I", region[at : at + length])
+            for at, _, data_length, base in texts.values():
                 # The first and the last were looked at on the way, too.
-                if offsets != sorted(offsets):
+                if not _is_sorted(region[at : at + length], self.count, base, base + data_length):
                     raise BadFrame(f"the offsets of messages 0 to {self.count} of a frame run backwards")
         return self
 
@@ -182,8 +181,9 @@ class Frame:
         low, high = _OFFSET(view, begin)[0], _OFFSET(view, begin + last)[0]
         if count == 1:
             return [bytes(view[begin + ahead : begin + ahead + high - low])]
-        size = even_size(count, low, high)
-        if size >= 0 and view[begin : begin + last + 4] == even_offsets(size, count):
+        size = even_size(count, low, _OFFSET(view, begin + 4)[0], high)
+        # As bytes: views are compared one byte after the other.
+        if size >= 0 and bytes(view[begin : begin + last + 4]) == even_offsets(size, count):
             return cut_even(view, begin + ahead + start * size, size, stop - start)
         offsets = _from_little_endian("I", view[begin + 4 * start : begin + 4 * stop + 4])
         if offsets[0] < low or offsets[-1] > high or offsets != sorted(offsets):
@@ -332,8 +332,8 @@ def _values(view: memoryview, at: int, offsets: list[int]) -> list[bytes]:
 
 def _is_sorted(packed: memoryview, count: int, first: int, last: int) -> bool:
     """Whether the offsets of so many values never run backwards."""
-    size = even_size(count, first, last)
-    if size >= 0 and packed == even_offsets(size, count):
+    size = even_size(count, first, _OFFSET(packed, 4)[0], last)
+    if size >= 0 and bytes(packed) == even_offsets(size, count):
         return True
     offsets = _from_little_endian("I", packed)
     return offsets == sorted(offsets)

@@ -261,9 +261,9 @@ def _offsets(values: Sequence[bytes] | Sequence[str], sizes: Sequence[int] | Non
     # Before the values are joined: what is too large is not copied first.
     if length > FRAME_MAX:
         raise too_large()
-    size = even_size(count, 0, length)
+    size = even_size(count, 0, lengths[0], length) if count else -1
     if size >= 0 and lengths.count(size) == count:
-        return bytes(even_offsets(size, count)), length
+        return even_offsets(size, count), length
     # An array is made faster of a list than of anything else.
     return little_endian(array("I", list(accumulate(lengths, initial=0)))), length
 

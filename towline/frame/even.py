@@ -19,41 +19,48 @@ _COUNT_MIN: Final = 16
 """Fewer are as quick one by one."""
 _COUNT_MAX: Final = 1 << 14
 """What is kept of more would be too large."""
+_CUT_MAX: Final = 1 << 10
+"""So many are cut at a time."""
 
 
-def even_size(count: int, first: int, last: int) -> int:
-    """The length of each of these values if they have the same one, by the first and the last of their offsets; -1 if
-    they have not, or if it is not worth asking. Their offsets are then those of `even_offsets`, or not even."""
-    if first or not _COUNT_MIN <= count <= _COUNT_MAX or last % count or last > FRAME_MAX:
+def even_size(count: int, first: int, second: int, last: int) -> int:
+    """The length of each of these values if they may have the same one, by the first two and the last of their offsets;
+    -1 if they have not, or if it is not worth asking. Their offsets are then those of `even_offsets`, or they have not
+    after all."""
+    if first or not _COUNT_MIN <= count <= _COUNT_MAX or last != second * count or last > FRAME_MAX:
         return -1
-    return last // count
+    return second
 
 
-def even_offsets(size: int, count: int) -> memoryview:
+def even_offsets(size: int, count: int) -> bytes:
     """Where each of `count` values of this size begins, and the last ends, as it lies in a frame."""
-    return _offsets(size, 1 << count.bit_length())[: 4 * count + 4]
+    return _offsets(size, 1 << (count - 1).bit_length())[: 4 * count + 4]
 
 
 def even_step(offsets: list[int]) -> int:
-    """The same, for offsets that begin anywhere, and are all known."""
+    """The length of each value if they all have the same one, by all of their offsets, which may begin anywhere; -1 if
+    they have not, or if it is not worth asking."""
     first, last, count = offsets[0], offsets[-1], len(offsets) - 1
-    if not _COUNT_MIN <= count <= _COUNT_MAX or last - first > FRAME_MAX:
-        return -1
-    size = offsets[1] - first
+    size = offsets[1] - first if count >= _COUNT_MIN else 0
     return size if size > 0 and last - first == size * count and offsets == [*range(first, last + 1, size)] else -1
 
 
 def cut_even(view: memoryview, at: int, size: int, count: int) -> list[bytes]:
     """The values that lie there."""
-    return list(_cutter(size, count).unpack_from(view, at))
+    if count <= _CUT_MAX:
+        return list(_cutter(size, count).unpack_from(view, at))
+    values: list[bytes] = []
+    for begin in range(0, count, _CUT_MAX):
+        values += _cutter(size, min(_CUT_MAX, count - begin)).unpack_from(view, at + begin * size)
+    return values
 
 
-@lru_cache(maxsize=32)
-def _offsets(size: int, count: int) -> memoryview:
-    """The first are those of fewer values, too: so it is enough to have them for powers of two."""
-    return memoryview(little_endian(array("I", [size * number for number in range(count + 1)])))
+@lru_cache(maxsize=64)
+def _offsets(size: int, count: int) -> bytes:
+    """The first of them are those of fewer values: so it is enough to have them for powers of two."""
+    return little_endian(array("I", [*range(0, size * count + 1, size)] if size else [0] * (count + 1)))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _cutter(size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{size}s" * count)

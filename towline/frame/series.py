@@ -172,9 +172,9 @@ def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 def _even(sizes: Sequence[int], count: int) -> tuple[range, bytes] | None:
     """The offsets of any `count` of the bodies, if these are all of one length."""
     size = sizes[0] if sizes else 0
-    if not size or even_size(count, 0, count * size) < 0 or sizes.count(size) != len(sizes):
+    if not size or even_size(count, 0, size, count * size) < 0 or sizes.count(size) != len(sizes):
         return None
-    return range(0, count * size + 1, size), bytes(even_offsets(size, count))
+    return range(0, count * size + 1, size), even_offsets(size, count)
 
 
 def _offsets(lengths: Iterable[int]) -> tuple[list[int], bytes]:

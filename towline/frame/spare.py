@@ -62,9 +62,10 @@ class Spare:
         except IndexError:
             return None
         piece = io.BytesIO()
-        found = use(piece)
-        self._pieces.append(piece)
-        return found
+        try:
+            return use(piece)
+        finally:
+            self._pieces.append(piece)
 
 
 def _lend(size: int, piece: io.BytesIO) -> memoryview:

@@ -125,21 +125,25 @@ class StreamReader:
                     raise not_now(error, f"segment {extent.segment}") from error
                 _log.warning("segment %d cannot be opened: %s", extent.segment, error)
                 continue
-            buffer = _room(extent.length)
-            if at_once and self._cached(file.fd, buffer, extent.position):
+            if at_once and self._read_cached(stream, extent, file, found):
                 self._files.release(file)
-                cut(stream, extent, buffer.toreadonly(), found)
             else:
                 slow.append((extent, file))
         if slow:
             await self._read_slowly(stream, slow, found)
         return self._answer(stream, first, wanted, found)
 
-    def _cached(self, fd: int, buffer: memoryview, position: int) -> bool:
+    def _read_cached(self, stream: Stream, extent: Extent, file: OpenFile, found: dict[int, Chunk]) -> bool:
+        """Whether it could be read without the disk."""
+        buffer = _room(extent.length)
         try:
-            return self._io.pread_cached(fd, buffer, position) == len(buffer)
+            got = self._io.pread_cached(file.fd, buffer, extent.position)
         except OSError:
             return False
+        if got != extent.length:
+            return False
+        cut(stream, extent, buffer.toreadonly(), found)
+        return True
 
     async def _read_slowly(self, stream: Stream, slow: list[tuple[Extent, OpenFile]], found: dict[int, Chunk]) -> None:
         self._stats.slow_reads += 1
