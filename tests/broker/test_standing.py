@@ -11,7 +11,7 @@ from towline.broker.member import KEEPS_UP_S, Member
 from towline.clock import ManualClock
 from towline.model import TopicConfig
 from towline.protocol.messages import Act
-from towline.protocol.ordering import Pause
+from towline.protocol.ordering import Pause, Purge, Seek
 
 
 def bodies(hand: Hand) -> list[list[bytes]]:
@@ -178,3 +178,40 @@ def test_a_retry_behind_an_acked_message_of_its_shard_is_not_forgotten(world: Wo
         assert bodies(hand) == [[b"b"]]
 
     world.run(scenario)
+
+
+def test_a_group_that_is_moved_goes_on_there(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        member = await bench.attach()
+        hand = await stand(bench, member)
+        for body in (b"a", b"b"):
+            await bench.send("orders", body)
+        await bench.act(member, ACK, hand.given[0])
+        await bench.broker.seek(Seek("orders", "billing", "earliest"))
+        again = await hand.got()
+        assert again.bodies == [b"a", b"b"], "both come again, and end the pull"
+        assert bodies(hand) == [[b"a"], [b"b"]]
+        assert (await bench.act(member, ACK, hand.given[1])).refused, "it was taken away"
+        hand = await stand(bench, member)
+        assert not (await bench.act(member, ACK, again)).refused
+        await bench.send("orders", b"c")
+        assert bodies(hand) == [[b"c"]]
+        assert member.in_flight == 1
+
+    disk.run(scenario)
+
+
+def test_what_is_purged_meanwhile_does_not_come_and_what_is_sent_then_does(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        member = await bench.attach(max_in_flight=1)
+        hand = await stand(bench, member)
+        for body in (b"a", b"b"):
+            await bench.send("orders", body)
+        assert bodies(hand) == [[b"a"]]
+        await bench.broker.purge(Purge("orders"))
+        await bench.act(member, ACK, hand.given[0])
+        await bench.send("orders", b"c")
+        await eventually_done(lambda: len(hand.given) == 2)
+        assert bodies(hand) == [[b"a"], [b"c"]]
+
+    disk.run(scenario)
