@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
 from typing import Any
@@ -10,9 +11,13 @@ import pytest
 
 import towline
 from tests.client.either import do, each, entered
+from tests.client.test_standing_through import one_by_one, pulls
 from tests.cluster.conftest import Brokers, eventually
 from tests.cluster.load import Load
 from towline.errors import BadRequest, Partly, Unavailable
+from towline.protocol.messages import Pull
+
+__all__ = ["pulls"]
 
 IN_HAND = 100
 """What two consumers may have in their hands at once: it may come again when its broker dies."""
@@ -248,3 +253,23 @@ def test_a_join_that_is_no_address_is_refused() -> None:
     for text in ("somewhere", "0.0.0.0:7400", "host:0", "host:70000"):
         with pytest.raises(BadRequest, match="join"):
             join_addresses(load_settings({"join": text}, environment={}))
+
+
+async def test_pulls_from_many_brokers_stand_and_nothing_is_lost_or_doubled(
+    connect: Any, brokers: Brokers, topic: str, pulls: list[Pull]
+) -> None:
+    seen: list[bytes] = []
+    async with entered(connect(brokers.url)) as mq:
+        async with entered(mq.consumer(topic, "g", idle_timeout=60)) as consumer:
+            sender = one_by_one(brokers.url, topic, 600)
+            async for message in each(consumer):
+                seen.append(message.body)
+                message.ack()
+                if len(seen) == 600:
+                    break
+            await asyncio.to_thread(sender.join)
+            assert consumer.lost == 0
+        state = await do(mq.group(topic, "g"))
+        assert (state.lag, state.in_flight) == (0, 0), "all is acked when the consumer is closed"
+    assert sorted(map(int, seen)) == list(range(600))
+    assert any(pull.answers > 1 for pull in pulls)
