@@ -9,9 +9,10 @@ from typing import Any
 from towline.client.handover import Handover, whole_frame
 from towline.client.lease import ACK, Lease
 from towline.client.limits import Limits
-from towline.client.message import NACKED, Section
+from towline.client.message import NACKED
 from towline.client.options import ConsumerOptions
 from towline.client.outgoing import Sender
+from towline.client.section import Section
 from towline.frame import Frame, Piece, encode, gather
 from towline.protocol.messages import Act, Part, Settled
 

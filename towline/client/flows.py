@@ -10,7 +10,7 @@ import msgspec
 
 from towline.client.columns import Columns, too_large
 from towline.client.connection import Call
-from towline.client.message import DeadLetter, Message, Section
+from towline.client.message import DeadLetter, Message
 from towline.client.outgoing import (
     FOREVER,
     Lives,
@@ -23,6 +23,7 @@ from towline.client.outgoing import (
 )
 from towline.client.page import Page
 from towline.client.receipts import Receipts, Run, place_before, places
+from towline.client.section import Section
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, Conflict, NotFound, ProtocolError
 from towline.frame.encode import SINGLE_MAX

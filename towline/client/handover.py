@@ -18,8 +18,9 @@ import msgspec
 
 from towline.client.connection import Call, Connection
 from towline.client.lease import ACK, GIVE_BACK, drained
-from towline.client.message import NACKED, Message, Section
+from towline.client.message import NACKED, Message
 from towline.client.outgoing import FRAME_BYTES, FRAME_MESSAGES, Sender
+from towline.client.section import Section
 from towline.client.steps import Flow
 from towline.client.subscription import Subscription
 from towline.errors import ProtocolError

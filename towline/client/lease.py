@@ -10,7 +10,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from towline.client.message import ACKED, NACKED, OPEN, RETURNED, TOLD, Message, Section
+from towline.client.message import ACKED, NACKED, OPEN, RETURNED, TOLD, Message
+from towline.client.section import Section
 from towline.client.verdict import as_reason
 from towline.errors import BadFrame, Closed, LeaseLost, TooLarge, TowlineError
 from towline.protocol import messages

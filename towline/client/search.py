@@ -9,8 +9,9 @@ from typing import Final
 from towline.client import flows
 from towline.client.connection import Call
 from towline.client.delays import settled_id
-from towline.client.message import Message, Section
+from towline.client.message import Message
 from towline.client.outgoing import as_sought_key, as_time_us
+from towline.client.section import Section
 from towline.client.sharding import ShardMap
 from towline.client.steps import Flow
 from towline.errors import BadRequest, NotFound, ProtocolError
