@@ -20,6 +20,8 @@ BATCH = 1_000
 PADDING = bytes(92)
 DUE = struct.Struct("<d")
 RATE = 5_000
+APART_S = 0.037
+"""Far more than a tick of the schedule: each message has its own wake-up."""
 
 
 def delay_in(stage: Stage) -> Iterator[Figure]:
@@ -78,6 +80,33 @@ def delay_out(stage: Stage) -> Iterator[Figure]:
             less_is_better=True,
             note=f"{_spread(late_ms)}, {sum(late < 0 for late in late_ms)} early",
         )
+    with stage.broker(durability="os") as broker:
+        late_ms = _deliver_singly(broker, int(stage.seconds * 3 / APART_S))
+    yield Figure(
+        scenario="delay-out",
+        name=f"late at the consumer, one every {APART_S * 1000:g} ms, p99, os",
+        value=_quantile(late_ms, 0.99),
+        unit="ms",
+        target=100,
+        less_is_better=True,
+        note=f"{_spread(late_ms)}, {sum(late < 0 for late in late_ms)} early",
+    )
+
+
+def _deliver_singly(broker: BrokerProcess, count: int) -> list[float]:
+    """How late messages come of which only one is due at a time."""
+    late_ms: list[float] = []
+    with towline.connect(broker.url) as mq, mq.consumer("later", group="late", idle_timeout=30.0) as consumer:
+        begin = time.time() + 1.0
+        due = [begin + number * APART_S for number in range(count)]
+        now = time.time()
+        mq.send_many("later", [DUE.pack(at) + PADDING for at in due], delays=[at - now for at in due])
+        for message in consumer:
+            with message:
+                late_ms.append((time.time() - DUE.unpack_from(message.body)[0]) * 1000)
+            if len(late_ms) == count:
+                return sorted(late_ms)
+    raise towline.TowlineError("delayed messages did not come")
 
 
 def delay_minute(stage: Stage) -> Iterator[Figure]:

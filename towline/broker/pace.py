@@ -20,6 +20,8 @@ TIMER_MAX_S: Final = 60.0
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 FOREVER_US: Final = 1 << 63
+BLOCKED_S: Final = 1.0
+"""What waits for something else is looked at this often, should that not wake us."""
 
 
 class Pace:
@@ -40,7 +42,7 @@ class Pace:
         loop, backoff_s = asyncio.get_running_loop(), BACKOFF_MIN_S
         while True:
             self.soon.clear()
-            begin_s = loop.time()
+            begin_s, looked_us = loop.time(), self._clock.now_us()
             try:
                 busy = await step()
             except Exception as error:
@@ -52,20 +54,21 @@ class Pace:
             backoff_s = BACKOFF_MIN_S
             at_us = next_us()
             if not busy:
-                await self._sleep(FOREVER_US if at_us is None else at_us)
+                await self._sleep(FOREVER_US if at_us is None else at_us, looked_us)
             elif at_us is not None and at_us > self._clock.now_us():
                 # Not at once: what comes due meanwhile shares a unit.
                 await asyncio.sleep(max(begin_s + TICK_S - loop.time(), 0))
             else:
                 await asyncio.sleep(0)
 
-    async def _sleep(self, until_us: int) -> None:
-        wait_us = until_us - self._clock.now_us()
-        # What should be done already waits for something else, which wakes us.
-        blocked = wait_us <= 0
+    async def _sleep(self, until_us: int, looked_us: int) -> None:
+        """Until this time. What was due when the step looked for it, and was not done, waits for something else, which
+        wakes us; but what has become due only since then waits for nobody."""
+        blocked = until_us <= looked_us
+        wait_s = BLOCKED_S if blocked else min(until_us - self._clock.now_us(), TIMER_MAX_S * SECOND_US) / SECOND_US
         self._until_us = FOREVER_US if blocked else until_us
         try:
-            async with asyncio.timeout(1.0 if blocked else min(wait_us / SECOND_US, TIMER_MAX_S)):
+            async with asyncio.timeout(max(wait_s, 0)):
                 await self.soon.wait()
         except TimeoutError:
             pass
