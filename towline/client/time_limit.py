@@ -106,4 +106,4 @@ def _caller() -> FrameType:
     return frame
 
 
-_OURS: Final = frozenset({__name__, "towline.client.message"})
+_OURS: Final = frozenset({__name__, "towline.client.message", "towline.client.section"})
