@@ -67,24 +67,20 @@ def _fill(broker: BrokerProcess, seconds: float, wait_s: Callable[[], float]) ->
 
 
 def delay_out(stage: Stage) -> Iterator[Figure]:
-    """How late messages come, when 5,000 are due a second."""
+    """How late messages come, when 5,000 are due a second, and when one is due at a time."""
     for durability in ("os", "fsync"):
         with stage.broker(durability=durability) as broker:
             late_ms, _ = _deliver(broker, count=int(RATE * stage.seconds * 3), begin_s=3.0, span_s=stage.seconds * 3)
-        yield Figure(
-            scenario="delay-out",
-            name=f"late at the consumer, {RATE:,} due/s, p99, {durability}",
-            value=_quantile(late_ms, 0.99),
-            unit="ms",
-            target=100,
-            less_is_better=True,
-            note=f"{_spread(late_ms)}, {sum(late < 0 for late in late_ms)} early",
-        )
+        yield _late(f"{RATE:,} due/s", durability, late_ms)
     with stage.broker(durability="os") as broker:
         late_ms = _deliver_singly(broker, int(stage.seconds * 3 / APART_S))
-    yield Figure(
+    yield _late(f"one every {APART_S * 1000:g} ms", "os", late_ms)
+
+
+def _late(how_many: str, durability: str, late_ms: list[float]) -> Figure:
+    return Figure(
         scenario="delay-out",
-        name=f"late at the consumer, one every {APART_S * 1000:g} ms, p99, os",
+        name=f"late at the consumer, {how_many}, p99, {durability}",
         value=_quantile(late_ms, 0.99),
         unit="ms",
         target=100,
