@@ -1,13 +1,15 @@
-"""What all tests share: one option, and patience with slow machines."""
+"""What all tests share: options, one temporary folder, and patience with slow machines."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.sql.server import use_mysqld
+from tests import scratch
+from tests.sql.server import remove_server, use_mysqld
 
 # Tests may share their machine with others: none fails for being slow.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -21,6 +23,16 @@ os.environ.setdefault("TOWLINE_CONSOLE", "off")
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("steady" if config.getoption("--hypothesis-seed") is None else "patient")
     use_mysqld(config.getoption("--mysqld"))
+    # A run that is ended from outside leaves nothing behind either.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        config.add_cleanup(scratch.begin())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    # Not at exit: a worker that takes long to exit is killed.
+    remove_server()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_LINES = 450
 
 GROUND = {"model", "errors", "clock"}
 
@@ -256,10 +255,6 @@ def _bound_by(node: ast.AST) -> list[str]:
 
 def vague_names(modules: Iterable[str]) -> list[str]:
     return [module for module in modules if module.rpartition(".")[2].strip("_") in VAGUE]
-
-
-def is_too_long(source: str, limit: int = MAX_LINES) -> bool:
-    return len(source.splitlines()) > limit
 
 
 def unsafe_code(name: str, source: str) -> list[str]:

@@ -87,10 +87,13 @@ COMMANDS: dict[str, tuple[str, list[Need]]] = {
     "cluster forget": ("none", ADMIN),
     "top": ("-n 1 --every 100ms", SEE),
     "check": ("", SEE),
+    "backup": ("backup-{tx}", ADMIN),
 }
 ELSEWHERE = {
     "run": "the handlers of an app; it consumes as its token may (test_matrix: Attach, Pull, Settle)",
-    **dict.fromkeys(("serve", "log stat", "log verify", "log dump", "version", "audit verify"), "no broker is asked"),
+    **dict.fromkeys(
+        ("serve", "restore", "log stat", "log verify", "log dump", "version", "audit verify"), "no broker is asked"
+    ),
     **dict.fromkeys(("console", "rest"), "whoever calls says who they are: test_console_matrix, test_rest_matrix"),
     **dict.fromkeys(
         ("bench produce", "bench consume", "bench pubsub", "bench latency"), "sends and consumes: as `send`, `consume`"

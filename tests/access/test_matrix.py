@@ -15,7 +15,7 @@ from tests.server.raw_client import RawClient
 from towline.broker.permissions import PERMISSIONS
 from towline.broker.rights import ROLES
 from towline.errors import Refused
-from towline.protocol import access, cluster, ordering, publishing, scanning, survey
+from towline.protocol import access, backup, cluster, ordering, publishing, scanning, survey
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.access import Grant
@@ -87,6 +87,8 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     cluster.ListBrokers: [],
     cluster.ListClients: [("describe", ORDERS)],
     cluster.ForgetBroker: [("admin", CLUSTER)],
+    backup.BeginBackup: [("admin", CLUSTER)],
+    backup.HoldBackup: [("admin", CLUSTER)],
     cluster.HandBack: [("consume", ORDERS), ("consume", BILLING)],
     survey.ListPage: [("describe", ORDERS)],
     survey.Pulse: [("describe", ORDERS)],

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
 import stat
-import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 import towline
 from tests.access.secured import PASSWORD, PATIENCE_S, Secured, secured
+from tests.certificates import KIND, openssl
 from tests.eventually import eventually
 from tests.server.process import BrokerProcess, failing_start
 from towline.client.access import Quota
@@ -295,17 +295,11 @@ def test_messages_in_flight_are_bounded_by_the_quota(broker: Secured) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the certificates, is not installed")
     folder = tmp_path_factory.mktemp("tls")
-
-    def run(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    run("req", "-x509", *kind, "-days", "2", "-subj", "/CN=Test CA", "-keyout", "ca.key", "-out", "ca.pem")
+    run = partial(openssl, folder)
+    run("req", "-x509", *KIND, "-days", "2", "-subj", "/CN=Test CA", "-keyout", "ca.key", "-out", "ca.pem")
     for name, alternative in (("localhost", "DNS:localhost"), ("alice", "URI:spiffe://shop/alice"), ("alice2", "")):
-        request = ("req", *kind, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        request = ("req", *KIND, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
         run(*request, *(("-addext", f"subjectAltName={alternative}") if alternative else ()))
         sign = ("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "2")
         run(*sign, "-copy_extensions", "copy", "-out", f"{name}.pem")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.certificates import KIND, openssl
 from tests.cli.conftest import Cli
 from towline.load.broker import BrokerProcess
 
@@ -41,16 +40,9 @@ def test_a_wrong_secret_is_refused_and_not_repeated(guarded: BrokerProcess, tmp_
 
 
 def test_a_broker_with_tls(tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the certificate, is not installed")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
-    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-    subprocess.run(
-        ["openssl", "req", "-x509", *kind, *subject, "-keyout", str(key), "-out", str(cert)],
-        check=True,
-        capture_output=True,
-    )
+    openssl(tmp_path, "req", "-x509", *KIND, "-days", "2", *subject, "-keyout", str(key), "-out", str(cert))
     with BrokerProcess("memory:", tls_cert=cert, tls_key=key, log_level="error") as broker:
         cli = Cli(broker.url.replace("towline://127.0.0.1", "towlines://localhost"), tmp_path)
         assert cli("send", "t", "x", "--ca-file", "cert.pem").text == "t/middle/0\n"

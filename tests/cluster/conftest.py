@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +113,11 @@ class Brokers:
                     self.thaw(number)
                 self.kill(number)
 
+    def remove(self) -> None:
+        """With their stores: a killed broker leaves a whole segment of its own, written or not."""
+        self.close()
+        shutil.rmtree(self.folder)
+
 
 @pytest.fixture(scope="module")
 def _brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
@@ -119,7 +125,7 @@ def _brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     try:
         yield made.start()
     finally:
-        made.close()
+        made.remove()
 
 
 @pytest.fixture

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import towline
+from tests.certificates import make_authority, sign_for
 from tests.cluster.conftest import Brokers, eventually
 from towline.client.blocking import Client
 from towline.errors import TowlineError
 
 PASSWORD = "correct horse battery"
-KIND = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and what it vouches for: brokers (one for both), and somebody else."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the certificates, is not installed")
     folder = tmp_path_factory.mktemp("mtls")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
-
-    openssl("req", "-x509", *KIND, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem")
-    for name, names in (("broker", "DNS:broker.example,IP:127.0.0.1"), ("stranger", "DNS:stranger.example")):
-        openssl("req", "-new", *KIND, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
-        (folder / "names").write_text(f"subjectAltName={names}\n")
-        sign = ("-req", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-        openssl("x509", *sign, "-in", f"{name}.csr", "-out", f"{name}.pem")
+    make_authority(folder)
+    sign_for(folder, "broker", "DNS:broker.example,IP:127.0.0.1")
+    sign_for(folder, "stranger", "DNS:stranger.example")
     return folder
 
 
@@ -75,7 +64,7 @@ def guarded(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 setup.access.create_user("root", PASSWORD, roles=["admin"])
         yield brokers
     finally:
-        brokers.close()
+        brokers.remove()
 
 
 def test_brokers_meet_once_their_certificate_is_known_to_each_other(guarded: Guarded) -> None:

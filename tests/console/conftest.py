@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Error, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 import towline
+from tests.console.browser import launch
 from tests.console.process import ConsoleProcess
 from tests.console.visiting import PATIENCE_MS, come_to_rest, visitor
 from towline.load.broker import BrokerProcess
 from towline.model import RetryPolicy
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-"""Else Playwright's own, which `./dev test` brings where there is no such package."""
 ZONE = "Asia/Kolkata"
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -25,12 +23,7 @@ expect.set_options(timeout=PATIENCE_MS)
 def browser() -> Iterator[Browser]:
     """For one file only: while it is open, its event loop counts as running, and no other test could run one."""
     with sync_playwright() as playwright:
-        try:
-            found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=4 * PATIENCE_MS)
-        except Error as error:
-            if CHROMIUM is not None:
-                raise
-            pytest.skip(f"neither Chromium nor Chrome is installed: {error}")
+        found = launch(playwright)
         yield found
         found.close()
 

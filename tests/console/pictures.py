@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 import tempfile
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import Literal
 from playwright.sync_api import Browser, sync_playwright
 
 import towline
+from tests.console.browser import launch
 from tests.console.process import ROOT, ConsoleProcess
 from towline.alarms.rule import AlarmRule
 from towline.load.broker import BrokerProcess
@@ -114,7 +114,7 @@ def main() -> None:
         with ConsoleProcess(broker.url, Path(scratch)) as console, going_on(broker.url):
             time.sleep(SECONDS)
             with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+                browser = launch(playwright)
                 take(browser, console.url, folder)
                 browser.close()
 

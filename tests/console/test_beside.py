@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.certificates import KIND, openssl
 from tests.eventually import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,22 +73,8 @@ def test_it_is_there_and_ends_however_the_broker_ends(tmp_path: Path, number: si
 
 
 def test_it_knows_its_broker_by_the_certificate_whatever_names_stand_in_that(tmp_path: Path) -> None:
-    new = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
     names = ["-subj", "/CN=broker.example", "-addext", "subjectAltName=DNS:broker.example"]
-    subprocess.run(
-        [*new, *names, "-keyout", "key.pem", "-out", "cert.pem"], cwd=tmp_path, check=True, capture_output=True
-    )
+    openssl(tmp_path, "req", "-x509", *KIND, "-days", "2", *names, "-keyout", "key.pem", "-out", "cert.pem")
     with serve(tmp_path, "--console", "127.0.0.1:0", "--tls-cert", "cert.pem", "--tls-key", "key.pem") as process:
         url = wait_for(process, r"console at (https://\S+)")
         context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))

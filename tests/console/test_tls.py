@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-import subprocess
 import time
 from base64 import b64encode
 from pathlib import Path
@@ -15,26 +14,19 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 
 import towline
+from tests.certificates import make_authority, sign_for
 from tests.console.test_beside import serve, wait_for
 from tests.ports import free_ports
 
 PASSWORD = "correct horse battery"
-KIND = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
-
-
-def openssl(folder: Path, *arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority (ca.pem), and a certificate that it vouches for (cert.pem, key.pem)."""
+    """An authority (ca.pem), and a certificate that it vouches for (broker.pem, broker.key)."""
     folder = tmp_path_factory.mktemp("certificates")
-    openssl(folder, "req", "-x509", *KIND, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem")
-    openssl(folder, "req", "-new", *KIND, "-subj", "/CN=broker.example", "-keyout", "key.pem", "-out", "request.pem")
-    (folder / "names").write_text("subjectAltName=DNS:broker.example,IP:127.0.0.1\n")
-    sign = ("-req", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names")
-    openssl(folder, "x509", *sign, "-in", "request.pem", "-out", "cert.pem")
+    make_authority(folder)
+    sign_for(folder, "broker", "DNS:broker.example,IP:127.0.0.1")
     return folder
 
 
@@ -61,7 +53,7 @@ class Https:
 
 def test_with_certificates_for_clients_people_still_say_who_they_are(certificates: Path, tmp_path: Path) -> None:
     """The console shows the broker's certificate, which here is even a user's: that must let nobody in."""
-    cert, key, ca = (str(certificates / name) for name in ("cert.pem", "key.pem", "ca.pem"))
+    cert, key, ca = (str(certificates / name) for name in ("broker.pem", "broker.key", "ca.pem"))
     setup = tmp_path / "setup"
     flags = ("--tls-cert", cert, "--tls-key", key, "--tls-client-ca", ca, "--security", "--setup-file", str(setup))
     with serve(tmp_path, "--console", "127.0.0.1:0", *flags) as process:
@@ -70,7 +62,7 @@ def test_with_certificates_for_clients_people_still_say_who_they_are(certificate
         https = Https(wait_for(process, r"console at (https://\S+)"), certificates)
         shown: dict[str, Any] = {"ca_file": ca, "cert_file": cert, "key_file": key}
         with towline.connect(f"towlines://{address}", token="setup", secret=setup.read_text().strip(), **shown) as mq:
-            mq.access.create_user("root", PASSWORD, roles=["admin"], identities=["cn:broker.example"])
+            mq.access.create_user("root", PASSWORD, roles=["admin"], identities=["cn:broker"])
         with towline.connect(f"towlines://{address}", **shown) as mq:
             assert mq.access.who_am_i().user == "root"
         assert https("/topics")[0].status == 303
@@ -94,7 +86,7 @@ def test_with_certificates_for_clients_people_still_say_who_they_are(certificate
 
 
 def test_in_a_cluster_it_knows_the_brokers_by_their_authority(certificates: Path, tmp_path: Path) -> None:
-    cert, key, ca = (str(certificates / name) for name in ("cert.pem", "key.pem", "ca.pem"))
+    cert, key, ca = (str(certificates / name) for name in ("broker.pem", "broker.key", "ca.pem"))
     ports = free_ports(2)
     join = ",".join(f"127.0.0.1:{port}" for port in ports)
     flags = ("--tls-cert", cert, "--tls-key", key, "--join", join, "--cluster-ca-file", ca, "--cluster-beat-s", "0.3")

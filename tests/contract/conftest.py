@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.stores import KINDS, Stores, make_stores
+from tests.contract.stores import DURABLE, KINDS, Stores, make_stores
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,8 +26,7 @@ def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
     return make_stores(request.param, tmp_path / "store")
 
 
-@pytest.fixture
-def durable_stores(stores: Stores) -> Stores:
-    if not stores.durable:
-        pytest.skip("forgets everything when it is closed")
-    return stores
+@pytest.fixture(params=DURABLE)
+def durable_stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
+    """Those that hold what they held before when they are opened again."""
+    return make_stores(request.param, tmp_path / "store")

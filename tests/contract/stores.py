@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.sql.server import new_database
+from tests.sql.server import new_database, sql_settings
 from towline.clock import ManualClock
 from towline.frame import Frame, encode
 from towline.model import Durability
@@ -79,13 +79,14 @@ class SqlStores(Stores):
         self.url = new_database()
 
     async def make(self) -> Store:
-        from towline.store.sql import open_sql, parse_url
+        from towline.store.sql import open_sql
 
-        settings = msgspec.structs.replace(parse_url(self.url), queue_bytes=LIMIT_BYTES, cache_bytes=200_000)
+        settings = msgspec.structs.replace(sql_settings(self.url), queue_bytes=LIMIT_BYTES, cache_bytes=200_000)
         return await open_sql(settings, owner="test", clock=self.clock)
 
 
 KINDS = ["memory", "log", "sql"]
+DURABLE = ["log", "sql"]
 
 
 def make_stores(kind: str, folder: Path) -> Stores:

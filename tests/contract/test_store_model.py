@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
+import gc
+import itertools
+import shutil
+import warnings
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -13,12 +16,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tests.contract.stores import KINDS, Stores, bodies_of, frame_of, make_stores
+from tests.contract.stores import KINDS, MemoryStores, Stores, bodies_of, frame_of, make_stores
 from towline.clock import SECOND_US
 from towline.errors import QueueFull
 from towline.frame import Frame
 from towline.model import Durability
 from towline.store import Append, Store
+from towline.store.memory import MemoryStore
 
 T = TypeVar("T")
 
@@ -34,14 +38,21 @@ class Record(NamedTuple):
 
 
 class StoreBesideModel(RuleBasedStateMachine):
-    kind = "memory"
+    kind: str
+    folder: Path
+    """Of the test. Each machine has one of its own in it."""
+    numbers = itertools.count()
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.folder = tempfile.TemporaryDirectory()
-        self.stores: Stores = make_stores(self.kind, Path(self.folder.name) / "store")
-        self.store: Store = self.run(self.stores.make())
+        self.place = self.folder / str(next(self.numbers))
+        self.stores: Stores = make_stores(self.kind, self.place)
+        try:
+            self.store: Store = self.run(self.stores.make())
+        except BaseException:
+            self.runner.close()
+            raise
         self.records: dict[str, list[Record]] = {}
         self.first: dict[str, int] = {}
         self.documents: dict[str, bytes] = {}
@@ -54,9 +65,11 @@ class StoreBesideModel(RuleBasedStateMachine):
         return self.runner.run(wait())
 
     def teardown(self) -> None:
-        self.run(self.store.close())
-        self.runner.close()
-        self.folder.cleanup()
+        try:
+            self.run(self.store.close())
+        finally:
+            self.runner.close()
+            shutil.rmtree(self.place, ignore_errors=True)
 
     @rule(
         parts=st.lists(st.tuples(NAMES, st.integers(1, 5), st.sampled_from([10, 300, 4000, 20_000])), max_size=4),
@@ -192,9 +205,26 @@ class StoreBesideModel(RuleBasedStateMachine):
             assert self.run(self.store.load(name)) == self.documents.get(name)
 
 
+@pytest.mark.parametrize("broken", ["make", "close"])
+def test_a_machine_whose_store_fails_leaves_nothing_to_be_collected_in_another_test(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: object) -> None:
+        raise OSError("gone")
+
+    machine: Any = type("Machine", (StoreBesideModel,), {"kind": "memory", "folder": tmp_path})
+    monkeypatch.setattr(MemoryStores if broken == "make" else MemoryStore, broken, fail)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(OSError, match="gone"):
+            machine().teardown()
+        gc.collect()
+    assert [str(one.message) for one in caught] == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_store_does_what_the_model_does(kind: str) -> None:
-    machine: Any = type("Machine", (StoreBesideModel,), {"kind": kind})
+def test_a_store_does_what_the_model_does(kind: str, tmp_path: Path) -> None:
+    machine: Any = type("Machine", (StoreBesideModel,), {"kind": kind, "folder": tmp_path})
     run_state_machine_as_test(
         machine,
         settings=settings(

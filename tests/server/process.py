@@ -17,10 +17,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
-import json, sys
+import json, os, sys
 from towline.broker.serve import run
 from towline.settings import load_settings
-sys.exit(run(load_settings(json.loads(sys.argv[1]), environment={})))
+password = {name: os.environ[name] for name in ["TOWLINE_STORE_PASSWORD_FILE"] if name in os.environ}
+sys.exit(run(load_settings(json.loads(sys.argv[1]), environment=password)))
 """
 DEADLINE_S = 120.0
 

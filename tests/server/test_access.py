@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.certificates import KIND, openssl
 from tests.server.process import BrokerProcess, failing_start
 from tests.server.raw_client import RawClient
 from towline.broker.access import Access
@@ -146,16 +145,10 @@ def test_addresses_are_split_at_the_port() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl, which makes the certificate, is not installed")
     folder = tmp_path_factory.mktemp("tls")
     cert, key = str(folder / "cert.pem"), str(folder / "key.pem")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
+    names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+    openssl(folder, "req", "-x509", *KIND, "-days", "2", *names, "-keyout", key, "-out", cert)
     return cert, key
 
 
@@ -237,11 +230,7 @@ def test_bad_tls_files_are_named(tmp_path: Path, certificate: tuple[str, str]) -
             tls_context(*files)
     assert tls_context("", "") is None
     locked = tmp_path / "locked.pem"
-    subprocess.run(
-        ["openssl", "ec", "-in", key, "-aes256", "-passout", "pass:word", "-out", str(locked)],
-        check=True,
-        capture_output=True,
-    )
+    openssl(tmp_path, "ec", "-in", key, "-aes256", "-passout", "pass:word", "-out", str(locked))
     with pytest.raises(BadRequest, match="password"):
         tls_context(cert, str(locked))
 

@@ -7,8 +7,8 @@ import inspect
 
 import pytest
 
-from tests.sql.server import new_database
-from towline.store.sql import SqlSettings, parse_url
+from tests.sql.server import new_database, sql_settings
+from towline.store.sql import SqlSettings
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -28,4 +28,4 @@ def url() -> str:
 
 @pytest.fixture
 def settings(url: str) -> SqlSettings:
-    return parse_url(url)
+    return sql_settings(url)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 
-import pytest
-
+from tests.parts import need
 from tests.ports import free_port
 from tests.sql.server import MariaDb, needs_mariadb
 
@@ -20,8 +18,7 @@ SYNCED_S = 240.0
 class Galera:
     def __init__(self, size: int = 3) -> None:
         needs_mariadb()
-        if not PROVIDER.exists() or shutil.which("rsync") is None:
-            pytest.skip("Galera is not installed: apt-get install galera-4 rsync")
+        need("galera")
         self.gossip = [free_port() for _ in range(size)]
         self.nodes = [self._node(number) for number in range(size)]
 

@@ -1,28 +1,31 @@
 """A real server for tests: its own data folder and port, not as root; one a test process, a database a test.
 
-It is MariaDB, or with `pytest --mysqld PATH` the MySQL server whose program that is.
+It is MariaDB, or with `pytest --mysqld PATH` the MySQL server whose program that is. A server of one's own is named by
+its address: TOWLINE_TEST_DATABASE=mysql://USER@HOST:PORT, its password in the file TOWLINE_STORE_PASSWORD_FILE. Tests
+that start, stop or freeze a server still start their own.
 """
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
-import threading
 import time
 from functools import lru_cache
 from pathlib import Path
 
-import pytest
+import msgspec
 
+from tests.certificates import KIND, openssl
+from tests.parts import need, program
 from tests.ports import free_port
+from tests.scratch import memory_folder
+from towline.store.sql import SqlSettings, parse_url
 
 __all__ = [
     "MariaDb",
@@ -33,11 +36,12 @@ __all__ = [
     "needs_mariadb",
     "new_database",
     "new_server",
+    "remove_server",
+    "sql_settings",
     "use_mysqld",
 ]
 
 DEADLINE_S = 240.0
-MEMORY = Path("/dev/shm")
 
 _programs: list[str] = []
 
@@ -48,14 +52,8 @@ def use_mysqld(path: str) -> None:
 
 
 def needs_mariadb() -> None:
-    """A missing server skips on a laptop and fails in CI."""
-    if _programs:
-        return
-    if shutil.which("mariadbd") is None or shutil.which("mariadb-install-db") is None:
-        message = "MariaDB is not installed: apt-get install mariadb-server"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
+    if not _programs:
+        need("mariadb")
 
 
 def system_user() -> list[str]:
@@ -75,10 +73,11 @@ class MariaDb:
     """One server."""
 
     log_size = "--innodb-log-file-size"
+    user = "root"
+    host = "127.0.0.1"
 
     def __init__(self, *options: str, folder: Path | None = None, port: int = 0) -> None:
-        self._parent = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="towline-db-", dir=self._parent))
+        self.folder = folder or memory_folder("db")
         self.folder.chmod(0o755)
         self.data = self.folder / "data"
         # A server that starts removes the temporary tables that it finds, those of others too.
@@ -88,6 +87,15 @@ class MariaDb:
         self.port = port or free_port()
         self.options = options
         self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def _client(self) -> list[str]:
+        """Options of the server's own programs. A password goes by their environment, see `_environment`."""
+        return ["--no-defaults", f"-u{self.user}", f"-h{self.host}", f"-P{self.port}"]
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return os.environ | ({"MYSQL_PWD": _password()} if _password() else {})
 
     def install(self) -> MariaDb:
         if os.geteuid() == 0 and system_user():
@@ -100,12 +108,12 @@ class MariaDb:
 
     def _installing(self) -> list[str]:
         """The command that makes the data folder."""
-        command = ["mariadb-install-db", "--no-defaults", f"--datadir={self.data}", *system_user()]
+        command = [program("mariadb-install-db"), "--no-defaults", f"--datadir={self.data}", *system_user()]
         return [*command, "--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
 
     def _program(self) -> list[str]:
         """The server, and what only this kind of it wants."""
-        return [shutil.which("mariadbd") or "mariadbd", "--no-defaults"]
+        return [program("mariadbd"), "--no-defaults"]
 
     def begin(self, *more: str) -> MariaDb:
         """Start it, without waiting until it answers."""
@@ -126,9 +134,9 @@ class MariaDb:
     def certify(self) -> MariaDb:
         """A certificate of its own, for its address."""
         key = self.folder / "key.pem"
-        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        command += ["-days", "2", "-subj", "/CN=towline-test", "-addext", "subjectAltName=IP:127.0.0.1"]
-        subprocess.run([*command, "-keyout", str(key), "-out", str(self.certificate)], check=True, capture_output=True)
+        names = ("-subj", "/CN=towline-test", "-addext", "subjectAltName=IP:127.0.0.1")
+        files = ("-keyout", str(key), "-out", str(self.certificate))
+        openssl(self.folder, "req", "-x509", *KIND, "-days", "2", *names, *files)
         if os.geteuid() == 0 and system_user():
             shutil.chown(key, system_user()[0].removeprefix("--user="))
         self.options += (f"--ssl-cert={self.certificate}", f"--ssl-key={key}", f"--ssl-ca={self.certificate}")
@@ -156,10 +164,11 @@ class MariaDb:
             return False
 
     def sql(self, text: str, database: str = "") -> list[list[str]]:
-        command = ["mariadb", "--no-defaults", "-uroot", "-h127.0.0.1", f"-P{self.port}", "-N", "-B", "-r"]
+        command = [program("mariadb"), *self._client, "-N", "-B", "-r"]
         done = subprocess.run(
             [*command, database] if database else command,
             input=text,
+            env=self._environment,
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -171,10 +180,16 @@ class MariaDb:
     def copy(self, database: str, to: str) -> None:
         """A new database with what is committed in this one now."""
         self.sql(f"CREATE DATABASE {to}")
-        command = ["mariadb-dump", "--no-defaults", "-uroot", "-h127.0.0.1", f"-P{self.port}", "--single-transaction"]
+        command = [program("mariadb-dump"), *self._client, "--single-transaction"]
         options = ["--skip-lock-tables", "--skip-add-locks", "--skip-comments", "--hex-blob", database]
         dumped = subprocess.run(
-            [*command, *options], capture_output=True, text=True, timeout=DEADLINE_S, check=False, encoding="utf-8"
+            [*command, *options],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+            encoding="utf-8",
         )
         assert dumped.returncode == 0, dumped.stderr
         self.sql("SET foreign_key_checks = 0, unique_checks = 0;\n" + dumped.stdout, to)
@@ -202,7 +217,7 @@ class MariaDb:
         return (self.folder / "log").read_text(errors="replace")[-4000:]
 
     def url(self, database: str) -> str:
-        return f"mysql://root@127.0.0.1:{self.port}/{database}"
+        return f"mysql://{self.user}@{self.host}:{self.port}/{database}"
 
 
 class MySql(MariaDb):
@@ -227,29 +242,80 @@ class MySql(MariaDb):
         return [*_programs, "--no-defaults", "--secure-file-priv=NULL", "--mysqlx=OFF"]
 
 
+class Named(MariaDb):
+    """A server that is there already. Databases are made in it, and dropped in the end; it is neither started nor
+    stopped."""
+
+    def __init__(self, address: str) -> None:
+        self._settings = sql_settings(f"{address.rstrip('/')}/none")
+        self.user, (self.host, self.port) = self._settings.user, self._settings.hosts[0]
+        self.made: list[str] = []
+
+    def sql(self, text: str, database: str = "") -> list[list[str]]:
+        for word, name in re.findall(r"\b(CREATE|DROP) DATABASE (\w+)", text):
+            (self.made.append if word == "CREATE" else self.made.remove)(name)
+        return super().sql(text, database)
+
+    def remove(self) -> None:
+        for name in list(self.made):
+            self.sql(f"DROP DATABASE {name}")
+
+
 def new_server(*options: str, folder: Path | None = None) -> MariaDb:
     """A server of the kind that is tested with."""
     return (MySql if _programs else MariaDb)(*options, folder=folder)
 
 
-@lru_cache(maxsize=1)
 def mariadb() -> MariaDb:
     """The server of this test process, of whichever kind."""
     needs_mariadb()
-    server = new_server().install().start()
-    atexit.register(server.remove)
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        # A test run that is ended from outside must not leave its server behind.
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    return server
+    return _server()
+
+
+@lru_cache(maxsize=1)
+def _server() -> MariaDb:
+    if address := os.environ.get("TOWLINE_TEST_DATABASE"):
+        return Named(address)
+    server = new_server()
+    try:
+        return server.install().start()
+    except BaseException:
+        server.remove()
+        raise
+
+
+def remove_server() -> None:
+    """If it was started, with all its databases."""
+    if _server.cache_info().currsize:
+        _server().remove()
+        _server.cache_clear()
 
 
 _numbers = itertools.count(1)
 
 
+def _password() -> str:
+    """Of a server of one's own; brokers read the same file."""
+    file = os.environ.get("TOWLINE_STORE_PASSWORD_FILE", "")
+    return Path(file).read_text(encoding="utf-8").strip() if file else ""
+
+
+def sql_settings(url: str) -> SqlSettings:
+    """How to reach the database of this URL."""
+    return msgspec.structs.replace(parse_url(url), password=_password())
+
+
+def _new_name() -> str:
+    return (
+        f"towline_test_{os.getpid()}_{next(_numbers)}"
+        if "TOWLINE_TEST_DATABASE" in os.environ
+        else f"t{next(_numbers)}"
+    )
+
+
 def new_database() -> str:
     """The URL of a database that nobody has used."""
-    server, name = mariadb(), f"t{next(_numbers)}"
+    server, name = mariadb(), _new_name()
     server.sql(f"CREATE DATABASE {name}")
     return server.url(name)
 
@@ -257,7 +323,7 @@ def new_database() -> str:
 def copied_database(url: str) -> str:
     """The URL of a new database, as the one of this URL would be found after a crash now: what is not committed is not
     there, and nobody owns it any more."""
-    server, name = mariadb(), f"t{next(_numbers)}"
+    server, name = mariadb(), _new_name()
     server.copy(url.rpartition("/")[2], name)
     server.sql("UPDATE mq_realm SET expires_at = NOW(6) - INTERVAL 1 SECOND", name)
     return server.url(name)
