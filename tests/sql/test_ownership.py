@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +16,9 @@ from tests.contract.stores import all_bodies, frame_of, put
 from tests.sql.server import mariadb
 from towline.errors import OwnershipLost, StoreLocked
 from towline.store.sql import Database, Ownership, Roster, SqlSettings, SqlStore, open_sql
+from towline.store.sql.database import Connection
 from towline.store.sql.opening import prepare_database
+from towline.store.sql.ownership import Lease
 from towline.store.sql.transaction import fence
 
 
@@ -73,6 +76,58 @@ async def test_a_released_realm_is_free_at_once_and_an_heir_comes_first(settings
         assert await three.acquire("main") is None, "the lease that one let go of is not one's any more"
         await two.release(inherited)
         assert await three.acquire("main") is not None
+
+
+class Slow:
+    """A connection on which a broker hangs between looking at a realm and taking it."""
+
+    def __init__(self, connection: Connection, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        self._connection = connection
+        self._meanwhile = meanwhile
+
+    async def rows(self, statement: Any, **values: Any) -> Any:
+        return await self._connection.rows(statement, **values)
+
+    async def run(self, statement: Any, **values: Any) -> int:
+        await self._meanwhile()
+        return await self._connection.run(statement, **values)
+
+
+@pytest.mark.parametrize("way", ["expired", "inherited", "deposed"])
+async def test_a_takeover_that_is_late_does_not_meet_a_realm_that_changed_hands_and_looks_the_same(
+    settings: SqlSettings, way: str
+) -> None:
+    """Else two brokers would have the same epoch, and neither would be fenced."""
+    async with prepared(settings, lease_s=30) as database:
+        one, two, late = (Ownership(database, name) for name in ("one", "two", "late"))
+        first = await one.acquire("main")
+        assert first is not None
+        if way != "deposed":
+            await one.release(first, heir="late" if way == "inherited" else "")
+        taken: list[Lease] = []
+
+        async def meanwhile() -> None:
+            """Another broker has had the realm, which is then as it was but for its epoch."""
+            if way == "inherited":
+                mariadb().sql("UPDATE mq_realm SET expires_at = NOW(6) - INTERVAL 1 SECOND", settings.database)
+            lease = await two.acquire("main", dead_owner="one" if way == "deposed" else "")
+            assert lease is not None
+            taken.append(lease)
+            if way == "deposed":
+                again = await one.acquire("main", dead_owner="two")
+                assert again is not None
+                taken.append(again)
+            else:
+                await two.release(lease, heir="late" if way == "inherited" else "")
+
+        dead_owner = "one" if way == "deposed" else ""
+        got = await database.reading(
+            lambda connection: late._acquire(Slow(connection, meanwhile), "main", dead_owner)  # type: ignore[arg-type]
+        )
+        assert got is None
+        holder = (await one.holders())[0]
+        assert holder.epoch == taken[-1].epoch
+        assert holder.owner != "late"
 
 
 async def test_an_open_store_keeps_its_realm_and_a_silent_one_loses_it_within_three_seconds(

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, NACK, World
-from tests.sql.server import mariadb
+from tests.sql.server import mariadb, sql_settings
 from towline.frame import encode
 from towline.model import GroupConfig, TopicConfig
 from towline.protocol.messages import PutTopic
-from towline.store.sql import open_sql, parse_url
+from towline.store.sql import open_sql
 from towline.store.sql.checks import problems
 
 
@@ -170,11 +170,11 @@ def test_rows_that_retention_let_go_of_are_deleted(world: World) -> None:
 
 
 async def test_tables_of_a_newer_version_are_refused(url: str) -> None:
-    store = await open_sql(parse_url(url), owner="test")
+    store = await open_sql(sql_settings(url), owner="test")
     await store.close()
     mariadb().sql("INSERT INTO mq_schema VALUES (99)", url.rpartition("/")[2])
     with pytest.raises(Exception, match="tables of version 99"):
-        await open_sql(parse_url(url), owner="test")
+        await open_sql(sql_settings(url), owner="test")
 
 
 def test_settings_of_the_server_that_break_promises_are_found() -> None:

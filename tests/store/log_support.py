@@ -7,9 +7,13 @@ import errno
 import functools
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec
+
+import pytest
 
 from towline.clock import SYSTEM, Clock
 from towline.frame import Frame, encode
@@ -93,6 +97,38 @@ class FaultyIo(FastIo):
     def clear(self) -> None:
         self.free = None
         self.fail.clear()
+
+
+@contextmanager
+def unreadable(names: str, code: int = errno.EIO, times: int = 1 << 30) -> Iterator[list[str]]:
+    """Files of these names (`*.log`) cannot be read, by whomever, for so many calls; gives those that were asked for.
+    Errors such as too many open files come from opening one, others from reading it."""
+    asked: list[str] = []
+    calls = {name: getattr(os, name) for name in ("open", "pread", "preadv")}
+
+    def fail(path: str) -> None:
+        if fnmatch(Path(path).name, names) and len(asked) < times:
+            asked.append(path)
+            raise OSError(code, os.strerror(code))
+
+    def opening(path: Any, flags: int, *rest: Any, **named: Any) -> Any:
+        fail(str(path))
+        return calls["open"](path, flags, *rest, **named)
+
+    def fetching(name: str) -> Callable[..., Any]:
+        def call(fd: int, *rest: Any) -> Any:
+            fail(str(Path(f"/proc/self/fd/{fd}").readlink()))
+            return calls[name](fd, *rest)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        if code in {errno.EMFILE, errno.ENOENT, errno.EACCES}:
+            patch.setattr(os, "open", opening)
+        else:
+            patch.setattr(os, "pread", fetching("pread"))
+            patch.setattr(os, "preadv", fetching("preadv"))
+        yield asked
 
 
 async def open_store(path: Path, *, io: DiskIo | None = None, clock: Clock = SYSTEM, **settings: int) -> LogStore:

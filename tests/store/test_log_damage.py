@@ -24,8 +24,12 @@ from tests.store.log_support import (
 from towline.model import Durability
 from towline.store import Append
 from towline.store.log.disk import REAL
+from towline.store.log.index import Known, write_index
 from towline.store.log.record import Record
+from towline.store.log.recovery import read_segment
 from towline.store.log.scan import Scanner
+from towline.store.log.sealer import absorb
+from towline.store.log.segment import Segment
 
 
 class SmallLog(NamedTuple):
@@ -74,11 +78,16 @@ def small_log(request: pytest.FixtureRequest, tmp_path: Path) -> SmallLog:
     return asyncio.run(make_small_log(tmp_path / "store", request.param))
 
 
-async def what_is_left(path: Path, go_on: bool) -> set[tuple[str, int]]:
-    """Open and look. To go on is to append to every stream and open again, checking that all of it stays."""
+async def what_is_left(
+    path: Path, go_on: bool, given: dict[str, tuple[int, int]] | None = None
+) -> set[tuple[str, int]]:
+    """Open and look. To go on is to append to every stream and open again, checking that all of it stays. Numbers that
+    were `given` are not given again."""
     store = await open_store(path)
     before = await content_of(store)
     left = {(name, seq) for name, bodies in before.bodies.items() for seq in bodies}
+    for name, (_, end) in (given or {}).items():
+        assert store.bounds(name).end >= end, name
     if not go_on:
         await store.close()
         return left
@@ -129,12 +138,11 @@ def test_a_flipped_byte_anywhere_costs_only_what_it_damaged_and_is_reported(
             damaged[at] ^= 1 << at % 8
             log.write_bytes(bytes(damaged) + bytes(1024))
             caplog.clear()
-            left = await what_is_left(small_log.path, go_on=at % 11 == 0)
+            left = await what_is_left(small_log.path, go_on=at % 11 == 0, given=small_log.content.bounds)
             assert left <= small_log.all
             gone = small_log.all - left
             (hit,) = [r for r in small_log.records if r.position <= at < r.position + r.length]
-            torn = hit in small_log.last_unit or (hit.unit_size > 1 and not small_log.records[-1].synced)
-            assert gone in (set(), small_log.lost_with(small_log.unit_of(hit) if torn else [hit])), at
+            assert gone in (set(), small_log.lost_with([hit])), at
             assert not gone or any(message.levelno >= logging.WARNING for message in caplog.records), at
             padding = damaged[at] in {1 << bit for bit in range(8)} and small_log.data[at] == 0
             assert gone or padding, f"byte {at} is checked by nothing"
@@ -146,10 +154,10 @@ def test_a_flipped_byte_anywhere_costs_only_what_it_damaged_and_is_reported(
 async def test_a_torn_tail_is_kept_in_a_copy_and_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     small_log = await make_small_log(tmp_path / "store", Durability.OS)
     last = small_log.records[-1]
-    segments(small_log.path)[0].write_bytes(small_log.data[:-8] + b"rubbish!" + bytes(512))
+    segments(small_log.path)[0].write_bytes(small_log.data[:-20] + bytes(512))
     store = await open_store(small_log.path)
     (copy,) = (small_log.path / "torn").iterdir()
-    assert copy.read_bytes() == small_log.data[last.position : -8] + b"rubbish!"
+    assert copy.read_bytes() == small_log.data[last.position : -20].ljust(last.length, b"\0")
     assert copy.name.startswith(f"00000000000000000001-{last.position}-")
     assert f"a torn tail of {last.length} bytes at {last.position} was cut" in caplog.text
     assert await put(store, one("a", b"again")) == (2,)
@@ -336,16 +344,22 @@ async def test_a_record_inside_a_message_is_never_taken_for_a_record(tmp_path: P
 
 
 @on_loop
-async def test_a_damaged_unit_that_was_synced_loses_one_frame_and_one_that_was_not_loses_all(tmp_path: Path) -> None:
-    for durability, left in ((Durability.FSYNC, {"a": {0: b"1"}, "c": {0: b"3"}}), (Durability.OS, {})):
-        path = tmp_path / durability.name
+async def test_a_unit_that_may_be_torn_is_dropped_and_one_that_is_damaged_loses_one_frame(tmp_path: Path) -> None:
+    others = {"a": {0: b"1"}, "c": {0: b"3"}}
+    for durability, damage, left in (
+        (Durability.FSYNC, b"damaged!!", others),
+        (Durability.FSYNC, bytes(9), others),
+        (Durability.OS, b"damaged!!", others),
+        (Durability.OS, bytes(9), dict[str, dict[int, bytes]]()),
+    ):
+        path = tmp_path / f"{durability.name}{damage[0]}"
         store = await open_store(path)
         await put(store, one("a", b"1"), one("b", b"damage me"), one("c", b"3"), durability=durability)
         await put(store, one("d", b"4"), durability=durability)
-        copy = copy_of(path, tmp_path / f"copy-{durability.name}")
+        copy = copy_of(path, tmp_path / f"copy-{path.name}")
         await store.close()
         data = segments(copy)[0].read_bytes()
-        segments(copy)[0].write_bytes(data.replace(b"damage me", b"damaged!!"))
+        segments(copy)[0].write_bytes(data.replace(b"damage me", damage))
         for _ in range(2):
             store = await open_store(copy)
             bodies = {name: found for name, found in (await content_of(store)).bodies.items() if found}
@@ -362,7 +376,7 @@ async def test_numbers_given_again_after_a_drop_belong_to_the_later_record(tmp_p
     copy = copy_of(path, tmp_path / "copy")
     await store.close()
     data = segments(copy)[0].read_bytes()
-    segments(copy)[0].write_bytes(data.replace(b"damage me", b"damaged!!"))
+    segments(copy)[0].write_bytes(data.replace(b"damage me", bytes(9)))
     store = await open_store(copy)
     assert await put(store, one("a", b"kept")) == (0,)
     again = copy_of(copy, tmp_path / "again")
@@ -380,4 +394,26 @@ async def test_a_frame_that_is_none_is_lost_not_delivered(tmp_path: Path) -> Non
     await put(store, Append("a", bytes(frame), 1), durability=Durability.OS)
     read = await store.read("a", 0, 10, 1000)
     assert (read.chunks, [(hole.first, hole.count) for hole in read.lost], read.next) == ([], [(0, 1)], 1)
+    await store.close()
+
+
+@on_loop
+async def test_an_index_counts_only_if_the_log_has_the_length_that_it_speaks_of(tmp_path: Path) -> None:
+    """As a copy has it that was made while the broker ran: the index of an earlier moment than the log."""
+    store = await open_store(tmp_path)
+    for number in range(3):
+        await put(store, one("a", b"%d" % number))
+    await store.close()
+    path = segments(tmp_path)[0]
+    with path.open("rb") as file:
+        size = path.stat().st_size * 2 // 3
+        early = Segment(1, path, file.fileno(), size)
+        early.used = read_segment(early, REAL, size).good_end
+    known: dict[str, Known] = {}
+    absorb(known, early)
+    write_index(REAL, path.with_suffix(".idx"), early, known)
+    assert known["a"].end == 2
+    store = await open_store(tmp_path)
+    assert (await content_of(store)).bodies["a"] == {0: b"0", 1: b"1", 2: b"2"}
+    assert await put(store, one("a", b"next")) == (3,)
     await store.close()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import disks
 from tests.store.log_support import (
-    EVERYTHING,
     SEGMENT_BYTES,
     FastIo,
     FaultyIo,
@@ -26,10 +25,9 @@ from tests.store.log_support import (
     segments,
 )
 from towline.clock import ManualClock
-from towline.errors import DiskFull, QueueFull, StoreFailed, Unavailable
+from towline.errors import DiskFull, QueueFull, StoreFailed
 from towline.model import Durability
 from towline.store.log import LogStore
-from towline.store.log.segment import SegmentFiles
 
 # --- errors are final -------------------------------------------------------------------------------------------------
 
@@ -298,19 +296,8 @@ async def test_more_bytes_than_may_wait_are_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 4 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.decode().strip()}")
-    try:
+    with disks.small_disk(tmp_path / "disk", "4m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @on_loop
@@ -331,39 +318,6 @@ async def test_a_really_full_disk_refuses_recovers_and_loses_nothing(small_disk:
     store = await open_store(small_disk / "store", segment_bytes=256 << 10)
     assert await content_of(store) == content
     assert not any(content.lost.values())
-    await store.close()
-
-
-@pytest.mark.parametrize("what", ["open", "index", "read"])
-@on_loop
-async def test_what_cannot_be_read_just_now_is_not_taken_for_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    store = await open_store(tmp_path)
-    for number in range(40):
-        await put(store, one("a", b"%d" % number + bytes(8_000)))
-    await store.close()
-    io = FaultyIo()
-    store = await open_store(tmp_path, io=io)
-
-    def too_many(*_: object, **__: object) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with monkeypatch.context() as patch:
-        if what == "open":
-            patch.setattr(SegmentFiles, "acquire", too_many)
-        elif what == "index":
-            patch.setattr("towline.store.log.index.map_entries", too_many)
-        else:
-            io.fail = {"pread_cached": errno.ENOMEM, "pread_into": errno.ENOMEM}
-        with pytest.raises(Unavailable, match=r"cannot be read now: (Too many open files|Cannot allocate memory)"):
-            await store.read("a", 0, 1_000, EVERYTHING)
-        if what != "read":
-            with pytest.raises(Unavailable):
-                await store.locate("a", 0, key=b"none")
-    io.clear()
-    content = await content_of(store)
-    assert (len(content.bodies["a"]), content.lost["a"]) == (40, [])
     await store.close()
 
 

@@ -29,7 +29,7 @@ def copy_if_there(source: str, target: str) -> None:
 
 
 class PowerCutIo(DiskIo):
-    """Remembers what of each segment is safely on the disk."""
+    """Remembers what of each file is safely on the disk, and which names of each folder are."""
 
     in_order = False
     """What was not synced arrives from the front, up to some byte. Else any sectors of it arrive."""
@@ -38,6 +38,8 @@ class PowerCutIo(DiskIo):
         self._rng = rng
         self._lock = threading.RLock()
         self._safe: dict[int, bytes] = {}
+        self._names: dict[Path, dict[str, bytes]] = {}
+        """By folder, the names that were there when it was last synced, and what was safe of each file then."""
 
     def pwritev(self, fd: int, buffers: Sequence[bytes | bytearray | memoryview], position: int) -> int:
         with self._lock:
@@ -49,8 +51,24 @@ class PowerCutIo(DiskIo):
             self._safe[status.st_ino] = os.pread(fd, status.st_size, 0)
 
     def fsync(self, fd: int) -> None:
-        if str(Path(f"/proc/self/fd/{fd}").readlink()).endswith(".log"):
+        path = Path(f"/proc/self/fd/{fd}").readlink()
+        if path.suffix == ".log":
             self.fdatasync(fd)
+        elif path.is_file():
+            with self._lock:
+                self._safe[os.fstat(fd).st_ino] = path.read_bytes()
+
+    def sync_folder(self, path: Path) -> None:
+        with self._lock:
+            super().sync_folder(path)
+            names = self._names[path] = {}
+            for found in path.iterdir():
+                with suppress(FileNotFoundError):  # a cache that is renamed in this moment
+                    names[found.name] = self._safe.get(found.stat().st_ino, b"")
+
+    def has_name(self, path: Path) -> bool:
+        """Whether a file or folder would be found under its name."""
+        return path.name in self._names.get(path.parent, {})
 
     @contextmanager
     def still(self) -> Iterator[None]:
@@ -58,12 +76,13 @@ class PowerCutIo(DiskIo):
         with self._lock:
             yield
 
-    def trust_sealed(self, path: Path) -> None:
-        """A segment that has its index was synced before, in another life."""
-        for index in (path / "log").glob("*.idx"):
-            log = index.with_suffix(".log")
-            if log.exists():
-                self._safe[log.stat().st_ino] = log.read_bytes()
+    def trust(self, path: Path) -> None:
+        """What another life has left: the names are safe, and so are all files but segments without an index."""
+        for found in path.rglob("*") if path.exists() else ():
+            if found.is_file() and (found.suffix != ".log" or found.with_suffix(".idx").exists()):
+                self._safe[found.stat().st_ino] = found.read_bytes()
+            self._names.setdefault(found.parent, {})[found.name] = self._safe.get(found.stat().st_ino, b"")
+            self._names.setdefault(path.parent, {})[path.name] = b""
 
     def cut(self, path: Path, to: Path) -> None:
         """Copy the folder as it would be found after a power cut now."""
@@ -72,6 +91,24 @@ class PowerCutIo(DiskIo):
             for log in (path / "log").glob("*.log"):
                 safe = self._safe.get(log.stat().st_ino, b"")
                 (to / "log" / log.name).write_bytes(self._torn(log.read_bytes(), safe))
+            if not self.has_name(path):
+                shutil.rmtree(to)
+                to.mkdir()
+            self._forget_names(path, to)
+
+    def _forget_names(self, path: Path, to: Path) -> None:
+        """Names that were made since their folder was synced are not there, and renamed files have the old content."""
+        names = self._names.get(path, {})
+        for found in to.iterdir():
+            if found.is_dir() and found.name in names:
+                self._forget_names(path / found.name, found)
+            elif found.is_dir():
+                shutil.rmtree(found)
+            elif found.name not in names:
+                found.unlink()
+        for name, content in names.items():
+            if not (path / name).is_dir() and not name.endswith(".log"):
+                (to / name).write_bytes(content)  # also of one that was removed since
 
     def _torn(self, now: bytes, safe: bytes) -> bytes:
         safe = safe.ljust(len(now), b"\0")
@@ -164,6 +201,7 @@ def test_what_is_found_after_a_kill_outlives_a_power_cut(tmp_path: Path) -> None
         shutil.copytree(tmp_path / "store", tmp_path / "killed", copy_function=copy_if_there, ignore=left_out)
         await store.close()
         io = PowerCutIo(random.Random(2))
+        io.trust(tmp_path / "killed")
         store = await open_store(tmp_path / "killed", io=io, segment_bytes=SEGMENT_BYTES)
         before = (await content_of(store)).bodies
         assert len(before["a"]) == 100
@@ -171,6 +209,23 @@ def test_what_is_found_after_a_kill_outlives_a_power_cut(tmp_path: Path) -> None
         await store.close()
         store = await open_store(tmp_path / "cut")
         assert (await content_of(store)).bodies == before
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_a_power_cut_right_after_a_document_was_saved_leaves_it_and_its_folder(tmp_path: Path) -> None:
+    async def run() -> None:
+        io = PowerCutIo(random.Random(3))
+        store = await open_store(tmp_path / "made" / "store", io=io)
+        await store.save("topics.json", b"old")
+        await store.save("topics.json", b"new")
+        io.cut(tmp_path / "made" / "store", tmp_path / "cut")
+        await store.close()
+        assert io.has_name(tmp_path / "made")
+        assert (tmp_path / "cut" / "format").exists()
+        store = await open_store(tmp_path / "cut")
+        assert await store.load("topics.json") == b"new"
         await store.close()
 
     asyncio.run(run())

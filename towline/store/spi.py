@@ -39,7 +39,9 @@ class Appended(NamedTuple):
     firsts: tuple[int, ...]
     at_us: int
     done: asyncio.Future[None]
-    """Resolved when the unit is as durable as was asked for; fails with the error if it never will be."""
+    """Resolved when the unit is as durable as was asked for; fails with the error if it never will be. A store may find
+    out late that messages are too large for it: then it fails with `TooLarge`, the events of the unit (`control`) are
+    stored all the same, and the numbers of its messages stay taken, and are read as lost."""
 
 
 class Bounds(NamedTuple):

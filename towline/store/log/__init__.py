@@ -12,7 +12,8 @@ A store is a folder:
 
 docs/disk-format.md specifies it byte by byte. The files of the package: `record`, `scan`, `index` are the formats;
 `writer` (group commit), `tail` (room), `sealer` move bytes to the disk; `reading` brings them back; `recovery` opens a
-folder; `retention` says what may go; `reader` looks into a folder without opening it; `store` joins them.
+folder, and `damage` tells it what a crash has torn from what was damaged; `retention` says what may go; `reader` looks
+into a folder without opening it; `store` joins them.
 """
 
 from towline.store.log.disk import DiskIo

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from towline.errors import TooLarge
 from towline.store.log.index import ENTRY, ROW, Run
-from towline.store.log.record import STAMP, pad
+from towline.store.log.record import NAME_MAX, STAMP, pad
 from towline.store.log.segment import Segment
 
 __all__ = ["Catalogue", "HotRun", "Stream"]
@@ -22,7 +22,6 @@ Entries = Sequence[int]
 EntriesOf = Callable[[int, str, int, int], Entries]
 
 _U32 = 0xFFFFFFFF
-_NAME_MAX = 1024
 
 
 class HotRun(NamedTuple):
@@ -40,8 +39,8 @@ class Stream:
     def __init__(self, name: str, first: int = 0, end: int = 0) -> None:
         self.name = name
         self.encoded = name.encode()
-        if not 1 <= len(self.encoded) <= _NAME_MAX:
-            raise TooLarge(f"the name of a stream is 1 to {_NAME_MAX} bytes long, not {len(self.encoded)}")
+        if not 1 <= len(self.encoded) <= NAME_MAX:
+            raise TooLarge(f"the name of a stream is 1 to {NAME_MAX} bytes long, not {len(self.encoded)}")
         self.head_length = STAMP.size + len(self.encoded) + len(pad(len(self.encoded)))
         self.first = first
         self.end = end

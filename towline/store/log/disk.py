@@ -4,29 +4,42 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from towline.errors import Unavailable
+from towline.errors import Unreadable
 
-__all__ = ["REAL", "DiskIo", "is_damage", "not_now"]
+__all__ = ["REAL", "DiskIo", "not_now", "reading"]
 
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _NOT_AT_ONCE = {errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-_DAMAGE = frozenset(
-    {errno.ENOENT, errno.EIO, errno.EBADMSG, errno.EILSEQ, errno.ENODATA, errno.EREMOTEIO, errno.EUCLEAN}
-)
+_REMEDIES = {
+    errno.EMFILE: "allow the process more open files (ulimit -n, LimitNOFILE)",
+    errno.ENFILE: "allow the system more open files (fs.file-max)",
+    errno.ENOMEM: "free some memory",
+    errno.ENOENT: "put the file back",
+    errno.EACCES: "let this user read the file",
+    errno.EPERM: "let this user read the file",
+}
+_REMEDY = "look at the disk; for one that never reads again, see 'A disk that cannot be read' in docs/operations.md"
 
 
-def is_damage(error: OSError) -> bool:
-    """Whether an error of opening or reading says that the bytes are lost: the file is gone, or disk or file system
-    cannot bring them. Too many open files, for example, say nothing of the bytes."""
-    return error.errno in _DAMAGE
+def not_now(error: OSError, path: Path) -> Unreadable:
+    """An error of opening or reading. It is never damage: only a checksum says that bytes are lost."""
+    remedy = _REMEDIES.get(error.errno or 0, _REMEDY)
+    return Unreadable(f"{path} cannot be read now: {error.strerror or error}. Nothing is taken for lost: {remedy}")
 
 
-def not_now(error: OSError, what: object) -> Unavailable:
-    """What to raise if it is no damage: it can be read later, and nobody may take it for lost."""
-    return Unavailable(f"{what} cannot be read now: {error.strerror or error}")
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Name the file that cannot be read. One that is not there is the caller's own matter."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise not_now(error, path) from error
 
 
 class DiskIo:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from towline.errors import BadName, DiskFull, StoreFailed
-from towline.store.log.disk import DiskIo
+from towline.store.log.disk import DiskIo, reading
 
 __all__ = ["Documents"]
 
@@ -30,7 +30,8 @@ class Documents:
 
     def load(self, path: Path) -> bytes | None:
         try:
-            return path.read_bytes()
+            with reading(path):
+                return path.read_bytes()
         except FileNotFoundError:
             return None
 

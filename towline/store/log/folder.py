@@ -20,7 +20,7 @@ _OUR_LOG = re.compile(r"\.?\d{20}\..*")
 
 def prepare_folder(root: Path, io: DiskIo) -> None:
     """Make the folder, if it is not there, and refuse one that a newer version has written, or another program."""
-    made = not root.exists()
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
     if not made and check_format(root) is None:
         _refuse_foreign(root)
     if made:
@@ -28,8 +28,8 @@ def prepare_folder(root: Path, io: DiskIo) -> None:
         root.mkdir(mode=0o700, exist_ok=True)  # messages are for nobody else's eyes
     for folder in (root, root / "log", root / "config", root / "torn"):
         folder.mkdir(parents=True, exist_ok=True)
-    if made:
-        io.sync_folder(root.parent)
+    for folder in made:
+        io.sync_folder(folder.parent)
     if check_format(root) is None:
         io.replace(root / "format", [f"towline log {FORMAT}\n".encode()])
 

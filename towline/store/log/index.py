@@ -35,8 +35,8 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from towline.store.log.disk import DiskIo, is_damage, not_now
-from towline.store.log.segment import Segment
+from towline.store.log.disk import REAL, DiskIo, reading
+from towline.store.log.segment import Segment, opened
 
 __all__ = [
     "ENTRY",
@@ -155,24 +155,20 @@ def _frame_bytes(entries: array[int]) -> int:
 def load_directory(path: Path) -> Directory | None:
     """The directory of an index, or None if it is missing, cut or damaged."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with reading(path), opened(path) as (fd, size):
+            head = REAL.pread(fd, HEADER.size, 0)
+            if len(head) < HEADER.size or head[:4] != MAGIC:
+                return None
+            _, checksum, segment, log_length, *times, n_streams, n_runs, n_entries, entries_crc, names_length, _ = (
+                HEADER.unpack(head)
+            )
+            streams_length, runs_length = n_streams * _STREAM * 8, n_runs * ROW * 8
+            entries_at = HEADER.size + streams_length + runs_length + names_length
+            if entries_at + n_entries * ENTRY * 8 != size:
+                return None
+            body = REAL.pread(fd, entries_at - HEADER.size, HEADER.size)
     except FileNotFoundError:
         return None
-    try:
-        size = os.fstat(fd).st_size
-        head = os.pread(fd, HEADER.size, 0)
-        if len(head) < HEADER.size or head[:4] != MAGIC:
-            return None
-        _, checksum, segment, log_length, *times, n_streams, n_runs, n_entries, entries_crc, names_length, _ = (
-            HEADER.unpack(head)
-        )
-        streams_length, runs_length = n_streams * _STREAM * 8, n_runs * ROW * 8
-        entries_at = HEADER.size + streams_length + runs_length + names_length
-        if entries_at + n_entries * ENTRY * 8 != size:
-            return None
-        body = os.pread(fd, entries_at - HEADER.size, HEADER.size)
-    finally:
-        os.close(fd)
     if crc32c(body, crc32c(head[8:])) != checksum:
         return None
     view = memoryview(body)
@@ -218,14 +214,9 @@ class IndexCache:
         self._maps.clear()
 
     def _load(self, segment: int) -> memoryview | Mapping[str, array[int]]:
-        try:
-            mapped = map_entries(self._path_of(segment), verify=segment not in self._verified)
-        except OSError as error:
-            if not is_damage(error):
-                raise not_now(error, self._path_of(segment)) from error
-            mapped = None
-        self._verified.add(segment)
+        mapped = map_entries(self._path_of(segment), verify=segment not in self._verified)
         found = self._maps[segment] = self._rebuild(segment) if mapped is None else mapped
+        self._verified.add(segment)
         self._mapped_bytes += found.nbytes if isinstance(found, memoryview) else 0
         while self._mapped_bytes > self._limit_bytes and len(self._maps) > 1:
             _, dropped = self._maps.popitem(last=False)
@@ -239,13 +230,12 @@ def map_entries(path: Path, verify: bool = True) -> memoryview | None:
     if directory is None:
         return None
     try:
-        file = path.open("rb")
+        with reading(path), opened(path) as (fd, _):
+            if verify and _checksum(fd, directory.entries_at) != directory.entries_crc:
+                return None
+            view = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
         return None  # retention has dropped it in this very moment
-    with file:
-        if verify and _checksum(file.fileno(), directory.entries_at) != directory.entries_crc:
-            return None
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     return view[directory.entries_at :].cast("Q")
 
 

@@ -261,10 +261,7 @@ def _indexed(  # noqa: PLR0917 - as above
         wanted.append(Wanted(number, location >> 32, location & _U32, base, begin, taken, at_us))
     for extent in extents(wanted):
         found: dict[int, Chunk] = {}
-        try:
-            cut(stream, extent, memoryview(REAL.pread(fd, extent.length, extent.position)), found)
-        except OSError:
-            pass  # no frame of it can be had
+        cut(stream, extent, memoryview(REAL.pread(fd, extent.length, extent.position)), found)
         for frame in extent.frames:
             yield found.get(frame.first) or Lost(frame.first, frame.taken, _DAMAGED)
 

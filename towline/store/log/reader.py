@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from towline.errors import NotFound
-from towline.store.log.disk import REAL
+from towline.store.log.disk import REAL, reading
 from towline.store.log.folder import check_format
 from towline.store.log.index import ENTRY, Known, load_directory, map_entries
 from towline.store.log.record import FRAME, Record
@@ -22,6 +22,7 @@ from towline.store.log.recovery import Scan, read_segment
 from towline.store.log.scan import Damage, Scanner
 from towline.store.log.sealer import absorb
 from towline.store.log.segment import Segment, index_path, list_folder, log_path
+from towline.store.log.segment import opened as segment_file
 
 __all__ = [
     "DamageFound",
@@ -194,12 +195,10 @@ def list_segments(folder: Path) -> tuple[list[int], list[int]]:
 
 @contextmanager
 def opened(folder: Path, number: int) -> Iterator[tuple[int, int]]:
-    """Descriptor and size of a segment."""
-    fd = os.open(log_path(folder, number), os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield fd, os.fstat(fd).st_size
-    finally:
-        os.close(fd)
+    """Descriptor and size of a segment. What the disk does not bring is an error, never damage."""
+    path = log_path(folder, number)
+    with reading(path), segment_file(path) as opened_file:
+        yield opened_file
 
 
 def _last_with_content(folder: Path, logs: list[int]) -> int:
@@ -254,7 +253,7 @@ def _verify_segment(report: Report, folder: Path, number: int, file: tuple[int, 
     path = log_path(folder, number)
     segment = Segment(number, path, *file)
     scan = read_segment(segment, REAL, file[1])
-    if is_last and (scan.damages or scan.doubtful):
+    if is_last and (scan.damages or scan.torn or scan.broken):
         # It may be a broker's write caught in the middle: then it is whole at the second look.
         segment = Segment(number, path, file[0], os.fstat(file[0]).st_size)
         scan = read_segment(segment, REAL, segment.capacity)
@@ -273,13 +272,13 @@ def _damages(path: Path, scan: Scan, tail: int) -> Iterator[DamageFound]:
     for damage in scan.damages:
         if damage.position < tail:
             yield DamageFound(path, damage.position, damage.length, "these bytes are no record")
-    for unit in scan.doubtful:
-        broken = [record for record in unit if not record.intact]
-        for record in broken:
-            if record.position < tail:
-                reason = f"the frame of records {record.base} to {record.base + record.count - 1} of {record.stream}"
-                yield DamageFound(path, record.position, record.length, f"{reason} fails its checksum")
-        if not broken and unit[0].position < tail:
+    torn = [record for unit in scan.torn for record in unit if not record.intact]
+    for record in [*scan.broken, *torn]:
+        if record.position < tail:
+            reason = f"the frame of records {record.base} to {record.base + record.count - 1} of {record.stream}"
+            yield DamageFound(path, record.position, record.length, f"{reason} fails its checksum")
+    for unit in scan.torn:
+        if all(record.intact for record in unit) and unit[0].position < tail:
             length = unit[-1].position + unit[-1].length - unit[0].position
             yield DamageFound(
                 path, unit[0].position, length, f"only {len(unit)} of {unit[0].unit_size} frames are there"

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from towline.errors import Unreadable
 from towline.frame.spare import SPARE
 from towline.store.log.catalogue import EntriesOf, Stream, first_ending_after
-from towline.store.log.disk import DiskIo, is_damage, not_now
+from towline.store.log.disk import DiskIo, not_now
 from towline.store.log.index import ENTRY
 from towline.store.log.record import MAGIC, STAMP, frame_intact, seed
 from towline.store.log.segment import OpenFile, SegmentFiles
@@ -114,23 +115,23 @@ class StreamReader:
         wanted = plan(stream, first, max_count, max_bytes, self._entries_of)
         wide = extents(wanted)
         found: dict[int, Chunk] = {}
+        failed: dict[int, Unreadable] = {}
         slow: list[tuple[Extent, OpenFile]] = []
         at_once = sum([extent.length for extent in wide]) <= _AT_ONCE_MAX
         for extent in wide:
             try:
                 file = self._files.acquire(extent.segment)
             except OSError as error:
-                if not is_damage(error):
-                    self._files.release_all([file for _, file in slow])
-                    raise not_now(error, f"segment {extent.segment}") from error
-                _log.warning("segment %d cannot be opened: %s", extent.segment, error)
-                continue
+                failed[extent.frames[0].first] = not_now(error, self._files.path(extent.segment))
+                break
             if at_once and self._read_cached(stream, extent, file, found):
                 self._files.release(file)
             else:
                 slow.append((extent, file))
         if slow:
-            await self._read_slowly(stream, slow, found)
+            await self._read_slowly(stream, slow, found, failed)
+        if failed:
+            wanted = _before(wanted, failed)
         return self._answer(stream, first, wanted, found)
 
     def _read_cached(self, stream: Stream, extent: Extent, file: OpenFile, found: dict[int, Chunk]) -> bool:
@@ -145,15 +146,25 @@ class StreamReader:
         cut(stream, extent, buffer.toreadonly(), found)
         return True
 
-    async def _read_slowly(self, stream: Stream, slow: list[tuple[Extent, OpenFile]], found: dict[int, Chunk]) -> None:
+    async def _read_slowly(
+        self,
+        stream: Stream,
+        slow: list[tuple[Extent, OpenFile]],
+        found: dict[int, Chunk],
+        failed: dict[int, Unreadable],
+    ) -> None:
         self._stats.slow_reads += 1
         work = asyncio.get_running_loop().run_in_executor(self._executor, self._fetch, stream, slow)
         # A caller that gives up must not close a file under the thread that reads it.
         work.add_done_callback(lambda _: self._files.release_all([file for _, file in slow]))
-        found.update(await asyncio.shield(work))
+        fetched, missed = await asyncio.shield(work)
+        found.update(fetched)
+        failed.update(missed)
 
-    def _fetch(self, stream: Stream, slow: list[tuple[Extent, OpenFile]]) -> dict[int, Chunk]:
-        """In a thread."""
+    def _fetch(
+        self, stream: Stream, slow: list[tuple[Extent, OpenFile]]
+    ) -> tuple[dict[int, Chunk], dict[int, Unreadable]]:
+        """In a thread: what could be read, and the first frame that could not."""
         found: dict[int, Chunk] = {}
         for extent, file in slow:
             buffer = _room(extent.length)
@@ -161,22 +172,24 @@ class StreamReader:
                 got = self._io.pread_into(file.fd, buffer, extent.position)
                 cut(stream, extent, buffer[:got].toreadonly(), found)
             except OSError:
-                self._fetch_singly(stream, extent, file, found)
-        return found
+                failed = self._fetch_singly(stream, extent, file, found)
+                if failed:
+                    return found, failed
+        return found, {}
 
-    def _fetch_singly(self, stream: Stream, extent: Extent, file: OpenFile, found: dict[int, Chunk]) -> None:
-        """Some sector of the extent cannot be read: get the frames that do not touch it."""
+    def _fetch_singly(
+        self, stream: Stream, extent: Extent, file: OpenFile, found: dict[int, Chunk]
+    ) -> dict[int, Unreadable]:
+        """Some sector of the extent cannot be read: get the frames before it."""
         for frame in extent.frames:
             buffer = _room(frame.length)
             try:
                 got = self._io.pread_into(file.fd, buffer, frame.position)
             except OSError as error:
-                if not is_damage(error):
-                    raise not_now(error, f"segment {frame.segment}") from error
-                _log.warning("segment %d cannot be read at %d: %s", frame.segment, frame.position, error)
-                continue
+                return {frame.first: not_now(error, self._files.path(frame.segment))}
             single = Extent(frame.segment, frame.position, frame.length, [frame])
             cut(stream, single, buffer[:got].toreadonly(), found)
+        return {}
 
     def _answer(self, stream: Stream, first: int, wanted: Sequence[Wanted], found: dict[int, Chunk]) -> Read:
         chunks: list[Chunk] = []
@@ -204,6 +217,15 @@ class StreamReader:
         else:
             where = "no intact record holds them"
         _log.error("records %d to %d of %s are lost: %s", frame.first, last, stream.name, where)
+
+
+def _before(wanted: Sequence[Wanted], failed: dict[int, Unreadable]) -> list[Wanted]:
+    """What comes before the first frame that could not be read; that one's error if nothing does."""
+    first = min(failed)
+    before = [frame for frame in wanted if frame.first < first]
+    if not before:
+        raise failed[first]
+    return before
 
 
 def _room(length: int) -> memoryview:

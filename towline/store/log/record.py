@@ -23,6 +23,7 @@ from towline.frame.layout import MAGIC as FRAME_MAGIC
 __all__ = [
     "FRAME",
     "MAGIC",
+    "NAME_MAX",
     "STAMP",
     "TRIM",
     "VOID",
@@ -42,6 +43,7 @@ STAMP: Final = struct.Struct("<4sIIIHBBHHQqII16s")
 appended_at_us, count, synced, source. `synced` is the position in this segment before which all was on the disk when
 this record was stamped: it tells recovery apart what a power cut may have torn from what was damaged later."""
 
+NAME_MAX: Final = 1024
 FRAME: Final = 1
 TRIM: Final = 2
 

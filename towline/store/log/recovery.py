@@ -3,10 +3,10 @@
 Segments are gone through in order. One with a good index is not read. Of any other, every record is verified:
 
 - zeros up to the end of the file are its unwritten part;
-- damage with a record behind it is reported and left in place: the numbers it swallowed read as lost;
-- what stands behind the last whole unit of the last segment is a torn tail: it is copied to `torn/` and cut;
-- a unit of several frames with one missing is dropped as a whole if a power cut can have torn it, that is unless a
-  later record says that its place had been synced; then only the damaged frame is lost.
+- damage is reported and left in place: the numbers it swallowed read as lost, and are not given again;
+- what stands behind the last whole unit of the last segment and looks torn (see `damage`) is copied to `torn/` and cut;
+- a unit of several frames with one missing is dropped as a whole if it looks torn, that is unless a later record says
+  that its place had been synced; else only the damaged frame is lost.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from __future__ import annotations
 import logging
 import os
 from array import array
+from collections.abc import Callable
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from towline.store.log.catalogue import Catalogue, HotRun, Stream
-from towline.store.log.disk import DiskIo
+from towline.store.log.damage import Swallowed, Wreck, examine, is_torn
+from towline.store.log.disk import DiskIo, reading
 from towline.store.log.index import ENTRY, Directory, Known, Run, load_directory, pack_entry, write_index
 from towline.store.log.record import FRAME, VOID, Record
 from towline.store.log.scan import Damage, Scanner
 from towline.store.log.sealer import absorb
-from towline.store.log.segment import Sealed, Segment, index_path, list_folder, log_path
+from towline.store.log.segment import Sealed, Segment, index_path, list_folder, log_path, opened
 from towline.store.log.torn import cut_tail
 
 __all__ = ["Recovered", "read_segment", "recover"]
@@ -32,6 +35,7 @@ __all__ = ["Recovered", "read_segment", "recover"]
 _log = logging.getLogger("towline.store")
 
 _U32 = 0xFFFFFFFF
+_SAID_MAX = 20
 
 
 class Recovered(NamedTuple):
@@ -50,19 +54,22 @@ class Scan(NamedTuple):
     """What reading a segment brought to light."""
 
     good_end: int
-    """Where the last whole and intact unit ends."""
+    """Where the torn tail begins, if there is one: behind the last unit that was written whole."""
     content_end: int
     records: int
     damages: list[Damage]
-    doubtful: list[tuple[Record, ...]]
-    """Units of which a frame is missing or damaged."""
-    synced: int
+    torn: list[tuple[Record, ...]]
+    """Units of which not all was written."""
+    broken: list[Record]
+    """Records whose frame was written whole, and damaged since."""
+    swallowed: list[Swallowed]
     lowest: dict[str, int]
     """The first number of each stream that was seen."""
 
 
-def read_segment(segment: Segment, io: DiskIo, size: int) -> Scan:
-    """Read all of a segment into its runs and trims. Doubtful units are in the runs until `drop` takes them out."""
+def read_segment(segment: Segment, io: DiskIo, size: int, is_synced: Callable[[], bool] = lambda: False) -> Scan:
+    """Read all of a segment into its runs and trims. Torn units are in the runs until `drop` takes them out. Only if
+    something is wrong `is_synced` is asked whether all of the segment was on the disk once."""
     scanner = Scanner(io, segment.fd, segment.number, size)
     damages: list[Damage] = []
     doubtful: list[tuple[Record, ...]] = []
@@ -97,7 +104,80 @@ def read_segment(segment: Segment, io: DiskIo, size: int) -> Scan:
     last = damages[-1] if damages else None
     content_end = last.position + last.length if last and last.tail else good_end
     content_end = max([content_end, *(record.position + record.length for part in doubtful for record in part)])
-    return Scan(good_end, content_end, records, damages, doubtful, synced, lowest)
+    if not damages and not doubtful:
+        return Scan(good_end, content_end, records, [], [], [], [], lowest)
+    verdict = _judge(segment, io, size, damages, doubtful, size if is_synced() else synced)
+    good_end = _end_of_written(good_end, damages, doubtful, verdict)
+    torn = [part for part in doubtful if part in verdict.torn or part[0].position >= good_end]
+    broken = [record for part in doubtful if part not in torn for record in part if not record.intact]
+    swallowed = [one for wreck in verdict.wrecks for one in wreck.swallowed]
+    return Scan(good_end, content_end, records, damages, torn, broken, swallowed, lowest)
+
+
+class _Verdict(NamedTuple):
+    wrecks: list[Wreck]
+    """Of each damage."""
+    torn: list[tuple[Record, ...]]
+
+
+def _judge(  # noqa: PLR0917 all of it is evidence
+    segment: Segment,
+    io: DiskIo,
+    size: int,
+    damages: list[Damage],
+    doubtful: list[tuple[Record, ...]],
+    synced: int,
+) -> _Verdict:
+    """Tell what a crash has torn from what was damaged later."""
+    wrecks = [
+        examine(
+            *(io, segment.fd, segment.number, one.position, one.position + one.length),
+            size=size,
+            synced=one.position < synced,
+        )
+        for one in damages
+    ]
+    whole = [one for one, wreck in zip(damages, wrecks, strict=True) if wreck.end >= one.position + one.length]
+    begins = {one.position for one in whole}
+    ends = {wreck.end for wreck in wrecks} | {one.position + one.length for one in whole}
+
+    def is_whole(part: tuple[Record, ...]) -> bool:
+        """But for damage: what is missing of the unit is in damaged bytes right before or behind it."""
+        first, last = part[0], part[-1]
+        return (
+            (first.unit_index == 0 or first.position in ends)
+            and (last.unit_index + 1 == last.unit_size or last.position + last.length in begins)
+            and not any(
+                not one.intact and one.position >= synced and is_torn(one, io, segment.fd, size) for one in part
+            )
+        )
+
+    return _Verdict(wrecks, [part for part in doubtful if not is_whole(part)])
+
+
+def _end_of_written(good_end: int, damages: list[Damage], doubtful: list[tuple[Record, ...]], verdict: _Verdict) -> int:
+    """Behind the last good unit: how far what is there was written whole."""
+    things: list[tuple[int, Wreck | tuple[Record, ...], int]] = [
+        (one.position, wreck, one.position + one.length) for one, wreck in zip(damages, verdict.wrecks, strict=True)
+    ]
+    things += [(part[0].position, part, part[-1].position + part[-1].length) for part in doubtful]
+    begun = None
+    for position, thing, end in sorted(things, key=itemgetter(0)):
+        if position < good_end:
+            continue
+        if isinstance(thing, Wreck):
+            if thing.end < end:
+                return thing.end if begun is None else begun
+            good_end = thing.end + 7 & ~7
+            continue
+        if thing in verdict.torn:
+            return position if begun is None else begun
+        good_end = end
+        if thing[0].unit_index == 0:
+            begun = position
+        if thing[-1].unit_index + 1 == thing[-1].unit_size:
+            begun = None
+    return good_end
 
 
 def _follows(before: Record, record: Record) -> bool:
@@ -195,12 +275,8 @@ class _Recovery:
         """Segments made ahead that hold nothing yet are made again when they are needed."""
         while logs and logs[-1] not in indexes:
             path = log_path(self._folder, logs[-1])
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                size = os.fstat(fd).st_size
+            with reading(path), opened(path) as (fd, size):
                 empty = Scanner(self._io, fd, logs[-1], size).content_end(0) == 0
-            finally:
-                os.close(fd)
             if not empty:
                 break
             path.unlink()
@@ -251,7 +327,7 @@ class _Recovery:
             _log.warning("%s has no good index: reading it again", path)
         self._merge()
         ended_clean = not is_last or directory is not None
-        segment = self._read(number, path, size, cut=not ended_clean)
+        segment = self._read(number, path, size, cut=not ended_clean, indexed=directory is not None)
         if not ended_clean:
             return segment
         try:
@@ -260,21 +336,25 @@ class _Recovery:
             os.close(segment.fd)
         return None
 
-    def _read(self, number: int, path: Path, size: int, cut: bool) -> Segment:
-        segment = Segment(number, path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size)
-        scan = read_segment(segment, self._io, size)
+    def _read(self, number: int, path: Path, size: int, *, cut: bool, indexed: bool) -> Segment:
+        with reading(path):
+            segment = Segment(number, path, os.open(path, os.O_RDWR | os.O_CLOEXEC), size)
+            scan = read_segment(segment, self._io, size, lambda: self._is_synced(number))
         tail = scan.good_end if cut else size
-        for unit in scan.doubtful:
+        broken = list(scan.broken)
+        for unit in scan.torn:
             position = unit[0].position
-            if position >= tail or (unit[0].unit_size > 1 and position >= scan.synced and not self._is_synced(number)):
+            if position >= tail or unit[0].unit_size > 1:
                 drop(segment, unit)
                 if position < tail:
                     void(segment, unit, self._io)
                     _log.warning("%s: the unit at %d is not whole and is dropped", path, position)
             else:
-                for record in unit:
-                    if not record.intact:
-                        _report_lost(path, record)
+                broken += [record for record in unit if not record.intact]
+        for record in broken:
+            _report_lost(path, record)
+        if scan.swallowed and not indexed:
+            self._go_on_behind(segment, [one for one in scan.swallowed if one.position < tail])
         for damage in scan.damages:
             if damage.position < tail:
                 _log.warning("%s: %d bytes at %d are damaged and skipped", path, damage.length, damage.position)
@@ -294,6 +374,41 @@ class _Recovery:
         self._last_at_us = max(self._last_at_us, segment.last_at_us)
         return segment
 
+    def _go_on_behind(self, segment: Segment, swallowed: list[Swallowed]) -> None:
+        """Numbers that may have been given in damaged bytes are not given again. Where a stream has a later record, or
+        a later index, its numbers are known."""
+        later = self._streams_behind(segment.number)
+        if later is None:
+            return
+        ends = {name: state.end for name, state in self._known.items()}
+        ends |= {name: run[-4] + (run[-2] & _U32) for name, run in segment.runs.items()}
+        for one in swallowed:
+            for name in [one.stream] if one.end or one.stream in ends else ends:
+                run, end = segment.runs.get(name), ends.get(name, 0)
+                if name not in later and not (run and run[-3] >> 32 > one.position):
+                    before = segment.raised.get(name, end)
+                    segment.raised[name] = max(one.end, before) if one.end else before + one.most
+        for name, end in list(segment.raised.items())[:_SAID_MAX]:
+            _log.error(
+                "%s: damage may have swallowed the numbers %d to %d of %s: they are not given again, and read as lost",
+                *(segment.path, ends.get(name, 0), end - 1, name),
+            )
+        if len(segment.raised) > _SAID_MAX:
+            _log.error("%s: the same holds for %d streams in all", segment.path, len(segment.raised))
+
+    def _streams_behind(self, number: int) -> set[str] | None:
+        """The streams with records in later segments; None if an index of one of these knows all streams."""
+        logs, indexes, _ = list_folder(self._folder)
+        if any(load_directory(index_path(self._folder, index)) for index in indexes if index > number):
+            return None
+        found: set[str] = set()
+        for later in (log for log in logs if log > number):
+            path = log_path(self._folder, later)
+            with reading(path), opened(path) as (fd, size):
+                records = Scanner(self._io, fd, later, size).records()
+                found.update(record.stream for record in records if isinstance(record, Record) and record.kind == FRAME)
+        return found
+
     def _is_synced(self, number: int) -> bool:
         """A segment is synced before it gets its index, and before anything behind it is acknowledged as durable; the
         latter shows in the `synced` of later records."""
@@ -302,13 +417,10 @@ class _Recovery:
             return True
         for later in (log for log in logs if log > number):
             path = log_path(self._folder, later)
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                found = Scanner(self._io, fd, later, path.stat().st_size).records()
+            with reading(path), opened(path) as (fd, size):
+                found = Scanner(self._io, fd, later, size).records()
                 if any(isinstance(record, Record) and record.synced for record in found):
                     return True
-            finally:
-                os.close(fd)
         return False
 
     def _rebuild(self, segment: Segment, directory: Directory | None) -> None:

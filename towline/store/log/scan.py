@@ -6,8 +6,6 @@ mapped reader would die of that.
 
 from __future__ import annotations
 
-import errno
-import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -18,10 +16,7 @@ from towline.store.log.record import FRAME, MAGIC, STAMP, TRIM, Record, frame_in
 
 __all__ = ["Damage", "Scanner"]
 
-_log = logging.getLogger("towline.store")
-
 _WINDOW = 4 << 20
-_BLOCK = 4096
 _STAMP_SIZE = STAMP.size
 _unpack_stamp = STAMP.unpack_from
 _KINDS = frozenset({FRAME, TRIM})
@@ -181,28 +176,9 @@ class Scanner:
         return 0 if len(self._data) >= length else -1
 
     def _fill(self, position: int, length: int) -> None:
-        length = min(length, self.size - position)
-        try:
-            self._data = self._io.pread(self._fd, length, position)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            self._data = self._salvage(position, length)
+        self._data = self._io.pread(self._fd, min(length, self.size - position), position)
         self._view = memoryview(self._data)
         self._start = position
-
-    def _salvage(self, position: int, length: int) -> bytes:
-        """The disk cannot read all of this: take what it can, block by block, with zeros in place of the rest."""
-        blocks = []
-        for at in range(position, position + length, _BLOCK):
-            size = min(_BLOCK, position + length - at)
-            try:
-                block = self._io.pread(self._fd, size, at)
-            except OSError as error:
-                _log.warning("segment %d cannot be read at %d: %s", self._number, at, error)
-                block = bytes(size)
-            blocks.append(block)
-        return b"".join(blocks)
 
     def _name(self, raw: bytes) -> str:
         name = self._names[raw] = raw.decode("utf-8", "replace")

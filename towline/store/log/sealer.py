@@ -25,6 +25,9 @@ def absorb(known: dict[str, Known], segment: Segment) -> None:
     for name, entries in segment.runs.items():
         state = known.setdefault(name, Known())
         state.end = max(state.end, entries[-4] + (entries[-2] & 0xFFFFFFFF))
+    for name, end in segment.raised.items():
+        state = known.setdefault(name, Known())
+        state.end = max(state.end, end)
     for name, first in segment.trims.items():
         state = known.setdefault(name, Known())
         state.first = max(state.first, first)

@@ -11,12 +11,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from towline.errors import BadFrame, TooLarge
+from towline.errors import BadFrame, TooLarge, Unreadable
 from towline.frame import Frame
 from towline.frame.layout import KEY, ZSTD
 from towline.frame.search import find_key
 from towline.store.log.catalogue import EntriesOf, Stream, first_ending_after
-from towline.store.log.disk import DiskIo, is_damage, not_now
+from towline.store.log.disk import DiskIo, not_now
 from towline.store.log.index import ENTRY, load_directory, map_entries
 from towline.store.log.keys import (
     KeyRun,
@@ -87,7 +87,7 @@ class KeyBuilder:
                 build_keys(self._io, fd, path, number=number, runs=runs, pause=self._pause)
             finally:
                 os.close(fd)
-        except (OSError, _Stopped) as error:
+        except (OSError, Unreadable, _Stopped) as error:
             _log.debug("the keys of segment %d are not indexed: %s", number, error)
         except Exception:
             _log.exception("the keys of segment %d are not indexed", number)
@@ -145,10 +145,7 @@ class KeySearch:
         try:
             file = self._files.acquire(segment)
         except OSError as error:
-            if not is_damage(error):
-                raise not_now(error, f"segment {segment}") from error
-            _log.warning("segment %d cannot be opened: %s", segment, error)
-            return None
+            raise not_now(error, self._files.path(segment)) from error
         place = _Place(name, segment, file.fd, entries)
         search = self._search_sealed if sealed else self._scan
         work = asyncio.get_running_loop().run_in_executor(self._executor, search, place, first, key)
@@ -157,10 +154,7 @@ class KeySearch:
         try:
             return await asyncio.shield(work)
         except OSError as error:
-            if not is_damage(error):
-                raise not_now(error, f"segment {segment}") from error
-            _log.warning("segment %d cannot be searched: %s", segment, error)
-            return None
+            raise not_now(error, self._files.path(segment)) from error
 
     # In a thread
 
@@ -179,17 +173,17 @@ class KeySearch:
         return None
 
     def _hashes(self, segment: int, name: str) -> tuple[KeyRun, bytes] | None:
-        """Of a stream in a sealed segment; None if they are not there or not whole."""
+        """Of a stream in a sealed segment; None if they cannot be had: then the segment itself is searched."""
         try:
             fd = os.open(key_path(self._builder.folder, segment), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                head = load_head(self._io, fd, segment)
+                run = head[0].get(name) if head is not None else None
+                hashes = read_hashes(self._io, fd, run, head[1]) if head is not None and run is not None else None
+            finally:
+                os.close(fd)
         except OSError:
             return None
-        try:
-            head = load_head(self._io, fd, segment)
-            run = head[0].get(name) if head is not None else None
-            hashes = read_hashes(self._io, fd, run, head[1]) if head is not None and run is not None else None
-        finally:
-            os.close(fd)
         return (run, hashes) if run is not None and hashes is not None else None
 
     def _has_key(self, fd: int, entries: Sequence[int], seq: int, key: bytes) -> bool:

@@ -7,7 +7,8 @@ import os
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ __all__ = [
     "index_path",
     "list_folder",
     "log_path",
+    "opened",
 ]
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -33,7 +35,19 @@ _FILE = re.compile(r"(\d{20})\.(log|idx|key)")
 class Segment:
     """A segment that is written to, or was until its index is on the disk."""
 
-    __slots__ = ("capacity", "fd", "first_at_us", "last_at_us", "number", "path", "runs", "synced", "trims", "used")
+    __slots__ = (
+        "capacity",
+        "fd",
+        "first_at_us",
+        "last_at_us",
+        "number",
+        "path",
+        "raised",
+        "runs",
+        "synced",
+        "trims",
+        "used",
+    )
 
     def __init__(self, number: int, path: Path, fd: int, capacity: int) -> None:
         self.number = number
@@ -44,6 +58,8 @@ class Segment:
         self.runs: dict[str, array[int]] = {}
         """The consume logs of this segment: entries of each stream, see `index`."""
         self.trims: dict[str, int] = {}
+        self.raised: dict[str, int] = {}
+        """Where the numbers of streams go on because damage may have swallowed their last ones."""
         self.first_at_us = 0
         self.last_at_us = 0
         self.synced = False
@@ -78,6 +94,16 @@ def list_folder(folder: Path) -> tuple[list[int], list[int], list[str]]:
         elif match[2] != "key":
             (logs if match[2] == "log" else indexes).append(int(match[1]))
     return logs, indexes, foreign
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[int, int]]:
+    """Descriptor and size of a file that is only read."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield fd, os.fstat(fd).st_size
+    finally:
+        os.close(fd)
 
 
 def create_segment(folder: Path, number: int, capacity: int, io: DiskIo) -> Segment:
@@ -116,6 +142,9 @@ class SegmentFiles:
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
         self._written: dict[int, OpenFile] = {}
 
+    def path(self, number: int) -> Path:
+        return log_path(self._folder, number)
+
     def adopt(self, segment: Segment) -> OpenFile:
         """Read from the writer's descriptor; the writer is its first user."""
         file = OpenFile(segment.number, segment.fd)
@@ -126,7 +155,7 @@ class SegmentFiles:
     def acquire(self, number: int) -> OpenFile:
         file = self._open.get(number)
         if file is None:
-            fd = os.open(log_path(self._folder, number), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self.path(number), os.O_RDONLY | os.O_CLOEXEC)
             file = self._open[number] = OpenFile(number, fd)
         else:
             self._open.move_to_end(number)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from towline.errors import StoreFailed
 from towline.store.log.catalogue import Catalogue
-from towline.store.log.disk import DiskIo, is_damage, not_now
+from towline.store.log.disk import DiskIo, not_now
 from towline.store.log.index import IndexCache, Run
 from towline.store.log.keys import key_path
 from towline.store.log.recovery import read_segment
-from towline.store.log.segment import Sealed, Segment, SegmentFiles, index_path, log_path
+from towline.store.log.segment import OpenFile, Sealed, Segment, SegmentFiles, index_path, log_path
 from towline.store.log.settings import LogSettings
 
 __all__ = ["Shelf"]
@@ -69,8 +69,11 @@ class Shelf:
         """Delete some of the `count` oldest segments; answers the bytes freed. The bounds rise only once they are
         durably gone, so that they never go back; until then readers use the descriptors held here."""
         going = self.sealed[: min(count, _DELETE_AT_ONCE)]
-        files = [self.files.acquire(segment.number) for segment in going]
+        # What could not be counted later keeps the files there now.
+        self._count_bytes(going[-1].number + 1)
+        files: list[OpenFile] = []
         try:
+            files.extend(self._acquire(segment.number) for segment in going)
             await self._unlink([log_path(self._folder, segment.number) for segment in going])
             self._raise_bounds(going[-1].number + 1)
             del self.sealed[: len(going)]
@@ -96,6 +99,17 @@ class Shelf:
             return [self._folder / name for name in names if int(name[:-4]) < oldest]
         keys = [key_path(self._folder, segment.number) for segment in gone]
         return [*(self._index_path(segment.number) for segment in gone[:-1]), *keys]
+
+    def _acquire(self, number: int) -> OpenFile:
+        try:
+            return self.files.acquire(number)
+        except OSError as error:
+            raise not_now(error, self.files.path(number)) from error
+
+    def _count_bytes(self, segment: int) -> None:
+        """Read the indexes that tell how much goes with the segments before this one."""
+        for stream in self._streams.values():
+            stream.bytes_until(stream.end_before(segment), self.entries)
 
     def _raise_bounds(self, segment: int) -> None:
         """All records in segments before this one are gone."""
@@ -124,13 +138,11 @@ class Shelf:
         _log.warning("%s is damaged: reading %s in its place", self._index_path(number), path)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                segment = Segment(number, path, fd, path.stat().st_size)
+                read_segment(segment, self._io, segment.capacity)
+            finally:
+                os.close(fd)
         except OSError as error:
-            if not is_damage(error):
-                raise not_now(error, path) from error
-            return {}
-        try:
-            segment = Segment(number, path, fd, path.stat().st_size)
-            read_segment(segment, self._io, segment.capacity)
-        finally:
-            os.close(fd)
+            raise not_now(error, path) from error
         return segment.runs

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from towline.clock import SYSTEM, Clock
-from towline.errors import Closed, DiskFull, QueueFull, StoreFailed, TooLarge
+from towline.errors import Closed, DiskFull, QueueFull, StoreFailed, TooLarge, Unreadable
 from towline.model import Durability
 from towline.store.log.catalogue import Stream, first_at
 from towline.store.log.disk import REAL, DiskIo
@@ -38,6 +40,22 @@ _SEAL_AT_CLOSE = 20_000
 """A segment with this many entries is sealed when the store is closed, so that the next start need not read it."""
 _SMALLEST = 16 << 10
 """The smallest segment worth making."""
+
+
+_PAUSES_S = (0.01, 0.05, 0.2)
+"""How long to wait before a read that failed is tried again."""
+
+T = TypeVar("T")
+
+
+async def _insist(attempt: Callable[[], Awaitable[T]]) -> T:
+    """What the disk does not bring in this moment it may bring in the next. Nobody else waits for it."""
+    for pause_s in _PAUSES_S:
+        try:
+            return await attempt()
+        except Unreadable:
+            await asyncio.sleep(pause_s)
+    return await attempt()
 
 
 class LogStore:
@@ -165,6 +183,22 @@ class LogStore:
         """Room on the disk."""
         return self._io.free_bytes(self._folder)
 
+    @property
+    def folder(self) -> Path:
+        return self._root
+
+    def is_short(self) -> bool:
+        """Whether the disk has hardly any room for another segment."""
+        return self.free_bytes() < self._settings.free_floor_bytes + self._settings.segment_bytes
+
+    async def end(self) -> tuple[int, int]:
+        """The segment and the position in it where the log ends now. All before it is on the disk, and the segments
+        before it are sealed."""
+        segment, position = self._tail.active, self._tail.position
+        await self.append([], Durability.FSYNC).done
+        await self._sealer.drain()
+        return segment.number, position
+
     # --- append -------------------------------------------------------------------------------------------------------
 
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
@@ -257,6 +291,12 @@ class LogStore:
     # --- read ---------------------------------------------------------------------------------------------------------
 
     async def read(self, stream: str, first: int, max_count: int, max_bytes: int) -> Read:
+        try:
+            return await self._read(stream, first, max_count, max_bytes)
+        except Unreadable:
+            return await _insist(partial(self._read, stream, first, max_count, max_bytes))
+
+    async def _read(self, stream: str, first: int, max_count: int, max_bytes: int) -> Read:
         self._check_open()
         found = self._streams.get(stream)
         if found is not None:
@@ -273,6 +313,9 @@ class LogStore:
         return self._streams.names(prefix)
 
     async def locate(self, stream: str, time_us: int, first: int = 0, key: bytes = b"") -> int:
+        return await _insist(partial(self._locate, stream, time_us, first, key))
+
+    async def _locate(self, stream: str, time_us: int, first: int, key: bytes) -> int:
         self._check_open()
         found = self._streams.get(stream)
         if found is None:

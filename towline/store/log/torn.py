@@ -6,7 +6,7 @@ import logging
 import time
 from pathlib import Path
 
-from towline.store.log.disk import DiskIo
+from towline.store.log.disk import DiskIo, reading
 from towline.store.log.segment import Segment
 
 __all__ = ["cut_tail"]
@@ -20,8 +20,10 @@ def cut_tail(root: Path, segment: Segment, content_end: int, io: DiskIo) -> None
     """Copy the bytes from the segment's used length on to `torn/`, then cut them off, so that zeros stand there."""
     begin, length = segment.used, content_end - segment.used
     copy = root / "torn" / f"{segment.path.stem}-{begin}-{time.time_ns()}.bin"
+    with reading(segment.path):
+        tail = io.pread(segment.fd, min(length, _COPY_MAX), begin)
     try:
-        io.replace(copy, [io.pread(segment.fd, min(length, _COPY_MAX), begin)])
+        io.replace(copy, [tail])
         kept = f"a copy is in {copy}"
     except OSError as error:
         # Most likely the disk is full. Nothing acknowledged is in these bytes: starting matters more than the copy.

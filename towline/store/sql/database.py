@@ -19,7 +19,7 @@ from sqlalchemy.sql import ClauseElement
 
 from towline.errors import Closed, StoreFailed, TowlineError
 from towline.store.sql.encoding import BULK, TEXT, Encoding, Into
-from towline.store.sql.faults import NOT_ENCRYPTED, Fault, classify, explain, in_words
+from towline.store.sql.faults import NOT_ENCRYPTED, PACKET, Fault, classify, explain, in_words
 from towline.store.sql.settings import SqlSettings
 from towline.store.sql.within import within
 
@@ -83,6 +83,8 @@ class Connection:
         self._prepared: OrderedDict[str, Any] = OrderedDict()
         self.encoding: Encoding = TEXT
         """Of rows; known once it is connected."""
+        self.packet_bytes = 1 << 30
+        """The longest command that the server takes; known once it is connected."""
         self.host = host
 
     async def send(self, text: str | bytes) -> int:
@@ -128,6 +130,10 @@ class Connection:
         wait for us between them: none of them may depend on what another one answers. After an error those behind it
         may have been run as well, in a transaction that must not be committed: drop the connection."""
         raw, met = self._raw, []
+        longest = max((len(command.payload) for command in commands), default=0) + 1
+        if longest > self.packet_bytes:
+            # The server would break the connection while it is being sent, which says nothing of the reason.
+            raise OperationalError(PACKET, f"a command of {longest} bytes, {self.packet_bytes} may be sent")
         if self.encoding is TEXT:  # others may not expect it, nor what stands between them and us
             for code, payload in commands:
                 async with within(self._answer_s):
@@ -296,6 +302,7 @@ class Database:
             self.galera = bool(found) and str(found[0][1]).upper() in {"ON", "1"}
         for text in _READY:
             await connection.send(text)
+        connection.packet_bytes = int((await self._fetch(connection, "SELECT @@max_allowed_packet"))[0][0])
         if self.mariadb:
             # Others know no limit for transactions alone, see `connect_to_write`.
             await connection.send("SET SESSION idle_write_transaction_timeout = 1")
@@ -332,7 +339,7 @@ class Database:
                 self._give_back(connection)
                 raise
             except Exception as error:
-                if classify(error) in {Fault.AGAIN, Fault.FULL, Fault.DENIED}:
+                if classify(error) in {Fault.AGAIN, Fault.FULL, Fault.DENIED, Fault.TOO_LARGE}:
                     with contextlib.suppress(Exception):
                         await connection.rollback()
                         self._give_back(connection)

@@ -12,12 +12,13 @@ from typing import Final
 
 from asyncmy.errors import MySQLError
 
-from towline.errors import BadRequest, DiskFull, Refused, StoreFailed, TowlineError, Unavailable
+from towline.errors import BadRequest, DiskFull, Refused, StoreFailed, TooLarge, TowlineError, Unavailable
 
 __all__ = [
     "DENIED",
     "DUPLICATE",
     "NOT_ENCRYPTED",
+    "PACKET",
     "Fault",
     "classify",
     "code_of",
@@ -69,14 +70,23 @@ _ELSEWHERE: Final = {
 }
 DUPLICATE: Final = 1062
 _FULL: Final = {3, 28, 1021, 1041, 1114}
-DENIED: Final = {1142, 1143, 1227, 1370}
+PACKET: Final = 1153
+_TOO_LARGE: Final = {
+    1118: "the row is too large",
+    PACKET: "the statement is over max_allowed_packet",
+    1301: "a value is over max_allowed_packet",
+    1406: "a value is longer than its column",
+    8004: "TiDB: the transaction is too large",
+    8025: "TiDB: the row is over txn-entry-size-limit",
+}
+DENIED: Final = {1142, 1143, 1227, 1370, 8121}
 """The user lacks a right."""
 NOT_ENCRYPTED: Final = 2061
 """Drivers say so of a password that the server wants over an encrypted connection only."""
 _ENCRYPTED_ONLY: Final = {NOT_ENCRYPTED, 3159}
 _LOGIN: Final = {1044, 1045, 1049, 1129, 1130, 1251, 1698, 1820, 1862, 3118, 3955, 4151, *_ENCRYPTED_ONLY}
 
-_DENIED_SAYS: Final = re.compile(r"([A-Z]+(?: [A-Z]+)*) command denied")
+_DENIED_SAYS: Final = re.compile(r"([A-Z]+(?: [A-Z]+)*) command denied|privilege check for '([A-Za-z ]+)' fail")
 
 
 class Fault(enum.Enum):
@@ -90,6 +100,8 @@ class Fault(enum.Enum):
     """The database does not let us in."""
     DENIED = "denied"
     """The user lacks a right; it may be granted later."""
+    TOO_LARGE = "too large"
+    """One of the rows is: what it belongs to is refused, and the rest done again."""
     FINAL = "final"
     """Trying again would not help."""
 
@@ -105,6 +117,8 @@ def classify(error: BaseException) -> Fault:
     code = code_of(error)
     if code in _AGAIN:
         return Fault.AGAIN
+    if code in _TOO_LARGE:
+        return Fault.TOO_LARGE
     if code in _FULL:
         return Fault.FULL
     if code in _LOGIN:
@@ -121,12 +135,12 @@ def classify(error: BaseException) -> Fault:
 def missing_right(error: BaseException) -> str:
     """The right that an error says is missing, as in GRANT; empty if it does not say."""
     found = _DENIED_SAYS.match(str(error.args[1])) if code_of(error) in DENIED and len(error.args) > 1 else None
-    return found[1] if found is not None else ""
+    return (found[1] or found[2]).upper() if found is not None else ""
 
 
 def in_words(error: BaseException) -> str:
     code = code_of(error)
-    known = _AGAIN.get(code) or _ELSEWHERE.get(code)
+    known = _AGAIN.get(code) or _ELSEWHERE.get(code) or _TOO_LARGE.get(code)
     said = str(error.args[1]) if code and len(error.args) > 1 else f"{type(error).__name__}: {error}".rstrip(": ")
     return f"{known or 'error'} ({code}: {said})" if code else said
 
@@ -138,6 +152,10 @@ def explain(error: BaseException, label: str) -> TowlineError:
     match classify(error):
         case Fault.FULL:
             return DiskFull(f"the database {label} has no room: {in_words(error)}. Free some, or shorten the retention")
+        case Fault.TOO_LARGE:
+            return TooLarge(
+                f"the database {label} does not take it: {in_words(error)}. Send smaller messages, or raise that limit"
+            )
         case Fault.LOGIN:
             return _locked_out(error, label)
         case Fault.DENIED:

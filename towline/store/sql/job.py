@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+import msgspec
 from sqlalchemy import Table
 
 from towline.frame import Frame
@@ -49,7 +50,7 @@ _ROW_BYTES: Final = 64
 class Job:
     """Something that is in a transaction whole, and done when that is committed."""
 
-    __slots__ = ("done", "entries", "keyed", "made", "rows", "size", "statements", "tables", "trims")
+    __slots__ = ("done", "entries", "events", "keyed", "made", "rows", "size", "statements", "tables", "trims")
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self.done = done
@@ -61,6 +62,8 @@ class Job:
         self.keyed: set[Table] = set()
         """Those of them that get messages with keys."""
         self.trims: list[Trim] = []
+        self.events: dict[int, tuple[Into, Run]] = {}
+        """The rows of entries that are events: these count from when they were appended, and cannot be refused."""
         self.statements: list[bytes] = []
         """Whatever else belongs to it."""
         self.rows = 0
@@ -68,7 +71,7 @@ class Job:
 
     def add_frame(self, stream: Stream, append: Append, serial: int, at_us: int, packing: Packing) -> int:
         """Number a frame and make its rows; the number of its first record."""
-        _, data, count, source, _ = append
+        _, data, count, source, control = append
         # A view may be of a buffer that is soon filled anew.
         data = data if isinstance(data, bytes) else bytes(data)
         first, frame = stream.next, Frame(data)
@@ -78,12 +81,31 @@ class Job:
         more = describe(table.name, frame)
         row = (stream.id, first + count, count, len(data), serial, at_us, source, body_at, kept, *more)
         self._add(into(table, _FRAME + COLUMNS.get(table.name, ())), packing.encoding.rows([row]))
+        if control and stream.messages is None:
+            self.events[len(self.entries)] = self.made[-1]
         if stream.messages is not None:
             self._add_messages(stream, frame, Origin(first, at_us, source), packing)
         self.entries.append(Entry(stream, Chunk(first, count, 0, data, at_us, source)))
         self.size += len(data)
         stream.next = first + count
         return first
+
+    @property
+    def refusable(self) -> bool:
+        """Whether it has messages, which may be left out, or no records at all."""
+        messages = (chunk.frame for number, (_, chunk) in enumerate(self.entries) if number not in self.events)
+        return not self.entries or any(messages)
+
+    def hollow(self) -> None:
+        """Leave messages out. Their numbers stay taken, and are read as lost."""
+        self.made = list(self.events.values())
+        self.rows = sum(run.rows for _, run in self.made)
+        self.tables.clear()
+        self.keyed.clear()
+        self.entries = [
+            entry if number in self.events else Entry(entry.stream, msgspec.structs.replace(entry.chunk, frame=b""))
+            for number, entry in enumerate(self.entries)
+        ]
 
     def _add_messages(self, stream: Stream, frame: Frame, origin: Origin, packing: Packing) -> None:
         encoding, piece_bytes = packing

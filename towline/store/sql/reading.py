@@ -29,6 +29,7 @@ __all__ = ["FrameReader"]
 _FRAMES_AT_FIRST: Final = 8
 _FRAMES_AT_ONCE: Final = 512
 _CANDIDATES: Final = 100
+_MISSING: Final = "it is not in the database, which may have refused it as too large"
 
 
 class _Heading(NamedTuple):
@@ -183,14 +184,14 @@ class FrameReader:
         for heading, frame in found:
             whole = _checked(heading, frame)
             if heading.first > taken.at:
-                taken.miss(heading.first, "its frame is not in the database")
+                taken.miss(heading.first, _MISSING)
             if whole is None:
                 taken.miss(heading.end, "the messages in the database do not make the frame they came in")
             else:
                 self._cache.put(stream.id, whole)
                 taken.take(whole)
         if not found:
-            taken.miss(end, "its frames are not in the database")
+            taken.miss(end, _MISSING)
 
     async def _fetch(
         self, connection: Connection, stream: Stream, first: int, end: int, budget: int
@@ -205,10 +206,12 @@ class FrameReader:
         begin = headings[0].first
         if queries.bodies is not None and any(heading.body_at != WHOLE for heading in headings):
             bodies = await connection.rows(queries.bodies, stream=stream.id, first=begin, until=until)
-        whole = len(bodies) == until - begin
-        found = []
+        # What was refused has no rows, neither here nor there.
+        whole = len(bodies) == sum(heading.count for heading in headings)
+        found, at = [], 0
         for heading, (frame,) in zip(headings, kept, strict=True):
-            some = bodies[heading.first - begin : heading.end - begin] if whole else ()
+            some = bodies[at : at + heading.count] if whole else ()
+            at += heading.count
             found.append((heading, rebuilt(heading.body_at, frame, [body for (body,) in some])))
         return found
 

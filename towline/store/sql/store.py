@@ -171,7 +171,8 @@ class SqlStore:
                     self._streams.show(stream)
                 stream.end = chunk.first + chunk.count
                 stream.size_bytes += len(chunk.frame)
-                self._cache.put(stream.id, chunk)
+                if chunk.frame:
+                    self._cache.put(stream.id, chunk)
             for trim in job.trims:
                 trim.stream.first = trim.first
                 trim.stream.size_bytes -= trim.freed_bytes

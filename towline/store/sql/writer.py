@@ -261,12 +261,46 @@ class Writer:
                 ready += 1
             except Exception as error:
                 refusal = explain(error, self._database.label)
-                if classify(error) is not Fault.DENIED or not self._refuse(turn, ready, refusal):
+                if classify(error) is not Fault.DENIED or not self._refuse_new(turn, ready, refusal):
                     raise
 
-    def _refuse(self, turn: _Turn, ready: int, error: TowlineError) -> bool:
+    def _refuse_new(self, turn: _Turn, ready: int, error: TowlineError) -> bool:
         """Refuse a job whose lane is new and has no table, and with it all that came behind it for the same streams.
         False if something else hangs on it: then everything waits until the right is there."""
+        refused, streams = self._hanging_on(turn, ready)
+        before = (entry.stream for job in turn.group[:ready] for entry in job.entries)
+        later = [other for other in self._turns if other is not turn]
+        begun = any(other.spreading is not None and not refused.isdisjoint(other.group) for other in later)
+        if (
+            begun
+            or any(stream.end for stream in streams)
+            or not streams.isdisjoint(before)
+            or any(job.trims or job.events for job in refused)
+        ):
+            return False
+        log.error("%s", error)
+        self._refuse(refused, error)
+        return True
+
+    def _refuse_large(self, turn: _Turn, error: TowlineError) -> None:
+        """Refuse the only job of a group, whose rows the database does not take. What came behind it for the same
+        streams counts on its numbers, which stay taken. Raises if it is events alone, which nobody can take back."""
+        [culprit] = turn.group
+        if not culprit.refusable:
+            raise StoreFailed(str(error)) from error
+        if culprit.entries:
+            culprit.hollow()
+            turn.rows = culprit.rows
+        else:
+            turn.group, turn.rows = [], 0
+            self.queued_bytes -= culprit.size
+        if not culprit.done.done():
+            culprit.done.set_exception(error)
+            culprit.done.exception()
+        log.error("%s", error)
+
+    def _hanging_on(self, turn: _Turn, ready: int) -> tuple[set[Job], set[Stream]]:
+        """A job with all that came behind it for the same streams, and these."""
         later = [other for other in self._turns if other is not turn]
         refused = {turn.group[ready]}
         new = {entry.stream for entry in turn.group[ready].entries}
@@ -274,29 +308,32 @@ class Writer:
         while more := [job for job in behind if job not in refused and any(e.stream in new for e in job.entries)]:
             refused.update(more)
             new.update(entry.stream for job in more for entry in job.entries)
-        before = (entry.stream for job in turn.group[:ready] for entry in job.entries)
-        begun = any(other.spreading is not None and not refused.isdisjoint(other.group) for other in later)
-        if (
-            begun
-            or any(stream.end for stream in new)
-            or not new.isdisjoint(before)
-            or any(job.trims for job in refused)
-        ):
-            return False
+        return refused, new
+
+    def _refuse(self, refused: set[Job], error: TowlineError) -> None:
+        """Take jobs out; the numbers of their records are free again, so all behind them must be refused first."""
         for one in self._turns:
             one.group = [job for job in one.group if job not in refused]
             one.rows = sum([job.rows for job in one.group])
         self._waiting = deque(job for job in self._waiting if job not in refused)
         self._waiting_rows = sum([job.rows for job in self._waiting])
-        for stream in new:
-            stream.next = 0
-        log.error("%s", error)
         for job in refused:
+            for stream, chunk in job.entries:
+                stream.next = min(stream.next, chunk.first)
             self.queued_bytes -= job.size
             if not job.done.done():
                 job.done.set_exception(error)
                 job.done.exception()
-        return True
+
+    def _set_apart(self, turn: _Turn, error: Exception) -> None:
+        """One of the rows of a group is too large: it is found by doing one job at a time, and refused."""
+        first, *others = turn.group
+        if not others:
+            self._refuse_large(turn, explain(error, self._database.label))
+            return
+        turn.group, turn.rows = [first], first.rows
+        for number, job in enumerate(others, 1):
+            self._turns.insert(number, _Turn([job]))
 
     async def _is_spread(self, turn: _Turn) -> bool:
         """Whether its rows are there already, because we began before its turn."""
@@ -332,7 +369,10 @@ class Writer:
             case Fault.FINAL if code == NO_SUCH_TABLE and self._maker.forget():
                 log.warning("a table is gone and is made anew: %s", in_words(error))
                 return
-            case Fault.FINAL:
+            case Fault.TOO_LARGE if turn.group:
+                self._set_apart(turn, error)
+                return
+            case Fault.TOO_LARGE | Fault.FINAL:
                 raise explain(error, self._database.label) from error
         while self._free:
             self._free.pop().drop()
