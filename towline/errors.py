@@ -22,7 +22,8 @@
     │   ├── NotOwner            another broker serves this topic (retriable)
     │   ├── Overtaken           another broker changed the same thing in that moment (retriable)
     │   ├── Stopping            the broker shuts down; what it has not answered it has not done (retriable)
-    │   └── Timeout             no answer in time (retriable)
+    │   ├── Timeout             no answer in time (retriable)
+    │   └── Unreadable          the disk does not bring stored bytes now; they are not lost (retriable)
     ├── ProtocolError           bytes that are not this protocol
     └── Closed                  the client, consumer or producer was closed
 
@@ -59,6 +60,7 @@ __all__ = [
     "TooLarge",
     "TowlineError",
     "Unavailable",
+    "Unreadable",
     "WrongShard",
     "from_code",
 ]
@@ -213,6 +215,12 @@ class Timeout(Unavailable):
     """No answer in time."""
 
     code = "timeout"
+
+
+class Unreadable(Unavailable):
+    """Stored bytes cannot be read now. They are not taken for lost: try again once the disk reads."""
+
+    code = "unreadable"
 
 
 class ProtocolError(TowlineError):

@@ -6,6 +6,7 @@ import enum
 import re
 import zlib
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -48,6 +49,7 @@ __all__ = [
     "parse_delay_levels",
     "parse_message_id",
     "pull_stream",
+    "rank",
 ]
 
 Priority = Literal["high", "middle", "low"]
@@ -370,3 +372,8 @@ def parse_message_id(text: str) -> tuple[str, str, int]:
     if not known or not seq.isascii() or not seq.isdigit() or len(seq) > 19:
         raise BadRequest(f"message id {text[:100]!r} is not of the form topic/lane/number")
     return check_topic(topic), lane, int(seq)
+
+
+def rank(key: str, broker: str) -> bytes:
+    """Rendezvous hashing: what has this key belongs to the broker of the highest rank, whoever asks."""
+    return blake2b(f"{key}|{broker}".encode(), digest_size=8).digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -100,6 +101,7 @@ class World:
             "segment_bytes": 1 << 20,
             "min_free_bytes": 0,
             "maintenance_s": 3600.0,
+            "store_password_file": os.environ.get("TOWLINE_STORE_PASSWORD_FILE", ""),
         }
         fields |= given
         return BrokerSettings(store=self.store_url, **fields)

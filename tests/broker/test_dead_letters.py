@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
+from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
 from towline.broker import burial
 from towline.broker.obituary import EVERY_S, Obituary
@@ -38,6 +41,39 @@ def test_who_gave_a_message_up_finds_it_among_the_dead_letters(world: World) -> 
             assert (found.end, len(found.parts)) == (number + 1, 1)
 
     world.run(scenario)
+
+
+def test_a_letter_and_the_event_that_says_so_are_one_unit(disk: World, tmp_path: Path) -> None:
+    """The log is cut within the event, which is behind its letter, and at its beginning: neither is there then."""
+
+    async def main() -> None:
+        async with disk.open() as bench:
+            await die(bench, 1)
+            await eventually_done(lambda: not bench.broker.groups.burying)
+            crash(disk, tmp_path / "crash")
+        [segment] = [path for path in (tmp_path / "crash" / "data").rglob("*") if b"dead/orders" in _bytes(path)]
+        whole = segment.read_bytes()
+        event = whole.rindex(b"pull/orders/billing")
+        assert whole.rindex(b"dead/orders/billing") < event
+        for cut in (event - 1, event, event + 30):
+            again = World("log", tmp_path / str(cut))
+            shutil.copytree(tmp_path / "crash", tmp_path / str(cut))
+            path = tmp_path / str(cut) / segment.relative_to(tmp_path / "crash")
+            path.write_bytes(whole[:cut])
+            async with again.open() as bench:
+                await _one_letter(bench)
+
+    asyncio.run(main())
+
+
+async def _one_letter(bench: Bench) -> None:
+    await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+    found, _ = await bench.broker.browse(Browse("orders", 0, "billing"))
+    assert (found.first, found.end) == (0, 1)
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
 
 
 def test_a_letter_is_sent_again_changed(world: World) -> None:

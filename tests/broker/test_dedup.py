@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.broker.conftest import ACK, Bench, World
 from tests.broker.test_recovery import crash
+from tests.eventually import DEADLINE_S, eventually_done
 from towline.broker.broker import Broker
 from towline.clock import ManualClock
 from towline.delivery.dedup import DEDUP_ID_MAX
-from towline.errors import BadRequest, TooLarge
+from towline.errors import BadRequest, StoreFailed, TooLarge
 from towline.frame import encode
+from towline.model import Durability
 from towline.protocol.messages import Sent
+from towline.store.log import DiskIo
 from towline.store.memory import MemoryStore
 
 
@@ -163,6 +168,45 @@ def test_two_at_the_same_time_are_one_and_both_wait_until_it_is_durable(disk: Wo
         assert await everything(bench) == [b"one"]
 
     disk.run(scenario, durability="fsync")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("ids", [["a"], ["a", "new"]], ids=["alone", "beside a new one"])
+@pytest.mark.parametrize("durability", [Durability.OS, Durability.FSYNC])
+def test_a_repeat_is_answered_when_the_first_is_synced_and_fails_if_that_fails(
+    disk: World, monkeypatch: pytest.MonkeyPatch, durability: Durability, ids: list[str], fails: bool
+) -> None:
+    syncing, go_on = threading.Event(), threading.Event()
+
+    def fdatasync(_io: DiskIo, _fd: int) -> None:
+        syncing.set()
+        assert go_on.wait(DEADLINE_S)
+        if fails:
+            raise OSError(errno.EIO, "no more")
+
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", b"before")
+        monkeypatch.setattr(DiskIo, "fdatasync", fdatasync)
+        repeat = [("orders", 0, encode([b"x"] * len(ids), dedup_ids=ids))]
+        first = bench.broker.send([("orders", 1, encode([b"a"], dedup_ids=["a"]))], Durability.FSYNC)
+        repeats = [bench.broker.send(repeat, durability)]
+        try:
+            await eventually_done(syncing.is_set)
+            repeats.append(bench.broker.send(repeat, durability))
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not any(answer.done() for answer in (first, *repeats))
+        finally:
+            go_on.set()
+        if not fails:
+            assert (await first).firsts == [1]
+            assert [places(await answer)[0] for answer in repeats] == [(0, 0, 1, 1)] * 2
+            return
+        for answer in (first, *repeats):
+            with pytest.raises(StoreFailed, match="no more"):
+                await answer
+
+    disk.run(scenario)
 
 
 def test_a_topic_that_was_deleted_takes_its_ids_along(world: World) -> None:

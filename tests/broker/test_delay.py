@@ -15,6 +15,9 @@ from tests.broker.conftest import Bench, World
 from tests.broker.test_delay_model import lanes
 from tests.broker.test_recovery import crash
 from towline.broker import scheduling
+from towline.broker.agenda import MARKS
+from towline.broker.broker import Broker
+from towline.broker.opening import open_store
 from towline.clock import SECOND_US, ManualClock
 from towline.errors import BadRequest, Conflict, NotFound, QueueFull
 from towline.frame import encode
@@ -151,6 +154,59 @@ def test_when_too_much_is_due_at_the_same_moment_it_is_delivered_in_parts(
             assert len(await lanes(bench)) == 60
             await pass_time(bench, clock, 1)
             assert len(await lanes(bench)) == 61
+
+    asyncio.run(main())
+
+
+def test_how_much_of_a_moment_is_delivered_comes_back_from_the_snapshot_alone(
+    disk: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`until` stays before the moment until all of it is delivered, and marks before the snapshot are not read."""
+    monkeypatch.setattr(scheduling, "UNIT_BYTES", 300)
+
+    async def main() -> None:
+        clock = ManualClock()
+        settings = disk.settings()
+        # No loops: nothing is delivered but by the steps taken here.
+        broker = await Broker.recovered(await open_store(settings), settings, clock=clock)
+        bench = Bench(broker, broker.store)
+        for number in range(20):
+            bodies = [b"%d-%d" % (number, k) for k in range(3)]
+            await bench.send("orders", *bodies, deliver_at_us=[clock.now_us() + SECOND_US] * 3)
+        clock.advance(1)
+        for _ in range(3):
+            await broker.scheduler.move_step()
+            await broker.scheduler.deliver_step()
+        await broker.maintain()
+        delivered = len(await lanes(bench))
+        assert 0 < delivered < 60
+        after = crash(disk, tmp_path / "crashed")
+        await broker.close()
+        async with after.open(clock) as other:
+            await other.broker.scheduler.catch_up()
+            assert len(await lanes(other)) == 60
+
+    asyncio.run(main())
+
+
+def test_what_is_due_and_the_mark_that_says_so_are_one_unit(world: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with world.open(clock) as bench:
+            await bench.send("orders", b"a", b"b", deliver_at_us=[-SECOND_US, -2 * SECOND_US])
+            units: list[set[str]] = []
+            append = bench.store.append
+
+            def noted(unit: Sequence[Append], durability: Durability) -> Appended:
+                units.append({one.stream for one in unit})
+                return append(unit, durability)
+
+            bench.store.append = noted  # type: ignore[method-assign]
+            await pass_time(bench, clock, 1)
+            await pass_time(bench, clock, 1)
+            assert (await lanes(bench)).keys() == {b"a", b"b"}
+            delivering = [unit for unit in units if "lane/orders/middle" in unit]
+            assert delivering == [{"lane/orders/middle", arrived_stream("orders"), MARKS}] * 2
 
     asyncio.run(main())
 
@@ -342,16 +398,17 @@ def test_delivered_slots_are_let_go_of(disk: World) -> None:
     asyncio.run(main())
 
 
-def test_a_full_memory_store_still_delivers_what_is_due() -> None:
+@pytest.mark.parametrize("size", [300, 800, 900, 1000, 5000])
+def test_a_full_memory_store_still_delivers_what_is_due(size: int) -> None:
     async def main() -> None:
         clock = ManualClock()
         async with World("memory", Path()).open(clock, capacity_bytes=100_000) as bench:
             sent = 0
             with suppress(QueueFull):
                 while True:
-                    await bench.send("orders", bytes(900) + b"%d" % sent, deliver_at_us=[-(1 + sent % 5) * SECOND_US])
+                    await bench.send("orders", bytes(size) + b"%d" % sent, deliver_at_us=[-(1 + sent % 5) * SECOND_US])
                     sent += 1
-            assert sent > 50
+            assert sent > 10
             got = 0
             member = await bench.attach()
             for _ in range(60):

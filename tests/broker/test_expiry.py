@@ -8,6 +8,7 @@ import pytest
 
 from tests.broker.conftest import ACK, NACK, Bench, World
 from tests.eventually import eventually_done
+from towline.clock import ManualClock
 from towline.frame import encode
 from towline.model import TopicConfig
 from towline.protocol.cluster import HandBack
@@ -32,6 +33,33 @@ def test_expired_messages_are_not_delivered(world: World) -> None:
         assert mq.broker.group_state("orders", "billing").lag == 0
 
     world.run(scenario)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_lifetime_is_over_exactly_at_its_time_however_long_the_others_of_the_frame_live(
+    world: World, compress: bool
+) -> None:
+    clock = ManualClock()
+    end_us = clock.now_us() + 60_000_000
+
+    async def scenario(mq: Bench) -> None:
+        for mixed in (
+            {b"for ever": 0, b"now": end_us, b"soon": end_us + 1, b"now as well": end_us},
+            {b"alone": end_us},
+            {b"first": end_us, b"last": end_us + 1},
+        ):
+            await mq.send("orders", *mixed, expires_at_us=list(mixed.values()), compress=compress)
+
+        async def living(at_us: int) -> list[bytes]:
+            clock.value_us = at_us
+            return (await mq.pull(await mq.attach(group=f"at-{at_us}"))).bodies
+
+        everything = [b"for ever", b"now", b"soon", b"now as well", b"alone", b"first", b"last"]
+        assert await living(end_us - 1) == everything
+        assert await living(end_us) == [b"for ever", b"soon", b"last"]
+        assert await living(end_us + 1) == [b"for ever"]
+
+    world.run(scenario, clock=clock)
 
 
 @pytest.mark.parametrize("compress", [False, True])

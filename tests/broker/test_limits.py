@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.broker.conftest import NACK, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
+from towline.broker import limits
+from towline.broker.consumers import Consumers
 from towline.broker.limits import GRACE_US
 from towline.clock import SECOND_US, ManualClock
 from towline.frame.layout import limit_of
@@ -18,34 +21,54 @@ from towline.model import TopicConfig
 GRACE_S = GRACE_US / SECOND_US
 
 
-async def held(bench: Bench) -> None:
-    """One message with a timeout, and one without, with a consumer that does not come back."""
+async def held(bench: Bench) -> int:
+    """One message with a timeout, and one without, in a pull of one consumer."""
     await bench.send("orders", b"timed", b"any", lane=1, limits=[5 * SECOND_US, 0])
     member = await bench.attach(consumer="c1")
-    assert (await bench.pull(member)).bodies == [b"timed", b"any"]
+    got = await bench.pull(member)
+    assert got.bodies == [b"timed", b"any"]
+    return got.pull
 
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
 @pytest.mark.parametrize("shards", [0, 3])
-def test_what_is_out_keeps_its_timeout_through_a_restart(disk: World, tmp_path: Path, how: str, shards: int) -> None:
+@pytest.mark.parametrize(("heartbeat_s", "due_s"), [(4, 5 + GRACE_S), (30, 30)])
+def test_what_is_out_keeps_its_timeout_through_a_restart(
+    disk: World,
+    tmp_path: Path,
+    how: str,
+    shards: int,
+    heartbeat_s: float,
+    due_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not over before its consumer had the time of a heartbeat to come back."""
+
+    async def nobody(_: Consumers) -> None:
+        """Nobody is taken for silent when the clock is set forward."""
+
+    monkeypatch.setattr(Consumers, "sweep", nobody)
+
     async def main() -> None:
         clock = ManualClock()
         async with disk.open(clock) as bench:
             if shards:
                 await bench.broker.create_topic(TopicConfig("orders", shards=shards))
-            await held(bench)
+            pull = await held(bench)
             await bench.flush()
             left = crash(disk, tmp_path / "crash") if how == "killed" else disk
         # Longer than the timeout; but who was at work then may have been done in time.
         clock.advance(60)
-        async with left.open(clock, heartbeat_s=3600) as bench:
+        async with left.open(clock, heartbeat_s=heartbeat_s) as bench:
             dispatcher = bench.broker.groups.named("orders", "billing")
             await eventually_done(lambda: bool(dispatcher._limits))
-            due_us = dispatcher._limits.next_us()
-            assert due_us == clock.now_us() + 5 * SECOND_US + GRACE_US
+            assert dispatcher._limits.next_us() == clock.now_us() + round(due_s * SECOND_US)
+            await bench.attach(consumer="c1", holding=(pull,))
             two = await bench.attach(consumer="c2")
+            clock.advance(due_s - 0.001)
+            dispatcher._on_time()
             assert (await bench.pull(two)).bodies == []
-            clock.advance(5 + GRACE_S)
+            clock.advance(0.001)
             dispatcher._on_time()
             got = await bench.pull(two)
             # In a shard nothing overtakes what is tried again: what is behind it comes along.
@@ -74,3 +97,51 @@ def test_what_is_out_is_tried_as_often_as_it_says_through_a_restart(disk: World,
             await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["its time is over", "it does not come back", "it is silent", "it breaks"])
+def test_nothing_is_judged_before_it_is_known_how_often_it_is_tried(
+    disk: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with disk.open(clock, heartbeat_s=30.0) as bench:
+            await bench.send("orders", b"once", lane=1, limits=[limit_of(0, 1)])
+            got = await bench.pull(await bench.attach(max_attempts=3, delays_s=(0.0,), timeout_s=5.0))
+        read, go_on = disk_read(monkeypatch)
+        async with disk.open(clock, heartbeat_s=30.0) as bench:
+            dispatcher, consumers = bench.broker.groups.named("orders", "billing"), bench.broker.consumers
+            await eventually_done(read.is_set)
+            member = await bench.attach(holding=(got.pull,)) if how != "it does not come back" else None
+            clock.advance(60)
+            if how == "its time is over":
+                dispatcher._on_time()
+                assert dispatcher._timer is None, "it is set when they are known"
+            elif how == "it breaks":
+                assert member is not None
+                consumers._vanish(member, "it broke")
+            else:
+                await consumers.sweep()
+            assert got.pull in dispatcher.group.leases
+            go_on.set()
+            await eventually_done(lambda: not dispatcher._limits.recalling)
+            if how == "its time is over":
+                dispatcher._on_time()
+            else:
+                await consumers.sweep()
+            await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
+
+    asyncio.run(main())
+
+
+def disk_read(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Limits of stored messages are read only when told to: set when they are asked for, and to be set."""
+    within, asked, go_on = limits._limits_within, asyncio.Event(), asyncio.Event()
+
+    async def late(*given: Any) -> Any:
+        asked.set()
+        await go_on.wait()
+        return await within(*given)
+
+    monkeypatch.setattr(limits, "_limits_within", late)
+    return asked, go_on

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import towline
 from tests.server.process import BrokerProcess
 from towline.client.publishing import Addressed, Publisher
+from towline.delivery.publishing import (
+    DIGESTS_MAX,
+    Publications,
+    PublicationsSnapshot,
+    StagedHead,
+    decode_publish_mark,
+)
 from towline.errors import Conflict, NotFound, Refused
 from towline.frame import encode
 
@@ -48,12 +56,12 @@ def test_staged_messages_are_seen_once_published_and_in_order(folder: str) -> No
             [at("orders", b"3"), at("serial", b"o", lane=3, shards=4)],
         )
         assert [topic.config.name for topic in mq.topics() if any(lane.end for lane in topic.lanes)] == []
-        assert publisher.epoch("sink") == -1
+        assert publisher.sink("sink").epoch == -1
         assert publisher.publish("sink", 7, records).messages == 5
         assert bodies(mq, "orders") == [b"1", b"2", b"3"]
         assert bodies(mq, "stock", "high") == [b"s"]
         assert bodies(mq, "serial", 3) == [b"o"]
-        assert publisher.epoch("sink") == 7
+        assert publisher.sink("sink").epoch == 7
 
 
 def test_an_epoch_is_published_once_whatever_is_staged_for_it_again(folder: str) -> None:
@@ -93,7 +101,7 @@ def test_sinks_and_staged_records_survive_a_kill(folder: str) -> None:
         broker.process.kill()
     with BrokerProcess(store=folder, durability="os") as broker, connect(broker) as mq:
         publisher = Publisher(mq)
-        assert publisher.epoch("sink") == 3
+        assert publisher.sink("sink").epoch == 3
         assert publisher.publish("sink", 3, []).duplicate
         publisher.publish("sink", 4, waiting)
         assert bodies(mq, "orders") == [b"1", b"2", b"3"]
@@ -101,7 +109,7 @@ def test_sinks_and_staged_records_survive_a_kill(folder: str) -> None:
         broker.wait()
     # After an orderly stop as well: from the snapshot.
     with BrokerProcess(store=folder) as broker, connect(broker) as mq:
-        assert Publisher(mq).epoch("sink") == 4
+        assert Publisher(mq).sink("sink").epoch == 4
         assert bodies(mq, "orders") == [b"1", b"2", b"3"]
 
 
@@ -146,3 +154,63 @@ def test_progress_told_from_outside_shows_as_lag(folder: str) -> None:
             consumer.pull(wait=0)
             with pytest.raises(Conflict, match="has consumers"):
                 publisher.report("orders", "spark", {"middle": 10})
+
+
+def test_an_epoch_is_the_same_only_if_its_contents_are(folder: str) -> None:
+    with BrokerProcess(store=folder, durability="os") as broker, connect(broker) as mq:
+        publisher = Publisher(mq)
+        for epoch in range(3):
+            publisher.publish("sink", epoch, staged(publisher, [at("orders", b"%d" % epoch)]), b"digest-%d" % epoch)
+        publisher.publish("old", 0, [])  # by somebody who knows nothing of digests
+        broker.process.kill()
+    for _ in range(2):  # as the marks tell it, and then as the snapshot does
+        with BrokerProcess(store=folder, durability="os") as broker, connect(broker) as mq:
+            publisher = Publisher(mq)
+            others = staged(publisher, [at("orders", b"another")])
+            for epoch in range(3):
+                assert publisher.publish("sink", epoch, [], b"digest-%d" % epoch).duplicate
+                with pytest.raises(Conflict, match=f"epoch {epoch} of sink sink was published before, with other"):
+                    publisher.publish("sink", epoch, others, b"another")
+            assert publisher.publish("sink", 2, []).duplicate
+            with pytest.raises(Conflict, match="sink sink has published epoch 2 already; what was in epoch 1 is not"):
+                publisher.publish("sink", 1, others)
+            assert publisher.publish("old", 0, others, b"something").duplicate
+            assert bodies(mq, "orders") == [b"0", b"1", b"2"]
+            broker.stop()
+            broker.wait()
+
+
+def test_an_epoch_that_is_being_published_is_known_by_its_contents_and_the_last_hundred_are() -> None:
+    state = Publications()
+    for epoch in range(DIGESTS_MAX + 5):
+        mark = state.decide("sink", epoch, [], b"", 1, b"digest-%d" % epoch, ["a", "b"])
+        assert mark is not None
+        state.apply(mark)
+    assert state.decide("sink", 5, [], b"", 1, b"digest-5") is None
+    with pytest.raises(Conflict, match="what was in epoch 4 is not remembered"):
+        state.decide("sink", 4, [], b"", 1, b"digest-4")
+    state.staged_at(7, StagedHead(1, b"", b"", [("orders", 1, 1)]))
+    begun = state.decide("sink", 1_000, [7], b"", 1, b"begun", ["a"])
+    assert begun is not None
+    state.apply(begun)
+    restored = Publications()
+    restored.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(state.snapshot(8, 1)), type=PublicationsSnapshot))
+    for one in (state, restored):
+        assert one.last_epoch("sink").members == ["a"]
+        assert one.decide("sink", 1_000, [], b"", 1, b"begun") is None
+        assert one.decide("sink", 104, [], b"", 1, b"digest-104") is None
+        with pytest.raises(Conflict, match="with other contents"):
+            one.decide("sink", 1_000, [], b"", 1, b"other")
+
+
+def test_what_an_older_version_remembers_is_understood() -> None:
+    """Sinks, epochs under way and marks had no digests."""
+    old = msgspec.msgpack.encode([3, 2, [[1, [2, 1, 9, b""]]], [["busy", [4, [1], 0]]], [["sink", [7, 99]]]])
+    state = Publications()
+    state.restore(msgspec.msgpack.decode(old, type=PublicationsSnapshot))
+    mark = decode_publish_mark(msgspec.msgpack.encode([1, 5, "other", 3, []]))
+    state.apply(mark)
+    for sink, epoch in (("busy", 4), ("sink", 7), ("other", 3)):
+        assert state.decide(sink, epoch, [], b"", 1, b"digest") is None
+        with pytest.raises(Conflict):
+            state.decide(sink, epoch - 1, [], b"", 1, b"digest")

@@ -11,11 +11,12 @@ from tests.eventually import eventually_done
 from towline.broker import publishing
 from towline.broker.broker import Broker
 from towline.broker.opening import open_store
-from towline.errors import Unavailable
+from towline.errors import TooLarge, Unavailable
 from towline.frame import encode
 from towline.protocol.messages import Browse, FrameHead
 from towline.protocol.publishing import AskSink, Publish, Stage
 from towline.settings import BrokerSettings
+from towline.store import Appended
 
 RECORDS = 6
 
@@ -58,6 +59,37 @@ def test_a_publication_goes_on_after_a_restart(
         assert (await broker.staging.publish(Publish("sink", 1, []))).duplicate
         browsed, _ = await broker.browse(Browse("orders", 1))
         assert (browsed.first, browsed.end) == (0, RECORDS)
+        await broker.close()
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_what_a_store_refuses_late_is_not_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database may say so when it is asked to store it. A broker whose document spoke of it would not start again."""
+    settings = BrokerSettings(store=f"file:{tmp_path}", durability="os")
+    frame = encode([b"message"])
+    request = Stage([FrameHead("orders", 1, len(frame))])
+
+    async def first() -> None:
+        broker = await Broker.open(await open_store(settings), settings)
+        staging = broker.staging
+        await staging.publish(Publish("sink", 1, [(await staging.stage(request, [frame])).record]))
+        refused = asyncio.get_running_loop().create_future()
+        refused.set_exception(TooLarge("the row is too large"))
+        end = broker.store.bounds(publishing.STAGED).end
+        with monkeypatch.context() as patched:
+            patched.setattr(broker.store, "append", lambda *_: Appended((end,), 1, refused))
+            with pytest.raises(TooLarge):
+                await staging.stage(request, [frame])
+        assert not staging._state.staged
+        await broker.close()
+
+    async def second() -> None:
+        broker = await Broker.open(await open_store(settings), settings)
+        assert broker.store.bounds(publishing.STAGED).first > 0, "what was published is let go of"
+        record = (await broker.staging.stage(request, [frame])).record
+        assert (await broker.staging.publish(Publish("sink", 2, [record]))).messages == 1
         await broker.close()
 
     asyncio.run(first())

@@ -67,10 +67,12 @@ class Anything(RuleBasedStateMachine):
         self.bench = Bench(await Broker.open(store, given), store)
 
     def teardown(self) -> None:
-        if hasattr(self, "bench"):
-            self.do(self.bench.broker.close())
-        self.runner.close()
-        shutil.rmtree(self.folder)
+        try:
+            if hasattr(self, "bench"):
+                self.do(self.bench.broker.close())
+        finally:
+            self.runner.close()
+            shutil.rmtree(self.folder)
 
     # The model: what a committed unit does
 

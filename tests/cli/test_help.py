@@ -16,7 +16,7 @@ from towline.cli import app
 from towline.cli.serve import settings
 
 COMMANDS = [
-    *("send", "consume", "serve", "version", "topic", "group", "dead", "tx", "log", "bench"),
+    *("send", "consume", "serve", "backup", "restore", "version", "topic", "group", "dead", "tx", "log", "bench"),
     *(f"topic {verb}" for verb in ("create", "ls", "info", "rm")),
     *(f"group {verb}" for verb in ("create", "ls", "info", "lag", "rm")),
     *(f"dead {verb}" for verb in ("ls", "resend")),

@@ -11,17 +11,18 @@ import msgspec
 import pytest
 
 from tests.cli.conftest import ROOT
+from tests.parts import need
 
 
 def python(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580, check=False)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # Spark takes its time to start
 def test_in_the_demo_nothing_is_lost() -> None:
+    need("java")
     done = python("-m", "towline.demo")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Nothing was lost." in done.stdout

@@ -11,10 +11,12 @@ import pytest
 
 import towline
 from tests.client.either import do, each, entered
+from tests.client.test_process_end import run
 from tests.client.test_standing_through import one_by_one, pulls
 from tests.cluster.conftest import Brokers, eventually
 from tests.cluster.load import Load
-from towline.errors import BadRequest, Partly, Unavailable
+from towline.errors import BadRequest, Closed, Partly, Unavailable
+from towline.model import RetryPolicy
 from towline.protocol.messages import Pull
 
 __all__ = ["pulls"]
@@ -62,6 +64,46 @@ def test_a_broker_that_hangs_is_passed_over_and_used_again(brokers: Brokers, top
     finally:
         load.stop()
     assert len(load.doubled()) < IN_HAND
+
+
+async def test_a_producer_that_closes_takes_nothing_more(
+    connect: Any, brokers: Brokers, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came while it waits for the last answers would be given up in silence."""
+    refused: list[Closed] = []
+    async with entered(connect(brokers.url)) as mq:
+        producer = mq.producer()
+        sent = await do(producer.send(topic, b"x"))
+        flush = producer.flush
+
+        def flush_late(timeout: float | None = None) -> None:
+            with pytest.raises(Closed) as caught:
+                producer.send(topic, b"late")
+            refused.append(caught.value)
+            flush(timeout)
+
+        async def aio_flush_late(timeout: float | None = None) -> None:
+            with pytest.raises(Closed) as caught:
+                await producer.send(topic, b"late")
+            refused.append(caught.value)
+            await flush(timeout)
+
+        asyncio_one = asyncio.iscoroutinefunction(flush)
+        monkeypatch.setattr(producer, "flush", aio_flush_late if asyncio_one else flush_late)
+        await do(producer.close())
+        assert len(refused) == 1
+        assert sent.exception() is None
+
+
+def test_a_process_that_ends_sends_what_its_producer_holds(brokers: Brokers, topic: str) -> None:
+    script = """
+producer = towline.connect(sys.argv[1]).producer(linger_ms=60_000)
+for number in range(3_000):
+    producer.send(f"{sys.argv[2]}-{number % 9}", b"%d" % number)
+"""
+    assert not run(script, brokers.url, topic)
+    with towline.connect(brokers.url) as mq:
+        assert _messages(mq.topics(), topic) == 3_000
 
 
 async def test_clients_given_one_broker_find_all_and_use_them(connect: Any, brokers: Brokers, topic: str) -> None:
@@ -273,3 +315,67 @@ async def test_pulls_from_many_brokers_stand_and_nothing_is_lost_or_doubled(
         assert (state.lag, state.in_flight) == (0, 0), "all is acked when the consumer is closed"
     assert sorted(map(int, seen)) == list(range(600))
     assert any(pull.answers > 1 for pull in pulls)
+
+
+async def test_leaving_a_loop_over_many_brokers_loses_nothing_that_is_delivered_at_most_once(
+    connect: Any, brokers: Brokers, topic: str
+) -> None:
+    options: dict[str, Any] = {"mode": "at-most-once", "idle_timeout": 0.5}
+    bodies = [b"%d" % number for number in range(30)]
+    seen: list[bytes] = []
+    async with entered(connect(brokers.url)) as mq:
+        for body in bodies:
+            await do(mq.send(topic, body))
+        for _ in range(2):
+            async with entered(mq.consumer(topic, "g", **options)) as consumer:
+                async for message in each(consumer):
+                    seen.append(message.body)
+                    if len(seen) % 4 == 0:
+                        break
+                batch = await do(consumer.pull(2, wait=60))
+                assert 1 <= len(batch) <= 2
+                seen += batch.bodies()
+        async with entered(mq.consumer(topic, "g", **options)) as consumer:
+            async for message in each(consumer):
+                seen.append(message.body)
+    assert sorted(map(int, seen)) == list(range(30))
+
+
+async def test_a_message_that_a_consumer_of_many_brokers_dies_of_has_failed(
+    connect: Any, brokers: Brokers, topic: str
+) -> None:
+    async with entered(connect(brokers.url)) as mq:
+        await do(mq.send_many(topic, [b"a", b"b", b"c"]))
+
+        async def die() -> None:
+            async with entered(mq.consumer(topic, "g", retry=RetryPolicy(delays_s=(0,)))) as consumer:
+                async for message in each(consumer):
+                    raise ZeroDivisionError(message.body)
+
+        with pytest.raises(ZeroDivisionError):
+            await die()
+        attempts: dict[bytes, int] = {}
+        async with entered(mq.consumer(topic, "g")) as consumer:
+            while len(attempts) < 3:
+                for message in await do(consumer.pull(wait=60)):
+                    attempts[message.body] = message.attempt
+    assert attempts == {b"a": 2, b"b": 1, b"c": 1}
+
+
+async def test_what_a_loop_over_many_brokers_left_comes_with_the_next_pull(
+    connect: Any, brokers: Brokers, topic: str
+) -> None:
+    seen: list[bytes] = []
+    async with entered(connect(brokers.url)) as mq:
+        await do(mq.send_many(topic, [b"%d" % number for number in range(40)]))
+        async with entered(mq.consumer(topic, "g", idle_timeout=60)) as consumer:
+            async for message in each(consumer):
+                seen.append(message.body)
+                message.ack()
+                break
+            while len(seen) < 40:
+                batch = await do(consumer.pull(30, wait=60))
+                assert batch
+                seen += batch.bodies()
+                await do(batch.ack())
+    assert sorted(map(int, seen)) == list(range(40))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,3 +86,41 @@ def test_only_a_broker_with_the_clusters_secret_is_let_in(cluster_of: Callable[.
     eventually(lambda: "not right" in log.read_text())
     assert len(brokers.alive(0)) == 2
     assert "pa55word" not in log.read_text() + (brokers.folder / "0.log").read_text()
+
+
+def test_a_broker_that_returns_with_an_empty_disk_takes_the_place_of_the_one_before(
+    cluster_of: Callable[..., Brokers],
+) -> None:
+    brokers = cluster_of(3).start().wait_for()
+    before = {one.name: one.id for one in brokers.alive(0)}
+    brokers.kill(2)
+    shutil.rmtree(brokers.folder / "2")
+    brokers.start(2)
+    brokers.wait_for()
+
+    def replaced(number: int) -> list[tuple[str, str]]:
+        with towline.connect(f"towline://{brokers.address(number)}") as mq:
+            return sorted((one.name, one.replaced) for one in mq.brokers())
+
+    for number in range(3):
+        eventually(lambda: replaced(number) == [("b0", ""), ("b1", ""), ("b2", before["b2"])])  # noqa: B023
+        assert "forgotten" in (brokers.folder / f"{number}.log").read_text()
+    with (
+        towline.connect(brokers.url) as mq,
+        mq.consumer("orders", "g", name="a", idle_timeout=5) as consumer,
+        towline.connect(brokers.url) as other,
+    ):
+        for number in range(30):
+            mq.send("orders", b"%d" % number)
+            other.send("orders", b"%d" % number)
+        got = 0
+        while got < 60:
+            batch = consumer.pull(max_messages=10, wait=30)
+            got += len(batch)
+            batch.ack()
+        mine = [one for one in mq.clients("orders") if one.consumer == "a"]
+        assert sorted(one.broker for one in mine) == ["b0", "b1", "b2"], "it is attached once at each"
+    command = [sys.executable, "-m", "towline", "cluster", "check", "-u", f"towline://{brokers.address(0)}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{brokers.address(2)} was broker {before['b2']} before" in done.stderr

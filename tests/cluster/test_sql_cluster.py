@@ -250,7 +250,7 @@ def test_spark_reads_all_realms_and_writes_to_each_once(brokers: Brokers, topic:
             for n in order:
                 outlets.add(Addressed(f"{topic}.{n % 5}", 1, 0, encode([b"%d" % n])))
             staged = outlets.settle()
-            assert len(staged) == (3 if whole else 5), "two were published before"
+            assert sum(bool(one.records) for one in staged) == (3 if whole else 5), "two were published before"
             publish(mq, -1, f"sink:{topic}", 0, staged if whole else staged[:2])
     place = BrokerPlace(Door(url=brokers.url))
     try:

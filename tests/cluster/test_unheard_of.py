@@ -29,7 +29,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     try:
         yield made.start().wait_for()
     finally:
-        made.close()
+        made.remove()
 
 
 def made_at(brokers: Brokers, number: int, topic: str, shards: int = SHARDS, group: str = "") -> None:

@@ -177,7 +177,7 @@ class Machine:
         ids = {number: answer.firsts[number] for number in answer.delayed}
         at_us = answer.appended_at_us if isinstance(answer, Sent) else answer.decided_at_us
         assert set(ids) == {n for n, (_, items) in enumerate(unit) if items[0].delay_s is not None}
-        places = self.model.commit(unit, self.now_us, at_us, ids, self.plant.clock.latest_us)
+        places = self.model.commit(unit, self.now_us, at_us, ids)
         before = {(frame, index): (lane, seq) for frame, index, lane, seq, _ in answer.repeats}
         for frame, ((_, lane), items) in enumerate(unit):
             if frame in ids:

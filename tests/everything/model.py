@@ -77,7 +77,7 @@ class Delayed:
     lane: Lane
     due_us: int
     not_before_us: int
-    """Where the clock was set back, nothing new is due before it is where it was."""
+    """What is due when it is sent is so at the next microsecond."""
 
 
 @dataclass
@@ -141,9 +141,7 @@ class Model:
             ledger.append(lane[1], len(bodies))
         return first
 
-    def commit(
-        self, unit: Unit, now_us: int, at_us: int, ids: dict[int, int], latest_us: int
-    ) -> list[list[tuple[int, int] | None]]:
+    def commit(self, unit: Unit, now_us: int, at_us: int, ids: dict[int, int]) -> list[list[tuple[int, int] | None]]:
         """A unit is stored, at `at_us` by the store. `ids` are the numbers of its delayed frames. Gives the lane and
         number of each message."""
         places: list[list[tuple[int, int] | None]] = []
@@ -154,7 +152,7 @@ class Model:
                 for index, item in enumerate(items):
                     assert item.delay_s is not None
                     due_us = now_us + round(item.delay_s * 1e6)
-                    self.delayed[ids[number] + index] = Delayed(item.body, lane, due_us, latest_us + 1)
+                    self.delayed[ids[number] + index] = Delayed(item.body, lane, due_us, now_us + 1)
                 places.append([None] * len(items))
                 continue
             row: list[tuple[int, int] | None] = []

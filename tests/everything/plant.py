@@ -12,7 +12,7 @@ from typing import Any
 from tests.broker.conftest import Got
 from tests.delivery.ledger import Name
 from tests.everything.model import SETUPS, TOPICS, Item, Key, Lane, Unit
-from tests.sql.server import copied_database, drop_database, mariadb, new_database
+from tests.sql.server import copied_database, drop_database, mariadb, new_database, sql_settings
 from tests.store.test_log_power_cut import PowerCutIo, copy_if_there
 from towline.broker.broker import Broker
 from towline.broker.dispatcher import Dispatcher
@@ -28,7 +28,7 @@ from towline.settings import BrokerSettings
 from towline.store import Store
 from towline.store.log import LogSettings, LogStore
 from towline.store.memory import MemoryStore
-from towline.store.sql import open_sql, parse_url
+from towline.store.sql import open_sql
 
 HEARTBEAT_S = 30.0
 
@@ -88,11 +88,11 @@ class Plant:
         if self.kind == "memory":
             self.store = MemoryStore(clock=self.clock)
         elif self.kind == "sql":
-            self.store = await open_sql(parse_url(url), owner="plant", clock=self.clock)
+            self.store = await open_sql(sql_settings(url), owner="plant", clock=self.clock)
         else:
             self.io = self._make_io(self._chance)
             self.io.in_order = True
-            self.io.trust_sealed(self.path)
+            self.io.trust(self.path)
             limits = LogSettings(segment_bytes=64 << 10, min_free_bytes=0)
             self.store = await LogStore.open(self.path, limits, clock=self.clock, io=self.io)
         self.broker = await Broker.open(self.store, settings, clock=self.clock)

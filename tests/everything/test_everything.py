@@ -134,7 +134,7 @@ class Everything(PrefixRules, ZombieRules, RuleBasedStateMachine):
                 request = MoveDelayed(one.lane[0], [number], "", -round(delay_s * 1e6))
                 answer = await self.plant.broker.move_delayed(request)
                 one.due_us = self.now_us + round(delay_s * 1e6)
-                one.not_before_us = self.plant.clock.latest_us + 1
+                one.not_before_us = self.now_us + 1
             assert answer.count == 1
             self.synced()
 

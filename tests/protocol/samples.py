@@ -6,7 +6,7 @@ from towline.alarms.book import Changed
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol import access, cluster, ordering, publishing, scanning, survey
+from towline.protocol import access, backup, cluster, ordering, publishing, scanning, survey
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 
@@ -33,7 +33,16 @@ LANE = m.LaneState("high", 5, 25, 4096)
 TOPIC_STATE = m.TopicState(TOPIC, [LANE], ["billing"], 7)
 DELAYED = m.DelayedMessage(12, "orders", 2, 1_700_000_000_000_006, 1_700_000_000_000_007, "order-4423", 100, 8)
 GROUP_STATE = m.GroupState(
-    GROUP, [("high", 5, 25)], 20, 3, 2, 1_700_000_000_000_003, 1, 4, [m.MemberState("c1", "127.0.0.1:5", 3, True, 0.5)]
+    GROUP,
+    [("high", 5, 25)],
+    20,
+    3,
+    2,
+    1_700_000_000_000_003,
+    1,
+    4,
+    [m.MemberState("c1", "127.0.0.1:5", 3, True, 0.5)],
+    "a disk",
 )
 CHECK = tx.Check("9f31a7", "order-4423", "shop", 1_700_000_000_000_006, 2, 5, ["orders", "stock"])
 TRANSACTION = tx.TransactionState(
@@ -69,7 +78,7 @@ GROUP_ROW = survey.GroupRow(
 
 REQUESTS: list[m.Request] = [
     m.Hello(1, 2, "appid-340101;sid-p0912", "s3cret", "towline-test 1"),
-    m.Beat(),
+    m.Beat(3, [7, 1 << 41]),
     m.Send([m.FrameHead("orders", 0, 100), m.FrameHead("stock", 12, 70_000, 64)], 1),
     m.Attach("orders", "billing", "c1", GROUP, [7, 1 << 41]),
     m.Pull(1, 500, 1 << 20, 2000, 10, [ACT], 64),
@@ -131,6 +140,8 @@ REQUESTS: list[m.Request] = [
     cluster.ListBrokers(),
     cluster.ListClients("orders", "billing"),
     cluster.ForgetBroker("9f31a7"),
+    backup.BeginBackup(),
+    backup.HoldBackup("b1", True),
     cluster.HandBack("orders", "billing", GROUP, 2, 3, "no such customer", 12.5, True),
     survey.ListPage("groups", "bil", "orders", "shop", "lag", True, 50, 25),
     survey.Pulse("orders", "billing"),
@@ -147,6 +158,7 @@ REQUESTS: list[m.Request] = [
 ANSWERS: list[m.Answer] = [
     m.Welcome(1, "towline", 3, 16_842_752, 30.0),
     m.Sent([1000, 1 << 40], 1_700_000_000_000_005, True, [(1, 3, 2, 17, 1_700_000_000_000_004)], [1]),
+    m.Held([7], [(8, 1, 100, 3, "timeout")]),
     m.Attached(1, [7, 8], GROUP, 64, [GROUP]),
     m.Pulled((1 << 40) + 5, [PART], [(0, "lease-lost", "too late")], more=True),
     m.Settled([(1, "lease-lost", "too late")]),
@@ -198,12 +210,14 @@ ANSWERS: list[m.Answer] = [
         1_700_000_000_000_000,
         {"connections": 3},
         [access.TopicFigures("orders", 100, 4096, 50, 2048, 7)],
-        [access.GroupFigures("orders", "billing", 90, 3000, 80, 5, 10, 1_700_000_000_000_000, 3, 2, 1, 4, 6)],
+        [access.GroupFigures("orders", "billing", 90, 3000, 80, 5, 10, 1_700_000_000_000_000, 3, 2, 1, 4, 6, "a disk")],
     ),
-    cluster.Met(BROKER, [BROKER], "9f31a7"),
+    cluster.Met(BROKER, [BROKER], "9f31a7", [cluster.Backlog("orders", [1, 2], [2], {"billing": [1]})]),
     cluster.Brokers("9f31a7", [BROKER], True, True),
     cluster.Clients([CLIENT]),
     cluster.HandedBack(17, True),
+    backup.BackupBegun("b1", "/var/lib/towline", 4711, 60.0),
+    backup.BackupHeld(17, 4096, 1_700_000_000_000_009),
     survey.PageListed(51, [TOPIC_ROW], [GROUP_ROW], ["shop"]),
     survey.Pulsed({"topics": 3}, [1_700_000_000_000_003], {"in": [12.5]}),
     survey.Stored(

@@ -77,7 +77,10 @@ MAPS: list[type[msgspec.Struct]] = [TopicConfig, GroupConfig, RetryPolicy, Alarm
 
 
 def answer_to(request: type[m.Request]) -> str:
-    return "Done" if request in DONE else m.ANSWERS[request.kind + 128].__name__
+    answers = ["Done"] if request in DONE else []
+    if request not in DONE or request is m.Beat:
+        answers.append(m.ANSWERS[request.kind + 128].__name__)
+    return "` or `".join(answers)
 
 
 def requests_table() -> str:

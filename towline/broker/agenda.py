@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from towline.broker.config_file import ConfigFile, DataVersion
+from towline.broker.config_file import NEWER, ConfigFile, DataVersion
 from towline.clock import Clock
 from towline.delivery.parcel import Parcel, decode_parcel, encode_parcels
 from towline.delivery.schedule import NEAR_US, Schedule, ScheduleSnapshot, Slot
@@ -42,11 +42,11 @@ class _Offsets(ScheduleSnapshot, frozen=True, kw_only=True):
     """`until_us` for people."""
 
 
-def put(parcels: Sequence[Placed]) -> tuple[list[Append], list[Placed]]:
+def put(parcels: Sequence[Placed], era: int) -> tuple[list[Append], list[Placed]]:
     """The frames that put parcels into their slots, one a slot; and the parcels in the order they have there."""
     by_place: dict[Place, list[Parcel]] = {}
     for place, parcel in parcels:
-        by_place.setdefault(place, []).append(parcel)
+        by_place.setdefault(place, []).append(msgspec.structs.replace(parcel, era=era) if era else parcel)
     appends = [Append(place.stream, encode_parcels(some), len(some)) for place, some in by_place.items()]
     return appends, [(place, parcel) for place, some in by_place.items() for parcel in some]
 
@@ -84,6 +84,8 @@ class Agenda:
         self.on_land: Callable[[], None] = lambda: None
         self._borrow_bytes = borrow_bytes
         self._borrowed = 0
+        self._refusals = 0
+        """Units of parcels that a database did not take."""
         self._ends: dict[str, int] = {}
         self._pending: dict[asyncio.Future[None], int] = {}
         self._file = ConfigFile(store, OFFSETS, _Offsets, indent=1)
@@ -99,7 +101,7 @@ class Agenda:
     ) -> Appended:
         """Record events, put parcels into slots and append `also`, as one unit. If that is refused, nothing has
         happened. The first sequence numbers of the answer are those of `also`."""
-        puts, lying = put(parcels)
+        puts, lying = put(parcels, self.schedule.era)
         unit = [*also, *puts]
         if events:
             unit.append(marks(events))
@@ -137,13 +139,19 @@ class Agenda:
     def _land(self, done: asyncio.Future[None], landing: Iterable[tuple[Place, int, Parcel]]) -> None:
         """The parcels are durable: what is due soon is seen now."""
         self._pending.pop(done, None)
-        if done.cancelled() or done.exception() is not None:
-            return
         schedule = self.schedule
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            self._refusals += 1
+            for place, _, parcel in landing:
+                schedule.refused(place, parcel)
+            self.on_land()
+            return
         for place, seq, parcel in landing:
             slot = schedule.slots.get(place)
             if slot is not None and slot.loaded_to is not None and seq >= slot.loaded_to:
-                schedule.near.add(place, seq, parcel, 0, schedule.until_us)
+                schedule.near.add(place, seq, parcel, 0, schedule.delivered_us(parcel.era))
         self.on_land()
 
     def _append(self, unit: list[Append]) -> Appended:
@@ -151,8 +159,9 @@ class Agenda:
             appended = self.store.append(unit, max(self.durability, Durability.OS))
         except QueueFull:
             # A store that is full of delayed messages is emptied by delivering them. So a little of the reserve may be
-            # used; most of it is for the events of consumers.
-            size = sum(len(one.frame) for one in unit)
+            # used; most of it is for the events of consumers. Only messages are owed, because only their room is
+            # repaid: marks and arrivals are events themselves.
+            size = sum(len(one.frame) for one in unit if not one.control)
             if not self._borrow_bytes or (self._borrowed and self._borrowed + size > self._borrow_bytes):
                 raise
             appended = self.store.append([one._replace(control=True) for one in unit], self.durability)
@@ -219,9 +228,26 @@ class Agenda:
         except StoreDamaged as error:
             log.error("%s. The schedule is replayed from its streams instead", error)
             return None
-        if offsets is not None:
-            self._version = offsets.version
-        return offsets
+        if offsets is None:
+            return None
+        self._version = offsets.version
+        if not self._is_ahead(offsets):
+            return offsets
+        older = await self._file.load_older()
+        instead = None if older is None or self._is_ahead(older) else older
+        source = "The schedule is read from its streams" if instead is None else f"{self._file.backup} is used"
+        log.error(
+            "%s speaks of delayed messages that the log does not have: %s. %s instead: what waits in the log is "
+            "delivered, maybe also what was cancelled long ago",
+            *(OFFSETS, NEWER, source),
+        )
+        return instead
+
+    def _is_ahead(self, document: ScheduleSnapshot) -> bool:
+        """Whether it speaks of what the log does not have: to go on with it would lose what the log has instead."""
+        bounds = self.store.bounds
+        ends = any(end > bounds(stream).end for stream, end in document.ends.items())
+        return ends or document.position > bounds(MARKS).end
 
     async def _recover_slots(self, stream: str, first: int) -> None:
         level = int(stream.split("/")[1])
@@ -235,9 +261,7 @@ class Agenda:
 
     async def _replay(self) -> None:
         first, end, _ = self.store.bounds(MARKS)
-        if self.position > end:
-            log.error("%s ends at %d, but %s speaks of %d: marks are missing", MARKS, end, OFFSETS, self.position)
-        at, self.position = max(first, self.position), max(end, self.position)
+        at, self.position = max(first, self.position), end
         while at < end:
             read = await self.store.read(MARKS, at, READ_COUNT, READ_BYTES)
             for lost in read.lost:
@@ -254,14 +278,16 @@ class Agenda:
 
     async def save(self) -> None:
         """Write what recovery begins with. It never speaks of anything that is not durable."""
-        snapshot = self.schedule.snapshot(self.position, dict(sorted(self._ends.items())))
-        saved = self._saved
-        if saved is not None and (saved.position, saved.ends) == (snapshot.position, snapshot.ends):
-            await self.settle()
-            return
-        if saved is None and not snapshot.ends and not snapshot.position:
-            return
-        await self.store.append([], Durability.FSYNC).done
+        saved, refusals = self._saved, -1
+        while refusals != self._refusals:
+            refusals = self._refusals
+            snapshot = self.schedule.snapshot(self.position, dict(sorted(self._ends.items())))
+            if saved is not None and (saved.position, saved.ends) == (snapshot.position, snapshot.ends):
+                await self.settle()
+                return
+            if saved is None and not snapshot.ends and not snapshot.position:
+                return
+            await self.store.append([], Durability.FSYNC).done
         until = datetime.fromtimestamp(snapshot.until_us / 1e6, UTC).isoformat(timespec="milliseconds")
         fields = {name: getattr(snapshot, name) for name in ScheduleSnapshot.__struct_fields__}
         version = self._version.next(self.clock.now_us())
@@ -284,7 +310,8 @@ class Agenda:
             return
         before = dict(kept.ends)
         for slot in kept.slots:
-            before[Place(slot.level, slot.number).stream] = slot.next
+            stream = Place(slot.level, slot.number).stream
+            before[stream] = min(slot.next, before.get(stream, slot.next))
         going = [stream for stream, at in before.items() if self.store.bounds(stream).first < at]
         await asyncio.gather(*(self.store.trim(stream, before[stream]) for stream in going))
         if self.store.bounds(MARKS).first < kept.position - 1:
@@ -292,10 +319,11 @@ class Agenda:
 
     def pins(self) -> dict[str, int]:
         """What waits, and what recovery needs: delayed messages outlive retention."""
-        pins = {slot.place.stream: slot.next for slot in self.schedule.slots.values()}
-        for one in self._before.slots if self._before is not None else ():
-            stream = Place(one.level, one.number).stream
-            pins[stream] = min(one.next, pins.get(stream, one.next))
+        pins: dict[str, int] = {}
+        waiting = [(slot.place, slot.next) for slot in self.schedule.slots.values()]
+        before = () if self._before is None else self._before.slots
+        for place, first in [*waiting, *((Place(one.level, one.number), one.next) for one in before)]:
+            pins[place.stream] = min(first, pins.get(place.stream, first))
         if self.position:
             pins[MARKS] = max((self._before.position if self._before is not None else 0) - 1, 0)
         return pins

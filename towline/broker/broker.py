@@ -15,6 +15,7 @@ import msgspec
 
 from towline.broker import burial
 from towline.broker.agenda import Agenda
+from towline.broker.backup import Backups
 from towline.broker.burial import expire, resend, revise
 from towline.broker.catalog import Catalog
 from towline.broker.consumers import Consumers
@@ -22,8 +23,9 @@ from towline.broker.delayed import cancel_delayed, list_delayed, move_delayed
 from towline.broker.fan import Fan, chosen
 from towline.broker.finding import find
 from towline.broker.groups import Groups
-from towline.broker.handback import hand_back
+from towline.broker.handback import Handbacks
 from towline.broker.holds import Holds
+from towline.broker.homes import Homes
 from towline.broker.looking import browse_dead, browse_lane, figures_of, group_state
 from towline.broker.maintenance import every, reclaim, retain
 from towline.broker.member import Member
@@ -55,6 +57,7 @@ from towline.model import (
 )
 from towline.protocol import access, ordering
 from towline.protocol import messages as wire
+from towline.protocol.backup import BackupBegun
 from towline.protocol.cluster import HandBack, HandedBack
 from towline.protocol.publishing import Report
 from towline.settings import BrokerSettings
@@ -106,19 +109,34 @@ class Broker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._opened_s = clock.steady_s()
         self.registry = Registry(store, settings, clock, lambda: len(self.topics))
+        self.homes = Homes(self.registry, self.topics, clock)
+        self.groups.on_installed = self.homes.install
         self.holds = Holds(store, clock, settings)
+        self.backups = Backups(store, clock, settings.store)
+        self._maintaining = asyncio.Lock()
 
     # Opening and closing
 
     @classmethod
     async def open(cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM) -> Broker:
-        broker = cls(store, settings, clock)
-        await broker._recover()
+        broker = await cls.recovered(store, settings, clock=clock)
         for loop in (*broker.scheduler.loops(), *broker.outlook.loops()):
             broker._start(loop)
         broker._start(broker.staging.go_on())
         broker._start(every(settings.maintenance_s, "maintenance", broker.maintain))
         broker._start(every(min(max(settings.heartbeat_s / 10, 0.02), 1.0), "heartbeat watch", broker._watch))
+        return broker
+
+    @classmethod
+    async def recovered(cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM) -> Broker:
+        """A broker that has come back, and does nothing by itself. If it cannot, the store is closed."""
+        broker = cls(store, settings, clock)
+        try:
+            await broker._recover()
+        except BaseException:
+            await broker._stop()
+            await store.close()
+            raise
         return broker
 
     async def _recover(self) -> None:
@@ -132,7 +150,6 @@ class Broker:
         await self._snapshots.load()
         self.topics.recover()
         await self.groups.recover(self._snapshots)
-        self.consumers.await_orphans()
         await self._agenda.recover()
         for name in self.scheduler.schedule.counts.keys() - self.topics.keys():
             log.warning("topic %s has delayed messages but is not in topics.json: added with default settings", name)
@@ -146,6 +163,7 @@ class Broker:
         self._producers = await recover_producers(
             self.store, lanes, list(self._agenda.ends()), self._dedup, self.clock.now_us()
         )
+        self._handbacks = Handbacks(self._producers, self._durability)
         self._sender = Sender(
             self.store,
             self._producers,
@@ -166,27 +184,26 @@ class Broker:
             expect_shards=self.topics.expect_shards,
         )
         await self.transactions.recover()
+        self.registry.prepared = self.transactions.lanes
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
         await self._catalog.save()
         delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
         self.outlook = Outlook(self.topics, delayed, store=self.store, clock=self.clock, settings=self.settings)
         await self.outlook.alarms.load()
+        self.consumers.await_orphans()
 
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""
         self.closing = self.staging.closing = True
         self.transactions.release_waiters()
         for dispatcher in self.topics.dispatchers():
-            dispatcher.release_waiters()
+            dispatcher.stop()
 
     async def close(self) -> None:
         """Stop, and leave everything durable. Consumers keep their leases: they come back to the next broker on this
         store, or lose them there when they do not."""
-        self.closing = self.staging.closing = True
-        self.transactions.release_waiters()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.release_waiters()
+        await self._stop()
         try:
             await self._save_snapshots()
             await self._catalog.save()
@@ -195,6 +212,11 @@ class Broker:
         for dispatcher in self.topics.dispatchers():
             dispatcher.close()
         await self.store.close()
+
+    async def _stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -252,11 +274,13 @@ class Broker:
         return await self.consumers.settle(member, acts)
 
     async def detach(self, member: Member | Fan) -> None:
-        self.consumers.detach(member)
+        await self.consumers.detach(member)
 
     async def kick(self, topic: str, group: str, consumer: str) -> None:
         """What a consumer holds goes back to its group; it may attach again, and then begins anew."""
-        self.consumers.leave(self.groups.named(topic, group).member(consumer), vanished=False)
+        done = self.consumers.leave(self.groups.named(topic, group).member(consumer), vanished=False)
+        if done is not None:
+            await done
 
     async def hand_back(self, request: HandBack, data: bytes | memoryview, *, token: bytes = b"") -> HandedBack:
         """Messages of another broker, which a consumer failed with and cannot give back there."""
@@ -264,7 +288,7 @@ class Broker:
         check_group(request.group)
         frame = self._sender.check(data, token)
         dispatcher = await self.groups.for_consumer(wire.Attach(request.topic, request.group, "", request.config))
-        return await hand_back(dispatcher, request, frame, self._producers, self._durability)
+        return await self._handbacks.take(dispatcher, request, frame)
 
     # Topics
 
@@ -419,14 +443,29 @@ class Broker:
 
     # By itself
 
+    async def begin_backup(self) -> BackupBegun:
+        """Snapshots are saved, and the log behind them is kept, until the backup is done."""
+        self.backups.check()
+        async with self._maintaining:
+            begun = self.backups.begin()
+            await self._save_snapshots()
+            await self._catalog.save()
+        return begun
+
     async def maintain(self) -> None:
         """Snapshots first, because they let go of events; then retention."""
+        async with self._maintaining:
+            await self._maintain()
+
+    async def _maintain(self) -> None:
         self.groups.bury_rest()
         self.scheduler.pass_quietly()
         if self.settings.retention_s:
             self.scheduler.rewrite_older(self.clock.now_us() - round(self.settings.retention_s * SECOND_US))
         await self._save_snapshots()
         await self._catalog.save()
+        if self.backups.are_held():
+            return
         await self._agenda.trim()
         await self._reclaim()
         await self.transactions.tidy()

@@ -127,6 +127,8 @@ class Cluster:
                 if address not in self._talks or self._talks[address].done():
                     self._talks[address] = asyncio.get_running_loop().create_task(self._talk(address))
             self._registry.sweep()
+            if not self._registry.shared:
+                self._broker.homes.review()
             try:
                 await self._registry.save()
             except TowlineError as error:
@@ -184,6 +186,8 @@ class Cluster:
         if met.me.address != address:
             self._aliases[address] = met.me.address
             return met.me.address not in self._talks
+        if not registry.shared:
+            self._broker.homes.heard(met.me.id, met.backlog)
         if (met.me.id, met.me.epoch) not in self._caught_up and not registry.shared:
             await self._catch_up(neighbour)
             self._caught_up.add((met.me.id, met.me.epoch))

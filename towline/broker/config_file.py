@@ -6,14 +6,15 @@ The `.bak` is written first, from content that is known to be good, so that at e
 from __future__ import annotations
 
 import logging
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from towline.errors import StoreDamaged
 from towline.store import Store
 
-__all__ = ["ConfigFile", "DataVersion"]
+__all__ = ["NEWER", "ConfigFile", "DataVersion", "fits_log"]
 
 log = logging.getLogger("towline.broker")
 
@@ -26,6 +27,25 @@ class DataVersion(msgspec.Struct, frozen=True):
 
     def next(self, now_us: int) -> DataVersion:
         return DataVersion(self.counter + 1, now_us // 1000)
+
+
+NEWER: Final = "config/ is newer than log/, as after a copy made in the wrong order, or on a disk that lost writes"
+
+
+def fits_log(store: Store, name: str, ends: Mapping[str, int]) -> bool:
+    """Whether the log has all of the streams that a document speaks of. If not, they are replayed from their beginning,
+    and without that the broker does not start: what the document decided, and the log lost, would be lost for good."""
+    bounds = {stream: store.bounds(stream) for stream in ends}
+    if all(end <= bounds[stream].end for stream, end in ends.items()):
+        return True
+    newer = f"{name} speaks of what the log does not have: {NEWER}"
+    if any(one.first for one in bounds.values()):
+        raise StoreDamaged(
+            f"{newer}. Bring back both from one backup (towline restore); or remove {name}: what is undecided in the "
+            "log then waits again, but what was decided long ago may be asked about, and sent, once more"
+        )
+    log.error("%s. %s are replayed instead", newer, " and ".join(bounds))
+    return False
 
 
 _T = TypeVar("_T")
@@ -71,6 +91,14 @@ class ConfigFile(Generic[_T]):
         )  # fmt: skip
         self._good = older
         return found
+
+    async def load_older(self) -> _T | None:
+        """What the `.bak` holds; None if it is missing or damaged."""
+        older = await self._store.load(self.backup)
+        try:
+            return None if older is None else msgspec.json.decode(older, type=self._kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+            return None
 
     async def save(self, document: _T) -> None:
         encoded = msgspec.json.format(msgspec.json.encode(document), indent=self._indent) + b"\n"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from towline.broker.delivering import Buffers
+from towline.broker.dispatcher import Dispatcher
 from towline.broker.fan import Fan, Fans
 from towline.broker.groups import Groups
 from towline.broker.maintenance import sweep_members
@@ -50,10 +51,18 @@ class Consumers:
         topics.on_made = self._fans.made
         self._orphans: dict[tuple[str, str, str], float] = {}
         """Consumers that held something when the broker stopped, and until when they may come back."""
+        self._deserted: dict[Dispatcher, float] = {}
+        """Ephemeral groups whose last consumer vanished, and until when it finds its place there."""
 
     def await_orphans(self) -> None:
-        deadline_s = self._clock.steady_s() + self._settings.heartbeat_s
+        """After a start: consumers have the time of a heartbeat to come back with what they hold. Nothing of it times
+        out before that, though its time was over while the broker was away."""
+        heartbeat_s = self._settings.heartbeat_s
+        deadline_s = self._clock.steady_s() + heartbeat_s
         for dispatcher in self._topics.dispatchers():
+            if dispatcher.group.leases:
+                dispatcher.extend_leases(heartbeat_s)
+                self._start(dispatcher.recall_limits(heartbeat_s))
             config = dispatcher.group.config
             for consumer in dispatcher.group.in_flight:
                 self._orphans[config.topic, config.name, consumer] = deadline_s
@@ -71,6 +80,7 @@ class Consumers:
         dispatcher = await self._groups.for_consumer(request)
         member = Member(self._broker, dispatcher, request.consumer, address, self._clock.steady_s())
         self._orphans.pop((request.topic, request.group, request.consumer), None)
+        self._deserted.pop(dispatcher, None)
         dispatcher.attach(member, request.holding)
         return member
 
@@ -95,45 +105,75 @@ class Consumers:
         for one in member.members:
             one.last_seen_s = now_s
 
+    def held(self, member: Member | Fan, holding: Sequence[int]) -> wire.Held:
+        """Which of these pulls a consumer still holds, and what of them was taken away."""
+        return member.held_of(holding) if isinstance(member, Fan) else member.dispatcher.held(member, holding)
+
     # Leaving
 
-    def detach(self, member: Member | Fan) -> None:
-        for one in self._fans.leave(member):
-            if not one.fenced:
-                self.leave(one, vanished=False)
+    async def detach(self, member: Member | Fan) -> None:
+        """Give back what is still held; it is as durable as an ack then."""
+        given_back = [self.leave(one, vanished=False) for one in self._fans.leave(member) if not one.fenced]
+        for done in given_back:
+            if done is not None:
+                await done
 
     def disconnected(self, member: Member | Fan) -> None:
-        """Its connection broke: it may come back for a moment, then what it holds goes to others."""
+        """Its connection broke: it may come back for a moment, then what it holds goes to others. It keeps it if the
+        broker stops: it cannot come back before the next start."""
+        if isinstance(member, Fan):
+            self._fans.await_back(member, self._clock.steady_s() + self._settings.heartbeat_s)
         for one in self._fans.leave(member):
-            if one.fenced or one.grace is not None:
+            if one.fenced or one.grace is not None or self._broker.closing:
                 continue
             loop = asyncio.get_running_loop()
             reason = f"the connection of consumer {one.consumer} ({one.address}) broke"
             one.grace = loop.call_later(self._settings.reconnect_grace_s, self._vanish, one, reason)
 
     def _vanish(self, member: Member, reason: str) -> None:
+        if self._broker.closing:
+            return
         try:
             self.leave(member, vanished=True, reason=reason)
         except TowlineError as error:
             log.error("%s: %s", member.dispatcher.label, error)
 
-    def leave(self, member: Member, *, vanished: bool, reason: str = "") -> None:
-        dispatcher = member.dispatcher
-        dispatcher.leave(member, vanished=vanished, reason=reason)
-        if dispatcher.group.config.ephemeral and not dispatcher.members and not self._broker.closing:
-            self._start(self._groups.delete_left(dispatcher.group.config.topic, dispatcher.group.config.name))
+    def leave(self, member: Member, *, vanished: bool, reason: str = "") -> asyncio.Future[None] | None:
+        """Gives when it is as durable as an ack."""
+        done = member.dispatcher.leave(member, vanished=vanished, reason=reason)
+        self._desert(member.dispatcher, vanished=vanished)
+        return done
+
+    def _desert(self, dispatcher: Dispatcher, *, vanished: bool) -> None:
+        """An ephemeral group goes with its last consumer; if that vanished, only when it does not come back."""
+        config = dispatcher.group.config
+        if not config.ephemeral or dispatcher.members or dispatcher.closed or self._broker.closing:
+            return
+        if vanished:
+            self._deserted[dispatcher] = self._clock.steady_s() + self._settings.heartbeat_s
+        else:
+            self._start(self._groups.delete_left(config.topic, config.name))
 
     async def sweep(self) -> None:
         """Those that were silent for too long lose what they hold, and so do those that did not come back."""
+        if self._broker.closing:
+            return
         now_s = self._clock.steady_s()
-        for dispatcher in sweep_members(list(self._topics.dispatchers()), now_s, self._settings.heartbeat_s):
-            config = dispatcher.group.config
-            if config.ephemeral and not dispatcher.members:
-                await self._groups.delete_left(config.topic, config.name)
+        for member, vanished in sweep_members(list(self._topics.dispatchers()), now_s, self._settings.heartbeat_s):
+            self._desert(member.dispatcher, vanished=vanished)
+        self._fans.sweep(now_s)
+        for dispatcher in list(self._deserted):
+            # While one is deleted, the consumer of another may come back.
+            if dispatcher.closed or now_s > self._deserted.get(dispatcher, now_s):
+                self._deserted.pop(dispatcher, None)
+                if not dispatcher.closed:
+                    await self._groups.delete_left(dispatcher.group.config.topic, dispatcher.group.config.name)
         for name, deadline_s in list(self._orphans.items()):
             if now_s > deadline_s:
                 topic, group, consumer = name
                 reason = f"consumer {consumer} did not come back after the broker's restart"
+                dropped = True
                 with suppress(NotFound):  # its group is gone meanwhile
-                    self._groups.named(topic, group).drop(consumer, vanished=True, reason=reason)
-                del self._orphans[name]
+                    dropped = self._groups.named(topic, group).drop(consumer, reason)
+                if dropped:
+                    del self._orphans[name]

@@ -108,7 +108,7 @@ def _rows(
     shards = scheduler.find_topic(parcel.topic).config.shards
     rows = []
     for at, (number, due_us) in enumerate(zip(opened.ids(0, parcel.count), opened.times, strict=True)):
-        if only in (None, at) and scheduler.schedule.is_waiting(Position(place, seq, at, number, due_us)):
+        if only in (None, at) and scheduler.schedule.is_waiting(Position(place, seq, at, number, due_us, parcel.era)):
             key = (keys[at] if keys is not None else None) or ""
             made_us = frame.produced_at_us if produced is None else produced[at]
             size = offsets[at + 1] - offsets[at]
@@ -138,7 +138,7 @@ async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> F
                 places = _with_key(opened, packed) if key else _with_ids(opened, missing)
                 for at in places:
                     number = opened.ids(at, at + 1)[0]
-                    position = Position(place, seq, at, number, opened.times[at])
+                    position = Position(place, seq, at, number, opened.times[at], opened.parcel.era)
                     if schedule.is_waiting(position):
                         found.append((position, opened))
                         missing.discard(number)
@@ -236,6 +236,7 @@ async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMov
 async def _move(scheduler: Scheduler, there: Found, topic: str, at_us: int) -> None:
     """Out of the slots they are in and into others, in one unit; they keep their ids."""
     agenda = scheduler.agenda
+    scheduler.follow_clock()
     until_us = agenda.schedule.until_us
     pieces: dict[tuple[str, int, bytes, bytes], list[tuple[Opened, int, int]]] = {}
     for position, opened in there:

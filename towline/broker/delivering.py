@@ -10,7 +10,7 @@ from towline.broker.expiry import FLAGS_AT, split
 from towline.broker.lane import Lane
 from towline.broker.limits import Limit, limits_of
 from towline.delivery import Part
-from towline.errors import BadFrame
+from towline.errors import BadFrame, Unreadable
 from towline.frame import Frame, slice_frame
 from towline.frame.layout import EXPIRES_AT, LIMIT, count_in
 from towline.model import Span
@@ -40,18 +40,24 @@ class Parcel(NamedTuple):
 async def collect(
     store: Store, lanes: Sequence[Lane], parts: Sequence[Part], max_bytes: int, now_us: int = 0
 ) -> Parcel:
-    """Read `parts` in order until `max_bytes` are exceeded; one message at least is always read. At time 0 nothing is
-    expired."""
+    """Read `parts` in order until `max_bytes` are exceeded, or the store does not bring more; one message at least is
+    always read. At time 0 nothing is expired."""
     parcel = Parcel([], [], [], [], [], [])
-    budget = max_bytes
+    budget, stopped = max_bytes, False
     for part in parts:
         lane, at = lanes[part.lane], part.first
-        while at < part.end and (budget > 0 or not parcel.parts):
+        while at < part.end and (budget > 0 or not parcel.parts) and not stopped:
             recent = lane.recent(at, part.end - at)
             if recent is not None:
                 items: list[Chunk | Lost] = [recent]
             else:
-                read = await store.read(lane.stream, at, part.end - at, max(budget, 1))
+                try:
+                    read = await store.read(lane.stream, at, part.end - at, max(budget, 1))
+                except Unreadable:
+                    if not parcel.parts:
+                        raise
+                    stopped = True  # what was read so far is not held up by it
+                    continue
                 items = sorted([*read.chunks, *read.lost], key=attrgetter("first")) if read.lost else list(read.chunks)
             begin = items[0].first if items else part.end
             if begin > at:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 import msgspec
 
@@ -18,19 +18,37 @@ from towline.broker.pull_log import PullLog
 from towline.broker.settling import NOTHING, Settling
 from towline.broker.waiter import Taker, Waiter, in_turn
 from towline.clock import SECOND_US, Clock
-from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Pull, Skip
+from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Pull, Skip, missing
 from towline.delivery.events import Failed, GaveUp, Overrun, Pulled, Released
-from towline.errors import LeaseLost, NotFound, TowlineError, Unavailable
+from towline.errors import LeaseLost, NotFound, TowlineError, Unavailable, Unreadable
 from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
 from towline.protocol import messages as wire
 from towline.store import Append, Appended, Store
 
-__all__ = ["Dispatcher"]
+__all__ = ["LOST_MAX", "Dispatcher"]
 
 log = logging.getLogger("towline.broker")
 
+LOST_MAX = 1_000
+"""Ranges of lost messages that a beat is answered with."""
 TIMER_MAX_S = 60.0
 """The clock may be set while a timer runs, so none runs longer than this."""
+
+
+PROBE_MIN_S = 0.1
+PROBE_MAX_S = 5.0
+REMIND_S = 300.0
+
+
+class Outage:
+    """The store does not bring what a group has to deliver: one pull at a time tries again, the others wait."""
+
+    __slots__ = ("pause_s", "reason", "remind_s", "until_s")
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self.pause_s = PROBE_MIN_S / 2
+        self.until_s = self.remind_s = 0.0
 
 
 class Dispatcher:
@@ -61,6 +79,8 @@ class Dispatcher:
         self.obituary = Obituary(self.label, clock)
         self.on_dying: Callable[[Dispatcher], None] = lambda _: None
         self.closed = False
+        self.stopping = False
+        """The broker stops: nobody can settle anything any more, and nothing is taken from anyone for that."""
         self.counts = {"pulled": 0, "bytes": 0, "acked": 0, "nacked": 0, "failed": 0}
         self.oldest: dict[int, tuple[int, int, int]] = {}
         """By lane, what was last found when looking for the oldest message: a range of its frame, and its time."""
@@ -68,6 +88,8 @@ class Dispatcher:
         self._durability = durability
         self._waiters: deque[Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self.outage: Outage | None = None
+        self._probe: asyncio.TimerHandle | None = None
         self._limits = Limits(group)
         self._watching: list[Callable[[Dispatcher], None]] = []
 
@@ -83,6 +105,11 @@ class Dispatcher:
     @property
     def label(self) -> str:
         return f"group {self.group.config.name} on topic {self.group.config.topic}"
+
+    @property
+    def unreadable(self) -> str:
+        """Why it waits for the store; empty if it does not."""
+        return "" if self.outage is None else self.outage.reason
 
     # The one step
 
@@ -118,7 +145,7 @@ class Dispatcher:
         if self._limits.recalling and request.acts:
             await self._limits.recalled()
         settled, done = self._act(member, request.acts) if request.acts else (NOTHING, None)
-        begun_s = self.clock.steady_s()
+        begun_s, waits = self.clock.steady_s(), request.wait_ms > 0
         got = None
         while got is None and not member.fenced:
             pulled = self._try(member, request, request.min_messages if request.wait_ms else least)
@@ -139,6 +166,8 @@ class Dispatcher:
         if done is not None:
             await done
         if got is None:
+            if self.outage is not None and not waits and not request.acts:
+                raise Unreadable(f"{self.label} waits: {self.outage.reason}")
             return wire.Pulled(0, [], settled.refused, lost=settled.lost), []
         pull, parcel = got
         return self._answer(pull, parcel.parts, settled), parcel.buffers
@@ -161,6 +190,8 @@ class Dispatcher:
             waiter.future.set_result(pulled)
             self._waiters.remove(waiter)
             return False
+        if self.outage is not None:
+            self._end_outage()
         part, buffers = found
         stands = waiter.member.keeps_up(part.count, self.clock.steady_s()) and waiter.stands
         stands = stands and 2 * part.count < waiter.request.max_messages
@@ -177,10 +208,16 @@ class Dispatcher:
         """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
         try:
             parcel = await collect(self.store, self.lanes, pulled.parts, request.max_bytes, self.clock.now_us())
+        except Unreadable as error:
+            self._give_back(member, pulled.pull)
+            self._hold(error)
+            return None
         except Exception:
             # The consumer is told of the error, and never of the pull: nobody else would settle it.
             self._give_back(member, pulled.pull)
             raise
+        if self.outage is not None:
+            self._end_outage()
         if self.closed or pulled.pull not in self.group.leases:
             return None
         self._settle_parcel(member, pulled.pull, parcel)
@@ -196,11 +233,53 @@ class Dispatcher:
             self.arm()
         return pulled.pull, parcel
 
-    async def recall_limits(self) -> None:
-        """After a start: see to the limits of the messages that consumers still hold."""
-        await self._limits.recall(self.store, self.streams, self.clock, self.label)
-        if self._limits:
-            self.arm()
+    # While the store does not bring what is to be delivered
+
+    def _hold(self, error: Unreadable) -> None:
+        now_s, outage = self.clock.steady_s(), self.outage or Outage()
+        outage.pause_s = min(outage.pause_s * 2, PROBE_MAX_S)
+        outage.reason = str(error)
+        if now_s >= outage.remind_s:
+            outage.remind_s = now_s + REMIND_S
+            log.error("%s waits, and skips nothing: %s. It goes on by itself", self.label, error)
+        self.outage = outage
+        self._probe_later(outage)
+
+    def _probe_later(self, outage: Outage) -> None:
+        outage.until_s = self.clock.steady_s() + outage.pause_s
+        if self._probe is not None:
+            self._probe.cancel()
+        self._probe = asyncio.get_running_loop().call_later(outage.pause_s, self._on_probe)
+
+    def _may_probe(self, outage: Outage) -> bool:
+        if self.clock.steady_s() < outage.until_s:
+            return False
+        self._probe_later(outage)
+        return True
+
+    def _on_probe(self) -> None:
+        self._probe = None
+        if self.outage is not None and not self.closed:
+            if not self.group.lag():
+                self.outage = None
+                return
+            self.outage.until_s = 0.0
+            self.wake()
+
+    def _end_outage(self) -> None:
+        self.outage = None
+        if self._probe is not None:
+            self._probe.cancel()
+            self._probe = None
+        log.warning("%s goes on: the store can be read again", self.label)
+        asyncio.get_running_loop().call_soon(self.wake)
+
+    async def recall_limits(self, spare_s: float) -> None:
+        """After a start: see to the limits of the messages that consumers still hold. Nobody's time is over before
+        that."""
+        spared_us = self.clock.now_us() + round(spare_s * SECOND_US)
+        await self._limits.recall(self.store, self.streams, self.clock, self.label, spared_us)
+        self.arm()
 
     def observe(self) -> None:
         """Look at all lanes: what was appended, and what was dropped. To be called by whoever drops anything."""
@@ -217,6 +296,8 @@ class Dispatcher:
     def _try(self, member: Member, request: wire.Pull, least: int) -> Pulled | None:
         if self._changed:
             self.notice()
+        if self.outage is not None and not self._may_probe(self.outage):
+            return None
         command = Pull(member.consumer, self.next_pull(), request.max_messages, request.max_bytes, least)
         events = self.group.decide(command, self.clock.now_us())
         if len(events) == 1 and isinstance(events[0], Pulled):
@@ -293,6 +374,20 @@ class Dispatcher:
                 waiters.append(waiter)
         self.arm()
 
+    def bar(self, shards: Set[int]) -> None:
+        """Hold these shards back, and no others."""
+        self.notice()
+        if self.group.bar(frozenset(shards)):
+            self.wake()
+
+    def has_left(self, shard: int) -> bool:
+        """Whether the group has not settled all of a shard."""
+        self.notice()
+        group = self.group
+        assert group.shards is not None, self.label
+        at = max(group.next[shard], group.firsts[shard])
+        return at < self.lanes[shard].coming or group.shards.has_open(shard)
+
     def wake(self) -> None:
         if self._waiters:
             self.serve()
@@ -345,6 +440,25 @@ class Dispatcher:
         failed = (event.parts for event in events if isinstance(event, (Failed, GaveUp, Released)))
         self.counts["failed"] += sum(part.count for parts in failed for part in parts)
 
+    def held(self, member: Member, holding: Sequence[int]) -> wire.Held:
+        """Which of these pulls a consumer still holds, and what of them was taken away."""
+        self._check(member)
+        if self.group.config.mode == AT_MOST_ONCE:
+            # They are the consumer's own since they were delivered.
+            return wire.Held(list(holding))
+        held: list[int] = []
+        lost: list[wire.Lost] = []
+        for pull in holding:
+            lease = self.group.leases.get(pull)
+            if lease is not None and lease.consumer == member.consumer:
+                held.append(pull)
+                if not lease.taken:
+                    continue
+            if len(lost) < LOST_MAX:
+                gone = missing(self.group, member.consumer, pull, up_to=False)
+                lost += [(pull, part.lane, part.first, part.count, why) for _, part, why in gone]
+        return wire.Held(held, lost[:LOST_MAX])
+
     # Coming and going
 
     def attach(self, member: Member, holding: Sequence[int]) -> None:
@@ -366,23 +480,36 @@ class Dispatcher:
             raise NotFound(f"{self.label} has no consumer {consumer[:80]!r}")
         return found
 
-    def leave(self, member: Member, *, vanished: bool, reason: str = "") -> None:
-        """A consumer goes; what it held is there for others at once. If that cannot be written down, it stays among the
-        members, fenced: see `sweep_members`."""
+    def leave(self, member: Member, *, vanished: bool, reason: str = "") -> asyncio.Future[None] | None:
+        """A consumer goes; what it held is there for others at once. Gives when that is as durable as an ack. If it
+        cannot be written down, or not be judged yet, the consumer stays among the members, fenced: see
+        `sweep_members`."""
         if self.members.get(member.consumer) is not member:
-            return
+            return None
         self._fence(member)
         member.parting = vanished, reason
-        self.drop(member.consumer, vanished=vanished, reason=reason)
+        if vanished and self._limits.recalling:
+            return None
+        appended = self._drop(member.consumer, vanished=vanished, reason=reason)
         del self.members[member.consumer]
+        return appended.done if appended is not None else None
 
-    def drop(self, consumer: str, *, vanished: bool, reason: str = "") -> None:
-        events, _ = self.run(Leave(consumer, vanished, reason))
+    def drop(self, consumer: str, reason: str) -> bool:
+        """Take what a consumer holds that does not come back. False: not yet, because it is not known how often its
+        messages are tried."""
+        if self._limits.recalling:
+            return False
+        self._drop(consumer, vanished=True, reason=reason)
+        return True
+
+    def _drop(self, consumer: str, *, vanished: bool, reason: str) -> Appended | None:
+        events, appended = self.run(Leave(consumer, vanished, reason), Durability.OS if vanished else self._durability)
         if vanished:
             self.count_failed(events)
         if events and vanished:
             log.warning("%s: %s; its open messages are delivered again", self.label, reason or f"{consumer} vanished")
         self.wake()
+        return appended
 
     def _fence(self, member: Member) -> None:
         member.fenced = True
@@ -410,8 +537,10 @@ class Dispatcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        wake_us = self.group.next_wake_us()
-        if self._limits and (late_us := self._limits.next_us()) is not None:
+        # How often messages are tried is not known while it is recalled: no lease ends then.
+        recalling = self._limits.recalling
+        wake_us = self.group.next_retry_us() if recalling else self.group.next_wake_us()
+        if not recalling and self._limits and (late_us := self._limits.next_us()) is not None:
             wake_us = late_us if wake_us is None else min(wake_us, late_us)
         if wake_us is not None and not self.closed:
             delay_s = (wake_us - self.clock.now_us()) / SECOND_US
@@ -419,15 +548,27 @@ class Dispatcher:
 
     def _on_time(self) -> None:
         self._timer = None
+        if self.stopping:
+            return
         try:
-            overdue = self._limits.overdue(self.clock.now_us()) if self._limits else ()
-            self.count_failed(self.run(Lapse(overdue))[0])
+            if not self._limits.recalling:
+                overdue = self._limits.overdue(self.clock.now_us()) if self._limits else ()
+                self.count_failed(self.run(Lapse(overdue))[0])
             self.group.retries.ripen(self.clock.now_us())
             self.serve()
             for stir in self._watching:
                 stir(self)
         except TowlineError as error:
             log.error("%s: %s", self.label, error)
+
+    def extend_leases(self, seconds: float) -> None:
+        """None of them times out before that."""
+        self.group.extend_leases(self.clock.now_us() + round(seconds * SECOND_US))
+
+    def stop(self) -> None:
+        """The broker is about to stop: leases are kept as they are."""
+        self.stopping = True
+        self.release_waiters()
 
     def release_waiters(self) -> None:
         """Answer everyone who waits with what there is: nothing."""
@@ -441,8 +582,9 @@ class Dispatcher:
         self.obituary.tell()
         for lane in self.lanes:
             lane.unwatch(self._changed)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._probe):
+            if timer is not None:
+                timer.cancel()
         for member in self.members.values():
             member.cancel_grace()
         self.release_waiters()

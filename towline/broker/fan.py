@@ -17,10 +17,10 @@ from typing import Any, Final
 import msgspec
 
 from towline.broker.delivering import Buffers
-from towline.broker.dispatcher import Dispatcher
+from towline.broker.dispatcher import LOST_MAX, Dispatcher
 from towline.broker.member import Member
 from towline.broker.waiter import Taker
-from towline.errors import LeaseLost, NotFound, TooLarge, TowlineError
+from towline.errors import LeaseLost, NotFound, TooLarge, TowlineError, Unreadable
 from towline.model import GroupConfig, check_consumer, check_group, check_pattern, is_pattern, matches
 from towline.protocol import messages as wire
 from towline.protocol.cluster import ClientState
@@ -33,6 +33,8 @@ PULLS_MAX: Final = 100_000
 """Pulls of which it is remembered whose they are; a consumer does not hold so many."""
 NEWS_MAX: Final = 100
 """Groups of which a consumer is told at a time that they have other settings."""
+AWAY_MAX: Final = 10_000
+"""Consumers whose connection broke, for which new topics are noted; the oldest go first."""
 ACK: Final = 0
 
 Join = Callable[[wire.Attach], Awaitable[Member]]
@@ -71,6 +73,16 @@ class Fan:
     @property
     def resource(self) -> str:
         return self.pattern
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where a consumer of an ephemeral group comes back to."""
+        return self.pattern, self.config.name
+
+    @property
+    def unjoined(self) -> list[str]:
+        """New topics that it has not joined yet."""
+        return [name for name, new in self._joining.items() if new]
 
     @property
     def held(self) -> list[int]:
@@ -226,7 +238,10 @@ class Fan:
             member = self._members[name]
             if member.dispatcher.closed:
                 continue
-            pulled, buffers = await member.dispatcher.pull(member, request, least=least)
+            try:
+                pulled, buffers = await member.dispatcher.pull(member, request, least=least)
+            except Unreadable:
+                continue  # its turn comes when its group goes on; the others do not wait for it
             if least > 1 and not pulled.pull:
                 self._short[name] = None
             if pulled.pull:
@@ -263,6 +278,17 @@ class Fan:
         self._forget_settled()
         return wire.Settled(refused, lost)
 
+    def held_of(self, holding: Sequence[int]) -> wire.Held:
+        """Which of these pulls it still holds, of whichever topics, and what of them was taken away."""
+        by_member: dict[Member, list[int]] = {}
+        for pull in holding:
+            member = self._pulls.get(pull)
+            if member is not None and not (member.fenced or member.dispatcher.closed):
+                by_member.setdefault(member, []).append(pull)
+        answers = [member.dispatcher.held(member, pulls) for member, pulls in by_member.items()]
+        lost = [each for one in answers for each in one.lost]
+        return wire.Held([pull for one in answers for pull in one.held], lost[:LOST_MAX])
+
     def _parts_of(self, act: wire.Act, member: Member) -> list[tuple[Member, wire.Act]]:
         """The act, and for one of everything up to a pull also those of the pulls from other topics."""
         if not act.up_to:
@@ -286,6 +312,8 @@ class Fans:
         self._topics = topics
         self._closing = closing
         self._fans: set[Fan] = set()
+        self._away: dict[tuple[str, str], tuple[float, set[str]]] = {}
+        """By place, ephemeral ones whose connection broke: until when they may come back, and topics new to them."""
 
     async def open(self, request: wire.Attach, attach: Join, may: Callable[[str], bool]) -> Fan:
         check_pattern(request.topic)
@@ -299,6 +327,10 @@ class Fans:
 
         fan = Fan(request, join, may, self._closing)
         fan.invite(self._topics, new=False)
+        if fan.config.ephemeral:
+            _, new = self._away.pop(fan.place, (0.0, set[str]()))
+            # The one before it may be here still: that its connection broke can be noticed later.
+            fan.invite(new.union(*(other.unjoined for other in self._fans if other.place == fan.place)), new=True)
         self._fans.add(fan)
         await fan.join()
         return fan
@@ -306,6 +338,20 @@ class Fans:
     def made(self, topic: str) -> None:
         for fan in self._fans:
             fan.invite((topic,), new=True)
+        for (pattern, _), (_, new) in self._away.items():
+            if matches(pattern, topic):
+                new.add(topic)
+
+    def await_back(self, fan: Fan, deadline_s: float) -> None:
+        """All messages of a topic that is made before it comes back are new to it."""
+        if fan.config.ephemeral:
+            self._away[fan.place] = deadline_s, set(fan.unjoined)
+            if len(self._away) > AWAY_MAX:
+                del self._away[next(iter(self._away))]
+
+    def sweep(self, now_s: float) -> None:
+        for place in [place for place, (deadline_s, _) in self._away.items() if now_s > deadline_s]:
+            del self._away[place]
 
     def leave(self, member: Member | Fan) -> list[Member]:
         """A consumer goes, of one topic or of many: those that are to leave."""

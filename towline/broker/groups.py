@@ -60,6 +60,8 @@ class Groups:
         self._durability = Durability.parse(settings.durability)
         self.making = asyncio.Lock()
         """Held by whoever makes, changes or deletes groups."""
+        self.on_installed: Callable[[Dispatcher], None] = lambda dispatcher: None
+        """Told of a group that is new here."""
         self.burying: dict[Dispatcher, asyncio.Future[None]] = {}
         """Those whose dying messages are on their way to the dead letters; done when they are there."""
 
@@ -69,9 +71,7 @@ class Groups:
                 self._catalog.drop_group(topic, name)
                 continue
             shards, known = self._topics[topic].config.shards, snapshots.groups.get((topic, name))
-            dispatcher = self._install(self._topics[topic], await recover_group(self._store, config, known, shards))
-            if dispatcher.group.leases:
-                self._start(dispatcher.recall_limits())
+            self._install(self._topics[topic], await recover_group(self._store, config, known, shards))
 
     def _install(self, topic: Topic, group: Group) -> Dispatcher:
         dispatcher = Dispatcher(
@@ -90,6 +90,7 @@ class Groups:
                 )  # fmt: skip
                 group.next[lane] = source.end
         dispatcher.observe()
+        self.on_installed(dispatcher)
         dispatcher.on_dying = self._bury_soon
         topic.groups[group.config.name] = dispatcher
         dispatcher.arm()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from towline.broker.dispatcher import Dispatcher
 from towline.delivery import Nack, Part, Producers
 from towline.delivery.handback import HANDED_BACK, take_back
@@ -12,10 +14,38 @@ from towline.model import Durability
 from towline.protocol.cluster import HandBack, HandedBack
 from towline.store import Append
 
-__all__ = ["hand_back"]
+__all__ = ["Handbacks"]
 
 
-async def hand_back(
+class Handbacks:
+    """Hand-overs that are done and under way."""
+
+    def __init__(self, producers: Producers, durability: Durability) -> None:
+        self._producers = producers
+        self._durability = durability
+        self._under_way: dict[tuple[int, int], asyncio.Future[HandedBack]] = {}
+
+    async def take(self, dispatcher: Dispatcher, request: HandBack, frame: Frame) -> HandedBack:
+        """One that is told again while the first is not durable yet shares its fate, and its error."""
+        key = frame.producer_id, frame.producer_seq
+        under_way = self._under_way.get(key)
+        if under_way is not None:
+            return HandedBack((await asyncio.shield(under_way)).first, True)
+        work = _hand_back(dispatcher, request, frame, self._producers, self._durability)
+        # A task of its own: it goes on to its end, whoever stops waiting for it.
+        task = asyncio.get_running_loop().create_task(work)
+        if frame.producer_id:
+            self._under_way[key] = task
+            task.add_done_callback(lambda done: self._end(key, done))
+        return await asyncio.shield(task)
+
+    def _end(self, key: tuple[int, int], task: asyncio.Task[HandedBack]) -> None:
+        del self._under_way[key]
+        if not task.cancelled():
+            task.exception()  # seen, also if nobody waits any more
+
+
+async def _hand_back(
     dispatcher: Dispatcher, request: HandBack, frame: Frame, producers: Producers, durability: Durability
 ) -> HandedBack:
     """Append them to the group's own lane; when that is durable, note them as failed, in one step with letting them be

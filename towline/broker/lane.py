@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from towline.errors import TooLarge
 from towline.store import Append, Chunk, Store
 
 __all__ = ["Lane", "advance_all", "submit_all"]
@@ -20,13 +21,15 @@ class Lane:
     """Messages become visible in order, each once it is as durable as its sender asked: nothing is delivered that a
     crash could undo."""
 
-    __slots__ = ("_pending", "_recent", "_store", "_watchers", "bytes_in", "end", "stream")
+    __slots__ = ("_pending", "_recent", "_store", "_taken", "_watchers", "bytes_in", "end", "stream")
 
     def __init__(self, store: Store, stream: str) -> None:
         self._store = store
         self._pending: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._recent: deque[Chunk] = deque(maxlen=RECENT_FRAMES)
         self._watchers: list[tuple[set[int], int]] = []
+        self._taken = 0
+        """Numbers before this one are not given again, though what had the last of them was refused."""
         self.stream = stream
         self.bytes_in = 0
         """Of frames, since the broker started."""
@@ -35,6 +38,11 @@ class Lane:
     @property
     def next(self) -> int:
         """The number that the next message gets."""
+        return max(self.coming, self._taken)
+
+    @property
+    def coming(self) -> int:
+        """The end of what is there or on its way."""
         return self._pending[-1][0] if self._pending else self.end
 
     @property
@@ -68,7 +76,9 @@ class Lane:
                 for changed, number in self._watchers:
                     changed.add(number)
             else:
-                # It was refused: its numbers may be another's by now.
+                # Refused: its numbers may be another's by now, unless it came so far that the database had to say so.
+                if not done.cancelled() and isinstance(done.exception(), TooLarge):
+                    self._taken = end
                 self._recent.clear()
 
     def look(self) -> tuple[int, int, int]:

@@ -83,14 +83,16 @@ async def _limits_within(store: Store, stream: str, part: Part) -> list[Limit]:
 
 
 class _Timed:
-    __slots__ = ("limits", "since_us")
+    __slots__ = ("limits", "since_us", "spared_us")
 
-    def __init__(self, limits: list[Limit], since_us: int) -> None:
+    def __init__(self, limits: list[Limit], since_us: int, spared_us: int) -> None:
         self.limits = limits
         self.since_us = since_us
+        self.spared_us = spared_us
+        """Nothing is overdue before this time."""
 
     def due_us(self) -> int:
-        return self.since_us + min(timeout_us for _, timeout_us in self.limits) + GRACE_US
+        return max(self.since_us + min(timeout_us for _, timeout_us in self.limits) + GRACE_US, self.spared_us)
 
 
 class Limits:
@@ -106,28 +108,28 @@ class Limits:
     def __bool__(self) -> bool:
         return bool(self._pulls)
 
-    def note(self, pull: int, limits: list[Limit], now_us: int) -> None:
+    def note(self, pull: int, limits: list[Limit], now_us: int, spared_us: int = 0) -> None:
         attempts = [(span, many) for span, limit in limits if (many := attempts_in(limit))]
         if attempts:
             self._group.leases[pull].limit(attempts)
         timeouts = _timeouts(limits)
         if timeouts:
-            self._pulls[pull] = _Timed(timeouts, now_us)
+            self._pulls[pull] = _Timed(timeouts, now_us, spared_us)
 
     async def recalled(self) -> None:
         """Wait until it is known."""
         await self._recalled.wait()
 
-    async def recall(self, store: Store, streams: Sequence[str], clock: Clock, label: str) -> None:
+    async def recall(self, store: Store, streams: Sequence[str], clock: Clock, label: str, spared_us: int) -> None:
         """After a start, of the pulls that consumers hold: the time of their messages begins anew, because it is not
-        known what was done in the broker's absence."""
+        known what was done in the broker's absence, and is not over before consumers had time to come back."""
         try:
             for lease in list(self._group.leases.values()):
                 limits: list[Limit] = []
                 for part in list(lease.open):
                     limits += await _limits_within(store, streams[part.lane], part)
                 if limits and lease.pull in self._group.leases:
-                    self.note(lease.pull, limits, clock.now_us())
+                    self.note(lease.pull, limits, clock.now_us(), spared_us)
         except TowlineError as error:
             log.error("%s: the limits of messages that are out cannot be read: %s", label, error)
         finally:

@@ -52,6 +52,7 @@ def group_state(dispatcher: Dispatcher, now_s: float) -> GroupState:
         dying=sum(part.count for part in group.dying),
         dead=end - first - resent,
         members=members,
+        unreadable=dispatcher.unreadable,
     )
 
 

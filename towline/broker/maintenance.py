@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 from towline.broker.arrivals import trim_arrivals
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.holds import Holds
+from towline.broker.member import Member
 from towline.broker.topic import Topic
 from towline.clock import SECOND_US, Clock
 from towline.errors import TowlineError
@@ -32,18 +33,16 @@ async def every(seconds: float, what: str, task: Callable[[], Awaitable[None]]) 
             log.exception("%s failed", what)
 
 
-def sweep_members(dispatchers: Iterable[Dispatcher], now_s: float, heartbeat_s: float) -> list[Dispatcher]:
+def sweep_members(dispatchers: Iterable[Dispatcher], now_s: float, heartbeat_s: float) -> Iterator[tuple[Member, bool]]:
     """Take from consumers that have been silent for too long what they hold; and from those that have left, where it
-    could not be written down then. Gives the groups that lost one."""
-    lost = []
+    could not be written down then. Gives them, and whether they vanished."""
     for dispatcher in dispatchers:
         for member in list(dispatcher.members.values()):
             if member.parting is not None or now_s - member.last_seen_s > heartbeat_s:
                 unheard = f"consumer {member.consumer} ({member.address}) was not heard of for {heartbeat_s:g} s"
                 vanished, reason = member.parting or (True, unheard)
                 dispatcher.leave(member, vanished=vanished, reason=reason)
-                lost.append(dispatcher)
-    return lost
+                yield member, vanished
 
 
 def lane_pins(topic: Topic) -> dict[str, int]:

@@ -72,6 +72,7 @@ def _of_group(dispatcher: Dispatcher) -> GroupFigures:
         group.retries.messages,
         end - first - resent,
         len(dispatcher.members),
+        dispatcher.unreadable,
     )
 
 
@@ -79,6 +80,8 @@ async def look_for_oldest(store: Store, dispatcher: Dispatcher, reads: int) -> i
     """Learn when the oldest messages that are not consumed came in; how many frames were read for that. A frame that
     was read before is not read again while it is the oldest."""
     group, known, used = dispatcher.group, dispatcher.oldest, 0
+    if dispatcher.outage is not None:
+        return 0
     pins = group.pins()
     for lane, (at, first, end) in enumerate(zip(group.next, group.firsts, group.ends, strict=True)):
         oldest = min(max(at, first), pins.get(lane, end))

@@ -53,6 +53,7 @@ GROUP: Final = (
     ("towline_group_dead_letters", "gauge", "Dead letters that were not sent again.", "dead"),
     ("towline_group_consumers", "gauge", "Consumers that are attached.", "members"),
 )
+UNREADABLE: Final = "towline_group_unreadable"
 AGE: Final = "towline_group_oldest_age_seconds"
 
 
@@ -91,6 +92,9 @@ def _lines(broker: Broker, measured: Measured) -> Iterator[str]:
     for name, kind, text, field in GROUP:
         yield _head(name, kind, text)
         yield from _samples(name, groups, field)
+    yield _head(UNREADABLE, "gauge", "1 while the group waits because the store cannot be read.")
+    for labels_text, one in groups:
+        yield f"{UNREADABLE}{labels_text} {int(bool(one.unreadable))}\n"
     yield _head(AGE, "gauge", "Age of the oldest message that is not consumed; 0 without a backlog.")
     for labels_text, one in groups:
         age_s = max(measured.at_us - one.oldest_at_us, 0) / 1e6 if one.oldest_at_us else 0

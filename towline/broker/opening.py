@@ -28,8 +28,10 @@ async def open_store(settings: BrokerSettings) -> Store:
         try:
             return await LogStore.open(folder, limits)
         except OSError as error:
+            advice = _advice(error)
+            what = f"{error.filename}: " if error.filename and not advice else ""
             raise StoreFailed(
-                f"the folder {folder} cannot be opened: {error.strerror or error}{_advice(error)}"
+                f"the folder {folder} cannot be opened: {what}{error.strerror or error}{advice}"
             ) from None
     if scheme == "mysql":
         return await _open_sql(settings)

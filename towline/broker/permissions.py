@@ -27,6 +27,7 @@ from towline.protocol.access import (
     RevokeToken,
     WhoAmI,
 )
+from towline.protocol.backup import BeginBackup, HoldBackup
 from towline.protocol.cluster import ForgetBroker, HandBack, ListBrokers, ListClients, Meet
 from towline.protocol.messages import (
     Answer,
@@ -282,6 +283,8 @@ PERMISSIONS: dict[int, Needs] = {
     TestAlarm.kind: cluster("alter"),
     AskAlarmBook.kind: cluster("admin"),  # it shows webhooks whole
     Kick.kind: group("alter"),
+    BeginBackup.kind: cluster("admin"),
+    HoldBackup.kind: cluster("admin"),
 }
 
 AUDITED: Final = frozenset(
@@ -289,7 +292,7 @@ AUDITED: Final = frozenset(
     for request in (
         CreateTopic, DeleteTopic, PutTopic, EditTopic, Purge, PutGroup, DeleteGroup, Pause, Seek, Resend, ReviseDead,
         PurgeDead, CancelDelayed, MoveDelayed, Resolve, PutUser, DeleteUser, CreateToken, RevokeToken, AddRule,
-        DropRule, ForgetBroker, PutAlarm, DropAlarm, SilenceAlarm, TestAlarm, Kick,
+        DropRule, ForgetBroker, PutAlarm, DropAlarm, SilenceAlarm, TestAlarm, Kick, BeginBackup,
     )
 )  # fmt: skip
 """Requests that the audit log tells of, whatever came of them. Refusals of all others are told of as well."""
@@ -339,5 +342,7 @@ def target_of(request: Any) -> str:  # noqa: PLR0911  # one for each kind of thi
         return f"alarm {request.rule.name if isinstance(request, PutAlarm) else request.name}"
     if isinstance(request, CreateToken | RevokeToken):
         return f"token {request.name}"
+    if isinstance(request, BeginBackup):
+        return "cluster"
     field = "transaction" if hasattr(request, "transaction") else "id"
     return f"{'rule' if field == 'id' else field} {getattr(request, field, '')}".rstrip()

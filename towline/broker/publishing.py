@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from towline.broker.config_file import fits_log
 from towline.broker.ordering import refuse_mixed
 from towline.broker.sending import Outgoing, Sender
 from towline.clock import SECOND_US, Clock
@@ -117,8 +118,15 @@ class Staging:
         appended = self._store.append(unit, durability)
         first = appended.firsts[0]
         self._next_record = first + 1 + len(head.frames)
-        self._state.staged_at(first, head)
-        await appended.done
+        waiting = self._state.staged_at(first, head)
+        try:
+            await appended.done
+        except TowlineError:
+            # A database does not take it: its number is free again, and may be another's by now.
+            if self._state.staged.get(first) is waiting:
+                del self._state.staged[first]
+                self._next_record = min(self._next_record, first)
+            raise
         return wire.Staged(first)
 
     async def _with_room(self, act: Callable[[], Awaitable[T]]) -> T:
@@ -136,7 +144,7 @@ class Staging:
 
     def sink(self, request: wire.AskSink) -> wire.SinkState:
         found = self._state.last_epoch(request.sink)
-        return wire.SinkState(found.epoch, found.at_us)
+        return wire.SinkState(found.epoch, found.at_us, found.members)
 
     # Publishing
 
@@ -146,7 +154,9 @@ class Staging:
             if request.sink in self._state.running:
                 await self._with_room(lambda: self._roll_forward(request.sink, wanted))
             now_us = self._clock.now_us()
-            mark = self._state.decide(request.sink, request.epoch, request.records, token, now_us)
+            mark = self._state.decide(
+                request.sink, request.epoch, request.records, token, now_us, request.digest, request.members
+            )
             if mark is None:
                 dropped = self._state.drop(request.records, token, now_us)
                 await self._record(dropped, wanted) if dropped is not None else await self._barrier(wanted)
@@ -228,8 +238,9 @@ class Staging:
             except msgspec.MsgspecError as error:
                 log.error("%s cannot be read (%s): it is replayed as far as it is kept", DOCUMENT, error)
             else:
-                self._state.restore(snapshot)
-                self._saved = (staged, marks) = (snapshot.staged_end, snapshot.marks_end)
+                if fits_log(self._store, DOCUMENT, {STAGED: snapshot.staged_end, MARKS: snapshot.marks_end}):
+                    self._state.restore(snapshot)
+                    self._saved = (staged, marks) = (snapshot.staged_end, snapshot.marks_end)
         async for chunk in self._chunks(STAGED, staged):
             if not chunk.start:
                 try:
@@ -242,8 +253,6 @@ class Staging:
                     self._state.apply(decode_publish_mark(record))
                 except msgspec.MsgspecError as error:
                     log.error("%s: a mark behind %d cannot be read: %s", MARKS, chunk.first, error)
-        self._next_record = max(self._next_record, staged)
-        self._next_mark = max(self._next_mark, marks)
 
     async def _chunks(self, stream: str, at: int) -> AsyncIterator[Chunk]:
         end = self._store.bounds(stream).end
@@ -256,12 +265,14 @@ class Staging:
             at = max(read.next, at + 1)
 
     async def go_on(self) -> None:
-        """After a start: publish what was decided before it."""
+        """Publish what was decided: before a start, or when it could not be read then."""
         for sink in list(self._state.running):
             try:
                 async with self._alone(sink):
+                    if sink not in self._state.running:
+                        continue  # by now it is
                     await self._roll_forward(sink, self._durability)
-                log.info("%s: what was decided before the restart is published", sink)
+                log.info("%s: what was decided before is published", sink)
             except TowlineError as error:
                 log.error("%s: what was decided is not published yet: %s", sink, error)
 
@@ -281,6 +292,7 @@ class Staging:
         return {STAGED: min(self._state.first_needed(records), records), MARKS: marks}
 
     async def tidy(self) -> None:
+        await self.go_on()
         now_us = self._clock.now_us()
         mark = self._state.expire(now_us - KEPT_US, now_us)
         if mark is not None:

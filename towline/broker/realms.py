@@ -33,6 +33,7 @@ from towline.errors import BadRequest, NotFound, NotOwner, TowlineError
 from towline.model import is_pattern
 from towline.protocol import messages as wire
 from towline.protocol.access import Measure
+from towline.protocol.backup import BeginBackup, HoldBackup
 from towline.protocol.cluster import ForgetBroker, HandBack, ListBrokers, ListClients, Meet
 from towline.protocol.messages import (
     Beat,
@@ -81,7 +82,7 @@ _HERE: Final = ACCOUNTS | {
     one.kind
     for one in (
         Beat, Meet, ListBrokers, ListClients, ForgetBroker, ListTopics, Stat, Template, Storage, ListAlarms, PutAlarm,
-        DropAlarm, SilenceAlarm, TestAlarm, AskAlarmBook,
+        DropAlarm, SilenceAlarm, TestAlarm, AskAlarmBook, BeginBackup, HoldBackup,
     )
 }  # fmt: skip
 """Answered by any broker, for itself or for all."""
@@ -151,7 +152,7 @@ class Realms:
 
     def choose(self, request: Request, members: Mapping[int, Member | Fan]) -> Broker:
         """The broker of a request; `NotOwner` if it is not one of ours."""
-        if isinstance(request, Pull | Settle | wire.Detach):
+        if isinstance(request, Pull | Settle | wire.Detach) or (isinstance(request, Beat) and request.subscription):
             member = members.get(request.subscription)
             if member is None:
                 raise NotFound(f"there is no subscription {request.subscription} on this connection: attach first")

@@ -10,7 +10,7 @@ import msgspec
 
 from towline.broker.agenda import parcels_in
 from towline.broker.catalog import Catalog
-from towline.broker.config_file import ConfigFile, DataVersion
+from towline.broker.config_file import NEWER, ConfigFile, DataVersion
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.ordering import shards_in
 from towline.broker.scheduling import delay_mark
@@ -74,7 +74,32 @@ class Snapshots:
             return
         self._version = offsets.version
         self.groups = {(one.topic, one.group): one for one in offsets.groups}
+        ahead = [name for name, one in self.groups.items() if self._is_ahead(one)]
+        if ahead:
+            await self._go_back(ahead)
         self._written = self._before = {name: one.position for name, one in self.groups.items()}
+
+    def _is_ahead(self, one: GroupSnapshot) -> bool:
+        """Whether it speaks of events that the log does not have: with it, a group would pass over new messages."""
+        return one.position > self._store.bounds(pull_stream(one.topic, one.group)).end
+
+    async def _go_back(self, ahead: Iterable[tuple[str, str]]) -> None:
+        """Take the snapshot before for these groups, if it fits the log, and else none."""
+        older = await self._file.load_older()
+        before = {} if older is None else {(one.topic, one.group): one for one in older.groups}
+        for name in ahead:
+            instead = before.get(name)
+            fits = instead is not None and not self._is_ahead(instead)
+            source = f"{self._file.backup} is used" if fits else "The pull log is replayed"
+            log.error(
+                "%s speaks of events of group %s of topic %s that the log does not have: %s. %s instead: messages may "
+                "come twice, none is lost",
+                *(OFFSETS, name[1], name[0], NEWER, source),
+            )
+            if instead is not None and fits:
+                self.groups[name] = instead
+            else:
+                del self.groups[name]
 
     async def save(
         self, dispatchers: Iterable[Dispatcher], producers: Producers, dedup: Dedup, ends: dict[str, int]
@@ -88,10 +113,14 @@ class Snapshots:
             self._before = self._written
         version = self._version.next(self._clock.now_us())
         offsets = _Offsets(version, [snapshot(one.group, one.position) for one in kept]) if changed else None
-        remembered = msgspec.msgpack.encode(_ProducersDocument(ends, producers.snapshot(), dedup.snapshot()))
-        if offsets is None and remembered == self._remembered:
-            return
-        await self._store.append([], Durability.FSYNC).done
+        forgotten = -1
+        while forgotten != producers.forgotten + dedup.forgotten:
+            # What is refused meanwhile was never stored: who sends it again must not be told that it was.
+            forgotten = producers.forgotten + dedup.forgotten
+            remembered = msgspec.msgpack.encode(_ProducersDocument(ends, producers.snapshot(), dedup.snapshot()))
+            if offsets is None and remembered == self._remembered:
+                return
+            await self._store.append([], Durability.FSYNC).done
         if offsets is not None:
             await self._file.save(offsets)
             self._version = version
@@ -116,13 +145,6 @@ async def recover_group(store: Store, config: GroupConfig, document: GroupSnapsh
         document = None
     if document is not None:
         group, at = restore(config, document, shards), max(document.position, first)
-        if document.position > end:
-            log.error(
-                "pull log %s ends at event %d, but a snapshot speaks of %d: the snapshot is used, events are missing",
-                stream,
-                end,
-                document.position,
-            )
     while at < end:
         read = await store.read(stream, at, READ_COUNT, READ_BYTES)
         for lost in read.lost:
@@ -172,9 +194,13 @@ async def recover_producers(
     if document is not None:
         try:
             decoded = msgspec.msgpack.decode(document, type=_ProducersDocument)
-            ends = decoded.ends
-            producers.restore(decoded.remembered)
-            dedup.restore(decoded.seen)
+            if any(end > store.bounds(stream).end for stream, end in decoded.ends.items()):
+                # A frame that is sent again would be taken for one that is stored.
+                log.error("%s speaks of messages that the log does not have: %s. All of it is read", PRODUCERS, NEWER)
+            else:
+                ends = decoded.ends
+                producers.restore(decoded.remembered)
+                dedup.restore(decoded.seen)
         except msgspec.MsgspecError as error:
             log.error("%s cannot be read (%s): frames sent before are not recognised if sent again", PRODUCERS, error)
             ends = {stream: store.bounds(stream).end for stream in [*lanes, *slots]}

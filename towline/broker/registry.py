@@ -2,7 +2,8 @@
 
 Every broker keeps one for itself. Whether another is alive it believes only when it has heard of it itself; that one
 exists, and where, it also believes when it is told. A broker that keeps messages on a disk of its own stays in the list
-when it is gone, because they will be there when it returns; one without is dropped.
+when it is gone, because they will be there when it returns; one without is dropped. At an address there is one broker:
+when another one answers there, because its disk was replaced, the one before is forgotten.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class _Kept(msgspec.Struct):
 
     id: str
     brokers: list[BrokerState] = []
+    clear: list[str] = []
+    """Of these it is known that they have nothing that our shards would have to wait for."""
 
 
 class Node:
@@ -72,7 +75,12 @@ class Registry:
         """Where we are reached; empty while we listen nowhere."""
         self.epoch = 0
         self.leaving = False
+        self.replaced = ""
+        """The id of the broker with a disk that was at our address before."""
         self.nodes: dict[str, Node] = {}
+        self.clear: set[str] = set()
+        self.prepared: Callable[[], set[tuple[str, int]]] = set
+        """Topics and lanes of prepared transactions."""
         self.visitors: Collection[Visitor] = ()
 
     @property
@@ -96,11 +104,13 @@ class Registry:
         kept = msgspec.json.decode(document, type=_Kept)
         self.id = kept.id
         self.nodes = {one.id: Node(one, None) for one in kept.brokers if one.id != self.id}
+        self.clear = set(kept.clear)
 
     async def save(self) -> None:
         if self._changed and self._kind == "file":
             self._changed = False
-            kept = _Kept(self.id, [node.state for node in self.nodes.values()])
+            self.clear &= self.nodes.keys()
+            kept = _Kept(self.id, [node.state for node in self.nodes.values()], sorted(self.clear))
             await self._store.save(DOCUMENT, msgspec.json.encode(kept))
 
     # Brokers
@@ -118,6 +128,7 @@ class Registry:
             len(self.visitors),
             self._count_topics(),
             round(self._clock.steady_s() - self._opened_s, 3),
+            self.replaced,
         )
 
     def heard(self, state: BrokerState) -> bool:
@@ -129,7 +140,14 @@ class Registry:
                     "one is a copy of the other's; remove cluster.json from the config folder of the copy"
                 )
             return False
+        if self.address and state.address == self.address:
+            raise Conflict(
+                f"the brokers {self.id} and {state.id} both say that they are reached at {self.address}: give each an "
+                "address of its own (--listen, --advertise)"
+            )
+        self._forget_replaced(state)
         node = self._note(state)
+        state = msgspec.structs.replace(state, replaced=state.replaced or node.state.replaced)
         news = node.heard_s is None or node.lost or node.state.epoch != state.epoch
         node.state, node.heard_s, node.lost = state, self._clock.steady_s(), False
         return news
@@ -138,35 +156,65 @@ class Registry:
         """Others know of these."""
         for state in states:
             known = self.nodes.get(state.id)
-            if state.id == self.id or not state.address:
+            if state.id == self.id:
+                # The others have forgotten the one before us already.
+                self._note_replaced(state.replaced)
+            elif not state.address:
                 continue
-            if known is None:
-                # One without a disk that is not alive will not return under this id.
+            elif state.address == self.address:
+                self._note_replaced(state.id if state.store == "file" else "")
+            elif known is None:
+                # One without a disk that is not alive will not return under this id. Who is at an address that is
+                # taken, we find out there.
                 taken = any(one.state.address == state.address for one in self.nodes.values())
-                if state.store == "file" or (state.state == "alive" and not taken):
+                if not taken and (state.store == "file" or state.state == "alive"):
                     self._note(state)
             elif state.epoch > known.state.epoch:
                 # It has restarted, maybe elsewhere.
                 self._changed = self._changed or state.address != known.state.address
                 known.state = state
 
+    def _note_replaced(self, broker: str) -> None:
+        """This broker with a disk was at our address before."""
+        if broker and not self.replaced:
+            self.replaced = broker
+            log.warning(
+                "broker %s was at %s before, where this one is now: it is forgotten; what its disk held comes only if "
+                "it returns at another address", broker, self.address,
+            )  # fmt: skip
+
     def _note(self, state: BrokerState) -> Node:
         node = self.nodes.get(state.id)
         if node is None:
             if len(self.nodes) >= BROKERS_MAX:
                 raise TooLarge(f"a cluster has at most {BROKERS_MAX} brokers besides this one")
-            self._drop_replaced(state)
             node = self.nodes[state.id] = Node(state, None)
             self._changed = True
         elif node.state.address != state.address:
             self._changed = True
         return node
 
-    def _drop_replaced(self, state: BrokerState) -> None:
-        """A broker without a store of its own has a new id with every start, at its old address."""
-        for other in [one for one in self.nodes.values() if one.state.address == state.address]:
-            if other.state.store != "file":
-                del self.nodes[other.state.id]
+    def _forget_replaced(self, state: BrokerState) -> None:
+        """This broker answers at its address, so no other one does. One without a store of its own has a new id with
+        every start; one with a disk has another if that is empty."""
+        for other in [one.state for one in self.nodes.values() if one.state.address == state.address]:
+            if other.id == state.id:
+                continue
+            del self.nodes[other.id]
+            self._changed = True
+            if other.store == "file":
+                log.warning(
+                    "broker %s at %s is another one than before (%s), which is forgotten: its keys and messages are "
+                    "not waited for any more; what its disk held comes only if it returns at another address",
+                    state.id, state.address, other.id,
+                )  # fmt: skip
+                self._note(state).state = msgspec.structs.replace(state, replaced=other.id)
+
+    def note_clear(self, broker: str, *, clear: bool) -> None:
+        """Whether a broker has nothing that our shards would have to wait for."""
+        if clear != (broker in self.clear):
+            (self.clear.add if clear else self.clear.discard)(broker)
+            self._changed = True
 
     def lost(self, address: str) -> None:
         """The broker at this address cannot be reached, or its connection broke."""
@@ -211,6 +259,9 @@ class Registry:
         if node.heard_s is None or node.lost or silent_s > SILENT_BEATS * self._settings.cluster_beat_s:
             return "silent"
         return node.state.state
+
+    def state_of(self, broker: str) -> str:
+        return self._state_of(self.nodes[broker])
 
     def alive(self) -> list[BrokerState]:
         return [state for state in self.states() if state.state == "alive"]

@@ -13,6 +13,7 @@ from towline.broker.broker import Broker
 from towline.broker.guard import Guard
 from towline.broker.rights import May
 from towline.protocol.access import Measure
+from towline.protocol.backup import BeginBackup, HoldBackup
 from towline.protocol.cluster import Clients, ForgetBroker, ListBrokers, ListClients, Meet, Met
 from towline.protocol.messages import (
     Answer,
@@ -70,7 +71,9 @@ def _meet(broker: Broker, request: Meet) -> Answer:
     broker.registry.heard(request.me)
     broker.registry.told(request.known)
     me, *known = broker.registry.states()
-    return Met(me, known, "" if broker.registry.shared else broker.outlook.alarms.digest)
+    if broker.registry.shared:
+        return Met(me, known)
+    return Met(me, known, broker.outlook.alarms.digest, broker.homes.backlog_for(request.me.id))
 
 
 def _forget_broker(broker: Broker, request: ForgetBroker) -> Answer:
@@ -147,6 +150,8 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     ),
     TestAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.test(request.name)),
     Kick.kind: lambda broker, request: _done(broker.kick(request.topic, request.group, request.consumer)),
+    BeginBackup.kind: lambda broker, request: _plain(broker.begin_backup()),
+    HoldBackup.kind: lambda broker, request: _plain(broker.backups.hold(request)),
 }
 """Answered when the work is done, with the frames that go behind the answer."""
 

@@ -8,9 +8,12 @@ memory and moves slots that come near. Both sleep until time makes a difference.
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 from towline.broker.agenda import Agenda, Placed, marks, parcels_in, put
@@ -26,12 +29,14 @@ from towline.delivery.schedule import NEAR_US, Slot
 from towline.delivery.schedule_events import Dropped, Due, Moved
 from towline.delivery.wheel import Place
 from towline.delivery.wheel import ripe_at_us as ripe_at
-from towline.errors import QueueFull
+from towline.errors import QueueFull, TooLarge, TowlineError
 from towline.frame import Frame
 from towline.protocol.messages import Sent
 from towline.store import Append, Appended
 
 __all__ = ["Booking", "Scheduler", "delay_mark"]
+
+log = logging.getLogger("towline.broker")
 
 UNIT_BYTES: Final = 1 << 20
 UNIT_PARCELS: Final = 2_000
@@ -39,10 +44,16 @@ UNITS_MAX: Final = 4
 """Units on their way to the disk at a time."""
 MOVE_BYTES: Final = 1 << 20
 BOOK_LAG_US: Final = 8 * SECOND_US
+JUMP_US: Final = SECOND_US
+"""A clock that jumps by more than this is told of."""
 CANCELLED_PER_SLOT: Final = 20_000
 """A slot with more cancelled messages than this is rewritten without them."""
 
+FULL_S: Final = 1.0
+
 Pieces = list[tuple[Opened, int, int]]
+Source = tuple[str, int, bytes, bytes]
+"""Topic, lane number, address and token."""
 
 
 class Booking(NamedTuple):
@@ -89,7 +100,7 @@ class Scheduler:
         self._move_pace = Pace(agenda.clock, "moving what comes near")
         self._under_way: deque[asyncio.Future[None]] = deque()
         self._rewriting: dict[Place, int] = {}
-        self._drift_us = 0
+        self._drift_us: int | None = None
         agenda.on_land = self._landed
 
     def loops(self) -> list[Awaitable[None]]:
@@ -104,17 +115,37 @@ class Scheduler:
 
     def watch_clock(self) -> None:
         """Timers run on the steady clock. Where the other one was set, they are set anew."""
-        drift_us = self.agenda.clock.now_us() - round(self.agenda.clock.steady_s() * SECOND_US)
-        if abs(drift_us - self._drift_us) > SECOND_US // 50:
-            self._drift_us = drift_us
+        clock = self.agenda.clock
+        drift_us = clock.now_us() - round(clock.steady_s() * SECOND_US)
+        jump_us, self._drift_us = drift_us - (drift_us if self._drift_us is None else self._drift_us), drift_us
+        if abs(jump_us) > JUMP_US:
+            tell_jump(jump_us)
+        self.follow_clock()
+        if abs(jump_us) > SECOND_US // 50:
             self.wake()
+
+    def follow_clock(self) -> int:
+        """What is new is due by the clock as it is: also if that is behind what has been delivered, because it was
+        ahead. Gives the time."""
+        now_us = self.agenda.clock.now_us()
+        mark = self.schedule.new_era(now_us)
+        if mark is not None:
+            ahead_us = self.schedule.until_us - now_us
+            self.agenda.append([], [mark])
+            log.log(
+                logging.WARNING if ahead_us > JUMP_US else logging.INFO,
+                "delayed messages were delivered by a clock that was %s ahead of what it is now: they stay delivered; "
+                "new ones are due by the clock as it is",
+                _span(ahead_us),
+            )
+        return now_us
 
     # Taking in
 
     def book(self, frames: Sequence[tuple[int, str, int, Frame]], source: bytes) -> Booking | None:
         """Put frames, each with its place in its unit, topic and lane number, into their slots; None if all of it is
         due by now. Nothing has happened before `booked`."""
-        now_us = self.agenda.clock.now_us()
+        now_us = self.follow_clock()
         times = [resolve_times(frame, now_us, self.levels_us) for *_, frame in frames]
         late = [number for number, values in enumerate(times) if max(values) > now_us]
         if not late:
@@ -122,14 +153,14 @@ class Scheduler:
         until_us, events = self.schedule.until_us, list[Due]()
         if now_us - until_us > BOOK_LAG_US and not self._delivering.locked() and self._is_quiet(now_us):
             until_us = now_us
-            events.append(Due(now_us, self.schedule.next_id))
+            events.append(self.schedule.due(now_us))
         firsts, parcels, next_id = dict[int, int](), list[Placed](), self.schedule.next_id
         for number in late:
             place, topic, lane, frame = frames[number]
             firsts[place] = next_id
             parcels += split(frame, times[number], until_us, Origin(topic, lane, source), next_id)
             next_id += frame.count
-        appends, lying = put(parcels)
+        appends, lying = put(parcels, self.schedule.era)
         if events:
             appends.append(marks(events))
         return Booking(appends, firsts, lying, events)
@@ -186,14 +217,15 @@ class Scheduler:
             return False
         self._under_way.append(appended.done)
         while len(self._under_way) > UNITS_MAX:
-            await self._under_way.popleft()
+            with suppress(TooLarge):  # see `_redeliver`
+                await asyncio.shield(self._under_way.popleft())
         return True
 
     def _pass_time(self, limit_us: int) -> bool:
         """Nothing is due, but a slot has come near: say so, that it may be moved."""
         ripe = any(self.schedule.until_us < ripe_at(place) <= limit_us for place in self.schedule.slots if place.level)
         if ripe:
-            self.agenda.append([], [Due(limit_us, self.schedule.next_id)])
+            self.agenda.append([], [self.schedule.due(limit_us)])
             self._move_pace.soon.set()
         return ripe
 
@@ -220,7 +252,7 @@ class Scheduler:
         last = rest_us is None or rest_us > limit_us
         end_us = limit_us if last or rest_us is None else rest_us
         until_us = max(limit_us if last else end_us - 1, schedule.until_us)
-        pieces: dict[tuple[str, int, bytes, bytes], Pieces] = {}
+        pieces: dict[Source, Pieces] = {}
         ahead, stops = [], []
         for entry in taken:
             opened = entry.opened
@@ -247,17 +279,51 @@ class Scheduler:
             counts[name] = counts.get(name, 0) + count
             lanes.append((topic, lane))
             unit.append(Append(lane.stream, frame, count, source))
-        due = Due(until_us, schedule.next_id, list(counts.items()), ahead)
+        due = schedule.due(until_us, list(counts.items()), ahead)
         appended = self.agenda.append([], [due], [*unit, *note_arrivals(arrivals)])
         for entry, stop in zip(taken, stops, strict=True):
             entry.at = stop
         self.delivered += sum(counts.values())
         _show(lanes, unit, appended)
+        appended.done.add_done_callback(partial(self._delivered, pieces))
         return appended
 
-    def _frames(
-        self, pieces: Mapping[tuple[str, int, bytes, bytes], Pieces]
-    ) -> Iterator[tuple[Topic, int, bytes, Sequence[int], bytes]]:
+    def _delivered(self, pieces: Mapping[Source, Pieces], done: asyncio.Future[None]) -> None:
+        if not done.cancelled() and isinstance(done.exception(), TooLarge):
+            self._under_way.append(asyncio.ensure_future(self._redeliver(pieces)))
+
+    async def _redeliver(self, pieces: Mapping[Source, Pieces]) -> None:
+        """A database does not take one of these messages, and so none of their unit, but the mark: they go to their
+        lanes one by one, and that one is dropped."""
+        singles = [
+            (source, opened, at)
+            for source, some in pieces.items()
+            for opened, start, end in some
+            for at in range(start, end)
+        ]
+        for source, opened, at in singles:
+            try:
+                await self._deliver_alone(source, opened, at)
+            except TowlineError as error:
+                [number] = opened.ids(at, at + 1)
+                log.error("delayed message %d of topic %s is due, and dropped: %s", number, source[0], error)
+
+    async def _deliver_alone(self, source: Source, opened: Opened, at: int) -> None:
+        [(topic, number, frame, ids, address)] = self._frames({source: [(opened, at, at + 1)]})
+        lane = topic.lanes[number]
+        unit = [Append(lane.stream, frame, 1, address)]
+        while True:
+            try:
+                arrived = note_arrivals({topic.config.name: [arrival(number, lane.next, ids)]})
+                appended = self.agenda.append([], [], [*unit, *arrived])
+                break
+            except QueueFull:
+                await self._on_full()
+                await asyncio.sleep(FULL_S)
+        _show([(topic, lane)], unit, appended)
+        await appended.done
+
+    def _frames(self, pieces: Mapping[Source, Pieces]) -> Iterator[tuple[Topic, int, bytes, Sequence[int], bytes]]:
         """What is due, by where it came from, as frames for the lanes, and the ids of the messages. To a shard it comes
         in the order of its times, whoever sent it: there, the order of arrival is what counts from then on."""
         shards: dict[tuple[str, int], tuple[Topic, Pieces]] = {}
@@ -308,7 +374,9 @@ class Scheduler:
         while slot.loading < slot.end:
             read = await self.agenda.read(stream, slot.loading)
             for seq, parcel, _ in parcels_in(read, stream):
-                schedule.near.add(slot.place, seq, parcel, slot.ahead.get(seq, 0), schedule.until_us)
+                if parcel.number == slot.place.number:
+                    delivered_us = schedule.delivered_us(parcel.era)
+                    schedule.near.add(slot.place, seq, parcel, slot.ahead.get(seq, 0), delivered_us)
             slot.loading = read.next
         slot.loaded_to = slot.loading
 
@@ -318,9 +386,11 @@ class Scheduler:
         if slot.next == slot.end:
             return
         read = await self.agenda.read(stream, slot.next, MOVE_BYTES)
-        pieces: dict[tuple[str, int, bytes, bytes], Pieces] = {}
+        pieces: dict[Source, Pieces] = {}
         messages = 0
         for seq, parcel, _ in parcels_in(read, stream):
+            if parcel.number != slot.place.number:
+                continue
             opened = Opened(parcel)
             messages += parcel.count
             for start, stop in self._runs(slot, seq, opened, 0, parcel.count):
@@ -366,7 +436,7 @@ class Scheduler:
         now_us = self.agenda.clock.now_us()
         idle = self.schedule.slots and not self._delivering.locked() and now_us - self.schedule.until_us > BOOK_LAG_US
         if idle and self._is_quiet(now_us):
-            self.agenda.append([], [Due(now_us, self.schedule.next_id)])
+            self.agenda.append([], [self.schedule.due(now_us)])
 
     def figures(self) -> dict[str, int]:
         next_us = self.schedule.near.next_us
@@ -384,7 +454,32 @@ class Scheduler:
 
     async def settle(self) -> None:
         """Wait until consumers see what has been delivered so far."""
-        await asyncio.gather(*self._under_way)
+        seen = set[asyncio.Future[None]]()
+        while more := [future for future in self._under_way if future not in seen]:
+            seen.update(more)
+            for error in await asyncio.gather(*more, return_exceptions=True):
+                if error is not None and not isinstance(error, TooLarge):
+                    raise error
+
+
+def tell_jump(jump_us: int) -> None:
+    """The machine's clock was set, or the machine slept."""
+    if jump_us > 0:
+        log.warning(
+            "the clock jumped %s forward: what is due by the new time is delivered now, and lifetimes and retention go "
+            "by it; if it is wrong, set it right soon",
+            _span(jump_us),
+        )
+    else:
+        log.warning(
+            "the clock was set back by %s: what waited for a time before that waits for it again; new delays, and "
+            "retries, count from the clock as it is",
+            _span(-jump_us),
+        )
+
+
+def _span(time_us: int) -> str:
+    return f"{time_us / SECOND_US:,.3f} s"
 
 
 def _show(lanes: Sequence[tuple[Topic, Lane]], unit: Sequence[Append], appended: Appended) -> None:

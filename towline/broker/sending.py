@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from towline.broker.lane import Lane, advance_all, submit_all
@@ -14,7 +15,7 @@ from towline.broker.topic import Topic
 from towline.clock import Clock
 from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Repeat, Screened, Seen
-from towline.errors import BadFrame, BadRequest, Refused, TooLarge
+from towline.errors import BadFrame, BadRequest, Refused, TooLarge, Unavailable
 from towline.frame import EVENTS, Frame
 from towline.frame.bundle import Bundle
 from towline.frame.layout import DEDUP, DELIVER_AT
@@ -66,6 +67,8 @@ class Sender:
         self._durability = durability
         self._max_frame_bytes = max_frame_bytes
         self._under_way: dict[tuple[int, int], asyncio.Future[Sent]] = {}
+        self._refusals = 0
+        """Units with dedup ids that were not stored after all."""
         self.messages = 0
         self.bytes = 0
         self.commit_times = Histogram()
@@ -111,7 +114,7 @@ class Sender:
             answer.set_result(sent)
             return answer
         ids = ((frame.producer_id, frame.producer_seq),)
-        sending = _Sending(self, ids, None, (lane,), (topic,), sent=sent, begun_s=begun_s, loop=done.get_loop())
+        sending = _Sending(self, ids, (lane,), (topic,), sent=sent, begun_s=begun_s, loop=done.get_loop())
         if frame.producer_id:
             self._under_way[ids[0]] = sending.answer
         _when(done, sending.finish)
@@ -145,7 +148,7 @@ class Sender:
         self.messages += sum(bundle.counts)
         self.bytes += sum(bundle.lengths)
         ids, sent = [(producer_id, seq) for seq in seqs], Sent(list(firsts), at_us)
-        sending = _Sending(self, ids, None, lanes, (topic,), sent=sent, loop=done.get_loop())
+        sending = _Sending(self, ids, lanes, (topic,), sent=sent, loop=done.get_loop())
         return self._follow(sending, wanted, done, visible)
 
     def append(
@@ -190,13 +193,13 @@ class Sender:
         self._submit(lanes, kept, frames, sent, visible)
         if placed is not None:
             self._dedup.remember(placed.new, sent.appended_at_us)
+            _when(done, partial(self._forget_refused, placed))
         if mark is not None:
             mark.appended(sent)
         if sent.repeats:
-            # The message that came first may still be on its way to the disk.
-            done = self._store.append([], wanted or Durability.OS).done
+            done = self._with_firsts(done, self._store.append([], wanted or Durability.OS).done)
         ids = [(frame.producer_id, frame.producer_seq) for frame in frames]
-        sending = _Sending(self, ids, placed, lanes, topics, sent=sent, loop=done.get_loop())
+        sending = _Sending(self, ids, lanes, topics, sent=sent, loop=done.get_loop())
         return self._follow(sending, wanted, done, visible)
 
     def _follow(
@@ -213,6 +216,26 @@ class Sender:
             _when(visible, sending.seen)
             _when(done, sending.stored)
         return sending.answer
+
+    def _forget_refused(self, placed: Placed, done: asyncio.Future[None]) -> None:
+        if placed.new and done.exception() is not None:
+            self._dedup.forget(placed.new)
+            self._refusals += 1
+
+    def _with_firsts(self, own: asyncio.Future[None], barrier: asyncio.Future[None]) -> asyncio.Future[None]:
+        """Done when a unit is stored and so are the messages that came before its repeats: they may still be on their
+        way to the disk, or be refused there."""
+        refusals = self._refusals
+        both: asyncio.Future[None] = barrier.get_loop().create_future()
+
+        def finish(_: asyncio.Future[None]) -> None:
+            error = (own.exception() if own.done() else None) or barrier.exception()
+            if error is None and self._refusals != refusals:
+                error = Unavailable("a message with a dedup id was refused while its repeat came: send it again")
+            both.set_exception(error) if error is not None else both.set_result(None)
+
+        _when(barrier, finish)
+        return both
 
     def _lanes(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame]) -> tuple[list[Topic], list[Lane], int]:
         """The topics, the lane of each frame, and the flags of all of them."""
@@ -320,14 +343,12 @@ class Sender:
         self.messages += messages
         self.bytes += size
 
-    def settle(self, ids: Sequence[tuple[int, int]], placed: Placed | None, *, stored: bool) -> None:
+    def settle(self, ids: Sequence[tuple[int, int]], *, stored: bool) -> None:
         """The frames are stored, or never will be."""
         if ids[0][0]:
             self._under_way.pop(ids[0], None)
         if stored:
             return
-        if placed is not None:
-            self._dedup.forget(placed.new)
         for producer_id, seq in ids:
             if producer_id:
                 self._producers.forget(producer_id, seq)
@@ -352,13 +373,12 @@ def _when(future: asyncio.Future[None], callback: Callable[[asyncio.Future[None]
 class _Sending:
     """A unit on its way into the store."""
 
-    __slots__ = ("_begun_s", "_lanes", "_placed", "_sender", "_topics", "answer", "ids", "sent")
+    __slots__ = ("_begun_s", "_lanes", "_sender", "_topics", "answer", "ids", "sent")
 
     def __init__(
         self,
         sender: Sender,
         ids: Sequence[tuple[int, int]],
-        placed: Placed | None,
         lanes: Sequence[Lane],
         topics: Sequence[Topic],
         *,
@@ -369,7 +389,6 @@ class _Sending:
         self._sender = sender
         self.ids = ids
         """Producer and number of each frame; the producer is 0 where a frame has none."""
-        self._placed = placed
         self._lanes = lanes
         self._topics = topics
         self.sent = sent
@@ -387,7 +406,7 @@ class _Sending:
     def stored(self, done: asyncio.Future[None]) -> None:
         error = done.exception()
         self._sender.commit_times.note(self._sender.clock.steady_s() - self._begun_s)
-        self._sender.settle(self.ids, self._placed, stored=error is None)
+        self._sender.settle(self.ids, stored=error is None)
         if not self.answer.done():
             self.answer.set_exception(error) if error is not None else self.answer.set_result(self.sent)
 

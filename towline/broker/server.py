@@ -98,6 +98,8 @@ class Server:
         if self._listener is not None:
             self._listener.close()
         deadline_s = loop.time() + drain_s
+        # First of all: connections that end now cost no consumer its lease.
+        self._broker.release_waiters()
         for connection in list(connections):
             connection.end(Stopping(), within_s=drain_s)
         while connections and loop.time() < deadline_s:

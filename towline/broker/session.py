@@ -55,6 +55,7 @@ from towline.protocol.messages import (
     Answer,
     Attach,
     Attached,
+    Beat,
     Browse,
     Detach,
     Done,
@@ -275,7 +276,7 @@ class Session(Connection):
             if attachments:
                 raise BadRequest(f"nothing goes behind a request of kind {kind}, but {len(attachments)} bytes follow")
             if kind in NOW:
-                answer = NOW[kind](self._broker, request)
+                answer = self._still_held(request) or NOW[kind](self._broker, request)
                 self.answer(number, answer if guard is None else guard.filter(kind, answer))
             elif isinstance(request, Pull):
                 self._pulls.start(number, self._members.numbered(request.subscription), request, guard)
@@ -287,6 +288,14 @@ class Session(Connection):
             self._wrong_shard(envelope, error)
         except Exception as error:
             self.fail(number, error, kind)
+
+    def _still_held(self, request: Request) -> Answer | None:
+        """For a beat that asks for it: what its consumer still holds."""
+        if not isinstance(request, Beat) or not request.subscription:
+            return None
+        member = self._members.numbered(request.subscription)
+        held: Answer = member.broker.consumers.held(member, request.holding)
+        return held
 
     def _wrong_shard(self, envelope: Envelope, error: WrongShard) -> None:
         """Before it is said, other brokers are asked for the topics that are not known here."""

@@ -11,11 +11,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
 
 from towline.broker.asking import Asking
+from towline.broker.config_file import fits_log
 from towline.broker.ordering import refuse_mixed
 from towline.broker.sending import Outgoing, Sender
 from towline.clock import SECOND_US, Clock
@@ -34,7 +36,18 @@ from towline.delivery.transactions import (
     encode_mark,
     encode_prepared,
 )
-from towline.errors import Conflict, NotFound, QueueFull, Refused, StoreDamaged, Unavailable, WrongShard
+from towline.errors import (
+    Conflict,
+    NotFound,
+    QueueFull,
+    Refused,
+    StoreDamaged,
+    TooLarge,
+    TowlineError,
+    Unavailable,
+    Unreadable,
+    WrongShard,
+)
 from towline.frame import FRAME_MAX, Frame, encode_events
 from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability, check_producer_group
@@ -81,6 +94,8 @@ class Escrow:
         self._next_prepared = store.bounds(PREPARED).end
         self._next_mark = store.bounds(MARKS).end
         self._saved: tuple[int, int] | None = None
+        self._refusals = 0
+        """Records that a database did not take."""
         self._turns: dict[str, _Turns] = {}
         self._closing = False
         self.asking = Asking(self._state, clock, lambda marks: self._record(marks, Durability.OS))
@@ -132,14 +147,25 @@ class Escrow:
             record = encode_events([encode_prepared(head_), *(bytes(frame.data) for frame in frames)])
             done = await self._with_room(lambda: self._append_prepared(head_, record, request.durability))
             self.asking.arm()
-            await done
+            await asyncio.shield(done)
             return wire.Prepared(head_.at_us)
 
     def _append_prepared(self, head: Prepared, record: bytes | memoryview, durability: int) -> asyncio.Future[None]:
         count = 1 + len(head.frames)
         appended = self._store.append([Append(PREPARED, record, count, head.source)], self._wanted(durability))
-        self._next_prepared = appended.firsts[0] + count
-        self._state.prepared(head, appended.firsts[0], appended.at_us)
+        first, known = appended.firsts[0], self._state.open.get(head.id)
+        before = None if known is None else (known.first, known.written_at_us)
+        self._next_prepared = first + count
+        self._state.prepared(head, first, appended.at_us)
+
+        def finish(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and done.exception() is not None:
+                self._refusals += 1
+                gone = self._state.refused(head, first, before)
+                if gone is not None:
+                    self.asking.drop(gone)
+
+        appended.done.add_done_callback(finish)
         return appended.done
 
     # Deciding
@@ -189,8 +215,22 @@ class Escrow:
                 _CommitMark(self, Committed(self._clock.now_us(), head.id, [], [], reason)),
             )
         )
+        future.add_done_callback(partial(self._committed, head))
         sent = await asyncio.shield(future)
         return wire.Decided(sent.firsts, sent.appended_at_us, False, sent.repeats, sent.delayed)
+
+    def _committed(self, head: Prepared, sent: asyncio.Future[Sent]) -> None:
+        """Where a database does not take the messages, the mark says that they are there: another one takes it back."""
+        error = None if sent.cancelled() else sent.exception()
+        if not isinstance(error, TooLarge):
+            return
+        log.error("transaction %s is undone, for its messages were refused: %s", head.id, error)
+        try:
+            self._record(
+                [RolledBack(self._clock.now_us(), head.id, f"its messages were refused: {error}")], Durability.OS
+            )
+        except TowlineError as failed:
+            log.error("transaction %s counts as committed, although its messages were refused: %s", head.id, failed)
 
     def _check_shards(self, head: Prepared) -> None:
         """The frames are for certain shards: of another topic by that name they would be the wrong ones."""
@@ -269,8 +309,9 @@ class Escrow:
             except msgspec.MsgspecError as error:
                 log.error("%s cannot be read (%s): transactions are replayed as far as they are kept", DOCUMENT, error)
             else:
-                self._state.restore(snapshot)
-                self._saved = (prepared, marks) = (snapshot.prepared, snapshot.marks)
+                if fits_log(self._store, DOCUMENT, {PREPARED: snapshot.prepared, MARKS: snapshot.marks}):
+                    self._state.restore(snapshot)
+                    self._saved = (prepared, marks) = (snapshot.prepared, snapshot.marks)
         async for chunk in self._chunks(PREPARED, prepared):
             if not chunk.start:
                 with _told(PREPARED, chunk):
@@ -280,8 +321,6 @@ class Escrow:
             for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
                 with _told(MARKS, chunk):
                     self._state.apply(decode_mark(record), chunk.appended_at_us)
-        self._next_prepared = max(self._next_prepared, prepared)
-        self._next_mark = max(self._next_mark, marks)
         self.asking.arm()
 
     async def _chunks(self, stream: str, at: int) -> AsyncIterator[Chunk]:
@@ -294,13 +333,19 @@ class Escrow:
                 yield chunk
             at = max(read.next, at + 1)
 
+    def lanes(self) -> set[tuple[str, int]]:
+        """The topics and lanes that prepared transactions have messages for."""
+        return {(topic, lane) for waiting in self._state.open.values() for topic, lane, _ in waiting.head.frames}
+
     async def save(self) -> None:
         """Write what a start begins with, if something happened. It never speaks of anything that is not durable."""
-        position = (self._next_prepared, self._next_mark)
-        if position == (self._saved or (0, 0)):
-            return
-        document = msgspec.msgpack.encode(self._state.snapshot(*position))
-        await self._store.append([], Durability.FSYNC).done
+        refusals = -1
+        while refusals != self._refusals:
+            position, refusals = (self._next_prepared, self._next_mark), self._refusals
+            if position == (self._saved or (0, 0)):
+                return
+            document = msgspec.msgpack.encode(self._state.snapshot(*position))
+            await self._store.append([], Durability.FSYNC).done
         await self._store.save(DOCUMENT, document)
         self._saved = position
 
@@ -327,7 +372,7 @@ class Escrow:
         try:
             chunk = await self._read(waiting)
             await self._append_prepared(waiting.head, chunk.frame, int(Durability.FSYNC))
-        except (StoreDamaged, QueueFull) as error:
+        except (StoreDamaged, QueueFull, TooLarge, Unreadable) as error:
             log.warning("transaction %s stays where it is: %s", waiting.head.id, error)
 
     def _wanted(self, durability: int) -> Durability:

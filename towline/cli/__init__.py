@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, Group
 
 from towline.cli.alarm import alarm
 from towline.cli.audit import audit
+from towline.cli.backup import backup, restore
 from towline.cli.bench import bench
 from towline.cli.check import check
 from towline.cli.cluster import clients, cluster
@@ -75,6 +76,8 @@ app.command(cluster)
 app.command(serve, group=_BROKER, sort_key=1)
 app.command(console, group=_BROKER, sort_key=1)
 app.command(rest, group=_BROKER, sort_key=1)
+app.command(backup, group=_BROKER, sort_key=1)
+app.command(restore, group=_BROKER, sort_key=1)
 app.command(top, group=_BROKER, sort_key=2)
 app.command(check, group=_BROKER, sort_key=2)
 for place, commands in enumerate((log, bench), start=2):

@@ -89,6 +89,8 @@ def _look(one: GroupFigures, now_us: int, limits: dict[str, Any], need_consumers
         level = level or (WARNING if warn is not None and values[what] >= warn else OK)
         if level:
             found.append(Finding(level, f"{one.topic}/{one.group}: {words[what]}", one.topic, one.group))
+    if one.unreadable:
+        found.append(Finding(CRITICAL, f"{one.topic}/{one.group} waits: {one.unreadable}", one.topic, one.group))
     if need_consumers and one.backlog and not one.members:
         text = f"{one.topic}/{one.group}: {many(one.backlog, 'message')} to go and no consumer"
         found.append(Finding(CRITICAL, text, one.topic, one.group))

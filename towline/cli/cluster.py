@@ -61,8 +61,15 @@ def check(*, output: Output = "text", connection: Connection = Connection()) -> 
     a topic was made at two of them apart. Ends with 1 if there is something to mend, or a broker that cannot be asked.
     """
     with connection.connect() as client:
-        away = [one for one in client.brokers() if one.state != "alive"]
+        brokers = client.brokers()
         found = client.disagreements()
+    away = [one for one in brokers if one.state != "alive"]
+    for one in brokers:
+        if one.replaced:
+            note(
+                f"{one.address} was broker {one.replaced} before, which is forgotten: what its disk held comes only if "
+                "it returns at another address"
+            )
     for one in away:
         note(f"{one.address} is {one.state}, and is not looked at")
     if output == "json":

@@ -112,6 +112,7 @@ def info(
             ("max in flight", f"{config.max_in_flight:,} a consumer"),
             ("share", ", ".join(map(str, config.share)) or "strictly by priority"),
             ("paused", (config.pause_reason or "yes") if config.paused else "no"),
+            *([("waits", state.unreadable)] if state.unreadable else []),
             ("lag", f"{state.lag:,}"),
             ("in flight", f"{state.in_flight:,}"),
             ("retrying", f"{state.retrying:,}" + _next_retry(state)),
@@ -317,6 +318,7 @@ def _facts(state: GroupState) -> dict[str, Any]:
         "share": config.share,
         "paused": config.paused,
         "pause_reason": config.pause_reason,
+        "unreadable": state.unreadable,
         "created_at": stamp(config.created_at_us),
         "members": [
             {

@@ -79,6 +79,8 @@ class Dedup:
         self._window_us = window_us
         self._max_ids = max_ids
         self._seen: OrderedDict[Key, Seen] = OrderedDict()
+        self.forgotten = 0
+        """How often something was remembered that was refused then."""
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -98,6 +100,7 @@ class Dedup:
         for key, seen in new.items():
             if self._seen.get(key) == seen:
                 del self._seen[key]
+                self.forgotten += 1
 
     def forget_topic(self, topic: str, *, delayed: bool = True) -> None:
         """The messages of the topic are gone; those that were delayed as well, or not."""

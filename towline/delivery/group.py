@@ -118,6 +118,16 @@ class Group:
         if self.shards is not None:
             self.shards.refresh(lane, fresh=max(self.next[lane], self.firsts[lane]) < self.ends[lane])
 
+    def bar(self, shards: frozenset[int]) -> bool:
+        """Deliver nothing of these shards for the moment; of others, that were barred, again. True if that changed."""
+        if self.shards is None or self.shards.barred == shards:
+            return False
+        changed = self.shards.barred ^ shards
+        self.shards.barred = shards
+        for lane in changed:
+            self.refresh(lane)
+        return True
+
     # Figures
 
     def lag(self) -> int:
@@ -420,6 +430,14 @@ class Group:
             if len(self._deadlines) > 2 * len(self.leases) + 64:
                 self._deadlines = [one for one in self._deadlines if one[1] in self.leases]
                 heapq.heapify(self._deadlines)
+
+    def extend_leases(self, until_us: int) -> None:
+        """No pull's deadline passes before this time. It is not recorded: whoever comes back after it says so again."""
+        for lease in self.leases.values():
+            if 0 < lease.deadline_us < until_us:
+                lease.deadline_us = until_us
+        self._deadlines = [(lease.deadline_us, lease.pull) for lease in self.leases.values() if lease.deadline_us]
+        heapq.heapify(self._deadlines)
 
     def close_if_settled(self, pull: int) -> None:
         lease = self.leases.get(pull)

@@ -19,7 +19,7 @@ def missing(group: Group, consumer: str, pull: int, *, up_to: bool) -> list[tupl
     """Messages of a pull, or also of those before it, that were taken away from their consumer; with the number of
     their pull, and why. The first so many ranges of them."""
     lease = group.leases.get(pull) or group.settled.get(pull)
-    robbed = [] if lease is None or not lease.taken else [lease]
+    robbed = [] if lease is None or not lease.taken or lease.consumer != consumer else [lease]
     if up_to:
         before = chain(group.leases.values(), group.settled.robbed.values())
         robbed += [one for one in before if one.taken and one.consumer == consumer and one.pull < pull]

@@ -66,6 +66,8 @@ class Parcel(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The lowest of the `ids`, …"""
     high_id: int = -1
     """… and the highest; -1 where it is not noted."""
+    era: int = 0
+    """How often the clock had been set back when it was written."""
 
     def id_range(self) -> tuple[int, int]:
         """The lowest and the highest id."""

@@ -93,6 +93,8 @@ class Producers:
     def __init__(self) -> None:
         self._windows: OrderedDict[int, _Window] = OrderedDict()
         self._total = 0
+        self.forgotten = 0
+        """How often something was remembered that was refused then."""
 
     def find(self, producer_id: int, seq: int) -> Remembered | None:
         """Where the frame went, if it is here already. A number from before the window is refused: one cannot tell."""
@@ -133,6 +135,7 @@ class Producers:
         window = self._windows.get(producer_id)
         if window is not None and window.remove(seq):
             self._total -= 1
+            self.forgotten += 1
             if not window.frames and window.floor == NONE:
                 del self._windows[producer_id]
 

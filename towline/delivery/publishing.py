@@ -5,6 +5,9 @@
 
 `Staged` is the head of the record that holds the frames; the others are marks. Once an epoch is decided it will be
 published whole, from where it stands, however often the broker stops meanwhile.
+
+An epoch has a digest of its contents, if the sink gives one. The same number comes again when a sink does not know that
+it was published: with the same digest it is the same epoch, with another one an error, never taken for the same.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from towline.errors import NotFound, QueueFull, Refused
+from towline.errors import Conflict, NotFound, QueueFull, Refused
 
 __all__ = [
     "Advanced",
@@ -38,6 +41,8 @@ STAGED_MAX: Final = 200_000
 """Records that may wait to be published."""
 SINKS_MAX: Final = 20_000
 """Sinks that are remembered; those that have been silent longest are forgotten first."""
+DIGESTS_MAX: Final = 100
+"""Epochs of a sink whose digests are remembered: as many batches as Spark's checkpoint keeps."""
 
 
 class StagedHead(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +69,9 @@ class Decided(_Mark, frozen=True, array_like=True, tag=1):
     sink: str
     epoch: int
     records: list[int]
+    digest: bytes = b""
+    members: list[str] = []
+    """The brokers among which the epoch is spread, in a cluster."""
 
 
 class Advanced(_Mark, frozen=True, array_like=True, tag=2):
@@ -117,11 +125,17 @@ class Running(msgspec.Struct, array_like=True):
     epoch: int
     records: list[int]
     done: int = 0
+    digest: bytes = b""
+    members: list[str] = []
 
 
 class Sink(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     at_us: int
+    digests: dict[int, bytes] = {}
+    """Of its last epochs, ascending; without those that had none."""
+    members: list[str] = []
+    """Of the last epoch."""
 
 
 class PublicationsSnapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -150,14 +164,22 @@ class Publications:
             raise QueueFull(f"{STAGED_MAX} staged records wait to be published: publish or drop them first")
 
     def last_epoch(self, sink: str) -> Sink:
+        found = self.sinks.get(sink, Sink(-1, 0))
         running = self.running.get(sink)
-        if running is not None:
-            return Sink(running.epoch, 0)
-        return self.sinks.get(sink, Sink(-1, 0))
+        return found if running is None else _next(found, running, 0)
 
-    def decide(self, sink: str, epoch: int, records: Sequence[int], token: bytes, now_us: int) -> Decided | None:
+    def decide(  # noqa: PLR0917 all of it is the epoch
+        self,
+        sink: str,
+        epoch: int,
+        records: Sequence[int],
+        token: bytes,
+        now_us: int,
+        digest: bytes = b"",
+        members: Sequence[str] = (),
+    ) -> Decided | None:
         """The mark that makes it so; None if the epoch was decided before."""
-        if epoch <= self.last_epoch(sink).epoch:
+        if self._is_decided(sink, epoch, digest):
             return None
         taken = self._taken()
         for record in records:
@@ -168,7 +190,22 @@ class Publications:
                 )
             if waiting.token != token:
                 raise Refused(f"record {record} was staged under another token: only that one may publish it")
-        return Decided(now_us, sink, epoch, list(records))
+        return Decided(now_us, sink, epoch, list(records), digest, list(members))
+
+    def _is_decided(self, sink: str, epoch: int, digest: bytes) -> bool:
+        """Raises if another one was, under the same number. The last epoch comes again when the sink was stopped before
+        it could note it; an older one never does, unless the sink was set back."""
+        last = self.last_epoch(sink)
+        if epoch > last.epoch:
+            return False
+        known = last.digests.get(epoch, b"")
+        if known and digest and known != digest:
+            raise Conflict(f"epoch {epoch} of sink {sink} was published before, with other contents")
+        if epoch < last.epoch and not (known and digest):
+            raise Conflict(
+                f"sink {sink} has published epoch {last.epoch} already; what was in epoch {epoch} is not remembered"
+            )
+        return True
 
     def drop(self, records: Iterable[int], token: bytes, now_us: int) -> Dropped | None:
         """The mark that drops what of these may be dropped; None if it is nothing."""
@@ -196,13 +233,14 @@ class Publications:
 
     # Applying
 
-    def staged_at(self, record: int, head: StagedHead) -> None:
-        self.staged[record] = Waiting(1 + len(head.frames), head.messages, head.at_us, head.token)
+    def staged_at(self, record: int, head: StagedHead) -> Waiting:
+        waiting = self.staged[record] = Waiting(1 + len(head.frames), head.messages, head.at_us, head.token)
+        return waiting
 
     def apply(self, mark: PublishMark) -> None:
         match mark:
             case Decided():
-                self.running[mark.sink] = Running(mark.epoch, mark.records)
+                self.running[mark.sink] = Running(mark.epoch, mark.records, 0, mark.digest, mark.members)
                 if not mark.records:
                     self._finish(mark.sink, mark.at_us)
             case Advanced():
@@ -219,7 +257,7 @@ class Publications:
         running = self.running.pop(sink)
         for record in running.records:
             self.staged.pop(record, None)
-        self.sinks[sink] = Sink(running.epoch, at_us)
+        self.sinks[sink] = _next(self.sinks.get(sink, Sink(-1, 0)), running, at_us)
         self.sinks.move_to_end(sink)
         while len(self.sinks) > SINKS_MAX:
             self.sinks.popitem(last=False)
@@ -231,10 +269,18 @@ class Publications:
         return next(iter(self.staged), end)
 
     def snapshot(self, staged_end: int, marks_end: int) -> PublicationsSnapshot:
-        running = [(sink, Running(one.epoch, list(one.records), one.done)) for sink, one in self.running.items()]
+        running = [
+            (sink, msgspec.structs.replace(one, records=list(one.records))) for sink, one in self.running.items()
+        ]
         return PublicationsSnapshot(staged_end, marks_end, list(self.staged.items()), running, list(self.sinks.items()))
 
     def restore(self, snapshot: PublicationsSnapshot) -> None:
         self.staged = OrderedDict(snapshot.staged)
         self.running = dict(snapshot.running)
         self.sinks = OrderedDict(snapshot.sinks)
+
+
+def _next(sink: Sink, running: Running, at_us: int) -> Sink:
+    """The sink once it has published this."""
+    digests = [*sink.digests.items(), (running.epoch, running.digest)] if running.digest else [*sink.digests.items()]
+    return Sink(running.epoch, at_us, dict(digests[-DIGESTS_MAX:]), running.members)

@@ -1,14 +1,17 @@
 """The schedule of delayed messages: what is delivered, what waits where, what was cancelled. Pure, as all of delivery.
 
-`until_us` is the time up to which everything has been delivered. It never goes back, whatever the clock does, and never
-passes a message that waits: so "due after `until_us`" is the same as "not delivered yet", and one number is nearly all
-that recovery needs.
+`until_us` is the time up to which everything has been delivered. It never passes a message that waits: so "due after
+`until_us`" is the same as "not delivered yet", and one number is nearly all that recovery needs.
+
+Where the clock is behind it, because it was ahead and has been corrected, a new *era* begins: `until_us` goes back to
+where the clock is, and new messages are due by that. Parcels say in which era they were written; for those of earlier
+ones, the time up to which they were delivered stays a *floor* until the clock is there again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -28,6 +31,8 @@ NEAR_BYTES: Final = 64 << 20
 RUN_PARCELS: Final = 64
 CANCELLED_MAX: Final = 1_000_000
 ANSWERS_MAX: Final = 1_000
+ERAS_MAX: Final = 100
+"""Beyond so many corrections that the clock has not made up for, new messages wait until it has."""
 FOREVER_US: Final = (1 << 63) - 1
 
 
@@ -41,6 +46,8 @@ class Position(NamedTuple):
     """… and its place in that."""
     id: int
     due_us: int
+    era: int
+    """Of its parcel."""
 
 
 class SlotSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,6 +65,7 @@ class SlotSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     ahead: list[tuple[int, int]] = []
     last_us: int = 0
     """When the last of it is due; 0 is not known."""
+    era: int = 0
 
 
 class ScheduleSnapshot(msgspec.Struct, frozen=True):
@@ -74,16 +82,20 @@ class ScheduleSnapshot(msgspec.Struct, frozen=True):
     """The parcels before these, by stream, are in here."""
     dropped: dict[str, int] = {}
     answers: dict[str, int] = {}
+    era: int = 0
+    floors: list[tuple[int, int]] = []
 
 
 class Slot:
-    """Parcels `next` to `end` of a stream, that wait."""
+    """Parcels `next` to `end` of a stream, that wait. After the clock was set back, some of them may be of another slot
+    of the same stream: parcels name theirs."""
 
     __slots__ = (
         "ahead",
         "begin_us",
         "cancelled",
         "end",
+        "era",
         "last_us",
         "loaded_to",
         "loading",
@@ -106,6 +118,8 @@ class Slot:
         self.max_id = -1
         self.since_us = since_us
         self.last_us = 0
+        self.era = 0
+        """Of its newest parcel."""
         self.cancelled: dict[int, set[int]] = {}
         """By parcel, the places of the messages in it that are not to be delivered."""
         self.ahead: dict[int, int] = {}
@@ -146,6 +160,9 @@ class Slot:
 class Schedule:
     def __init__(self) -> None:
         self.until_us = 0
+        self.era = 0
+        self.floors: list[tuple[int, int]] = []
+        """What was written before an era was delivered up to this time, which the clock has not come to again."""
         self.next_id = 1
         self.slots: dict[Place, Slot] = {}
         self.counts: dict[str, int] = {}
@@ -165,12 +182,21 @@ class Schedule:
             slot = self.slots[place] = Slot(place, seq, at_us)
         low, high = parcel.id_range()
         slot.note(seq, low, high, parcel.last_us)
+        slot.era = max(slot.era, parcel.era)
         slot.messages += parcel.count
         if high >= self.next_id:
             self.next_id = high + 1
         if not parcel.moved and not self.is_dropped(parcel):
             self.counts[parcel.topic] = self.counts.get(parcel.topic, 0) + parcel.count
         return slot
+
+    def refused(self, place: Place, parcel: Parcel) -> None:
+        """A parcel is not in its slot after all: its number there is read as lost."""
+        slot = self.slots.get(place)
+        if slot is not None:
+            slot.messages -= parcel.count
+        if not parcel.moved and not self.is_dropped(parcel):
+            self._count_down(parcel.topic, parcel.count)
 
     def apply(self, event: ScheduleEvent) -> None:
         match event:
@@ -185,7 +211,10 @@ class Schedule:
                 self.counts.pop(event.topic, None)
 
     def _apply_due(self, event: Due) -> None:
+        if event.era > self.era:
+            self.era, self.until_us, self.floors = event.era, event.until_us, list(event.floors)
         self.until_us = max(self.until_us, event.until_us)
+        self.floors = [floor for floor in self.floors if floor[1] > self.until_us]
         self.next_id = max(self.next_id, event.next_id)
         for topic, count in event.delivered:
             self._count_down(topic, count)
@@ -193,8 +222,10 @@ class Schedule:
             slot = self.slots.get(Place(0, number))
             if slot is not None:
                 slot.ahead[seq] = at
-        for place in [place for place in self.slots if is_over(place, self.until_us)]:
-            self._remove(self.slots[place])
+        # Replay meets parcels before marks: those of a later era were not there yet.
+        over = [one for one in self.slots.values() if one.era <= self.era and is_over(one.place, self.until_us)]
+        for slot in over:
+            self._remove(slot)
 
     def _apply_moved(self, event: Moved) -> None:
         slot = self.slots.get(Place(event.level, event.number))
@@ -242,6 +273,23 @@ class Schedule:
 
     # What is to be done
 
+    def due(
+        self, until_us: int, delivered: Sequence[tuple[str, int]] = (), ahead: Sequence[tuple[int, int, int]] = ()
+    ) -> Due:
+        """The mark that everything up to then is in its lane."""
+        return Due(until_us, self.next_id, list(delivered), list(ahead), self.era, list(self.floors))
+
+    def new_era(self, now_us: int) -> Due | None:
+        """The mark that the clock was set back, to before what has been delivered; None if it was not."""
+        if now_us >= self.until_us or len(self.floors) >= ERAS_MAX:
+            return None
+        era = self.era + 1
+        return Due(now_us, self.next_id, era=era, floors=[*self.floors, (era, self.until_us)])
+
+    def delivered_us(self, era: int) -> int:
+        """Up to when everything that was written in an era has been delivered."""
+        return max([self.until_us, *(floor_us for before, floor_us in self.floors if era < before)])
+
     def limit_us(self, now_us: int) -> int:
         """How far may be delivered: never the future, and nothing that waits in a slot which was not looked at yet."""
         begins = [slot.begin_us for slot in self.slots.values() if slot.loaded_to is None]
@@ -283,7 +331,7 @@ class Schedule:
         return (
             slot is not None
             and slot.next <= position.seq
-            and position.due_us > self.until_us
+            and position.due_us > self.delivered_us(position.era)
             and position.at >= slot.ahead.get(position.seq, 0)
             and position.at not in slot.cancelled.get(position.seq, ())
         )
@@ -302,12 +350,15 @@ class Schedule:
             ends=ends,
             dropped=dict(self.dropped),
             answers=dict(self.answers),
+            era=self.era,
+            floors=list(self.floors),
         )
 
     def restore(self, document: ScheduleSnapshot) -> None:
         self.until_us, self.next_id = document.until_us, document.next_id
         self.counts, self.dropped = dict(document.delayed), dict(document.dropped)
         self.answers = dict(document.answers)
+        self.era, self.floors = document.era, list(document.floors)
         for one in document.slots:
             slot = Slot(Place(one.level, one.number), one.next, one.since_us)
             slot.end, slot.messages = one.end, one.messages
@@ -316,6 +367,7 @@ class Schedule:
             slot.cancelled = {seq: set(indices) for seq, indices in one.cancelled}
             slot.ahead = dict(one.ahead)
             slot.last_us = one.last_us or FOREVER_US
+            slot.era = one.era
             self.slots[slot.place] = slot
             self.cancelled += sum(map(len, slot.cancelled.values()))
 
@@ -335,4 +387,5 @@ def _slot_out(slot: Slot) -> SlotSnapshot:
         cancelled=[(seq, sorted(indices)) for seq, indices in sorted(slot.cancelled.items())],
         ahead=sorted(slot.ahead.items()),
         last_us=slot.last_us,
+        era=slot.era,
     )

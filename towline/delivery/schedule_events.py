@@ -26,6 +26,10 @@ class Due(_Event, frozen=True, array_like=True, tag=1):
     ahead: list[tuple[int, int, int]] = []
     """(number of the slot, parcel, messages of it): of these parcels more was delivered than `until_us` says, because
     too much is due at the same microsecond for one unit."""
+    era: int = 0
+    """How often the clock has been set back. The first of an era takes `until_us` back to where the clock is, …"""
+    floors: list[tuple[int, int]] = []
+    """… and for parcels of earlier ones than these it stays where it was: (era, time)."""
 
 
 class Moved(_Event, frozen=True, array_like=True, tag=2):

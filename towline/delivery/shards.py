@@ -19,12 +19,14 @@ __all__ = ["Shards", "behind"]
 class Shards:
     """Lanes 0 to `count`. `refresh` is told of every change of a lane, and keeps `waiting` true."""
 
-    __slots__ = ("_dues", "_open", "_retries", "count", "waiting")
+    __slots__ = ("_dues", "_open", "_retries", "barred", "count", "waiting")
 
     def __init__(self, count: int, retries: RetryQueue) -> None:
         self.count = count
         self.waiting: dict[int, None] = {}
         """Shards that are free and have something to deliver, in the order in which they came to that."""
+        self.barred: frozenset[int] = frozenset()
+        """Shards of which nothing may be delivered now, whatever they have."""
         self._retries = retries
         self._open: dict[int, int] = {}
         """How many messages of a shard are leased."""
@@ -45,7 +47,7 @@ class Shards:
         if lane >= self.count:
             return
         due_us = self._retries.head_due_us(lane)
-        if lane in self._open or (due_us is None and not fresh):
+        if lane in self._open or lane in self.barred or (due_us is None and not fresh):
             self.waiting.pop(lane, None)
         elif due_us is None or due_us == AT_ONCE:
             self.waiting.setdefault(lane)
@@ -54,6 +56,10 @@ class Shards:
             heapq.heappush(self._dues, (due_us, lane))
             if len(self._dues) > 2 * self.count + 64:
                 self._tidy()
+
+    def has_open(self, lane: int) -> bool:
+        """Whether something of a shard is leased, or waits to be tried again."""
+        return lane in self._open or self._retries.head_due_us(lane) is not None
 
     def grow(self, lane: int) -> None:
         """New messages have come to a shard. They change nothing where one waits already, or must."""
@@ -82,7 +88,7 @@ class Shards:
             yield part
 
     def _is_due_at(self, lane: int, due_us: int) -> bool:
-        return lane not in self._open and self._retries.head_due_us(lane) == due_us
+        return lane not in self._open and lane not in self.barred and self._retries.head_due_us(lane) == due_us
 
     def _tidy(self) -> None:
         self._dues = list({(due, lane) for due, lane in self._dues if self._is_due_at(lane, due)})

@@ -236,6 +236,17 @@ class Transactions:
             self.open[head.id] = Open(head, first, written_at_us)
             self._plan(self.open[head.id], head.at_us + head.check_after_us)
 
+    def refused(self, head: Prepared, first: int, before: tuple[int, int] | None) -> Open | None:
+        """The record from `first` on is not there after all: its transaction is where it was before, or, given back,
+        unknown."""
+        waiting = self.open.get(head.id)
+        if waiting is None or waiting.first != first:
+            return None
+        if before is None:
+            return self.open.pop(head.id)
+        waiting.first, waiting.written_at_us = before
+        return None
+
     def apply(self, mark: Mark, written_at_us: int) -> None:
         waiting = self.open.get(mark.id)
         if isinstance(mark, Committed | RolledBack):
@@ -251,7 +262,7 @@ class Transactions:
 
     def _finish(self, mark: Committed | RolledBack, written_at_us: int) -> None:
         waiting = self.open.pop(mark.id, None)
-        head = waiting.head if waiting is not None else None
+        head = waiting.head if waiting is not None else self.finished.get(mark.id)
         committed = isinstance(mark, Committed)
         self.finished[mark.id] = Finished(
             committed,

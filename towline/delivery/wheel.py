@@ -1,9 +1,9 @@
 """Where a delayed message waits: a wheel of slots, each a stream, seconds near and days far.
 
 A slot of a level holds what is due within its span. A message goes to the finest level whose wheel reaches as far as
-its time, counted from `until`: the time up to which everything has been delivered, which never goes back. When a slot
-comes near, all of it fits into the finer level, and is moved there. What lies beyond even the coarsest wheel goes to
-its last slot, and is looked at again when that comes near.
+its time, counted from `until`: the time up to which everything has been delivered. When a slot comes near, all of it
+fits into the finer level, and is moved there. What lies beyond even the coarsest wheel goes to its last slot, and is
+looked at again when that comes near.
 
 Only a slot of seconds must hold nothing that is due later. Where the messages of a frame lie so far apart that nearly
 each would go to another slot, some go together to the slot of the first (see `parcel`): when that comes near, the
@@ -39,7 +39,7 @@ _TOP: Final = len(LEVELS) - 1
 
 class Place(NamedTuple):
     """A slot: its level, and its number counted from 1970. Of the slots that share a stream only one is in use at a
-    time."""
+    time, unless the clock was set back."""
 
     level: int
     number: int

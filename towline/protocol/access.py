@@ -314,6 +314,8 @@ class GroupFigures(msgspec.Struct, frozen=True, array_like=True, gc=False):
     retrying: int
     dead: int
     members: int
+    unreadable: str = ""
+    """Why the group waits: the store does not bring what it has to deliver. Empty if it does."""
 
 
 class Measure(Request, frozen=True, array_like=True):

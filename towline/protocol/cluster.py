@@ -11,6 +11,7 @@ from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
 
 __all__ = [
     "BROKERS_MAX",
+    "Backlog",
     "BrokerState",
     "Brokers",
     "ClientState",
@@ -50,6 +51,8 @@ class BrokerState(msgspec.Struct, frozen=True, array_like=True):
     connections: int = 0
     topics: int = 0
     uptime_s: float = 0.0
+    replaced: _Name = ""
+    """The id of the broker with a disk that had this address before, and was forgotten."""
 
 
 class Meet(Request, frozen=True, array_like=True):
@@ -60,12 +63,26 @@ class Meet(Request, frozen=True, array_like=True):
     known: Annotated[list[BrokerState], msgspec.Meta(max_length=BROKERS_MAX)] = msgspec.field(default_factory=list)
 
 
+class Backlog(msgspec.Struct, frozen=True, array_like=True):
+    """What a broker has of the shards of an ordered topic whose home is, or may become, the broker that asks."""
+
+    topic: _Name
+    kept: list[int]
+    """Shards of which it has messages at all."""
+    pending: list[int] = msgspec.field(default_factory=list)
+    """Shards for which it has prepared transactions."""
+    groups: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    """By group, shards of which it has not settled everything."""
+
+
 class Met(Answer, frozen=True, array_like=True):
     kind = 208
     me: BrokerState
     known: list[BrokerState] = msgspec.field(default_factory=list)
     alarms: _Name = ""
     """A digest of its alarm rules, where each broker keeps its own: who has others asks for them (`AskAlarmBook`)."""
+    backlog: list[Backlog] | None = None
+    """What it has of our shards, where each broker keeps its own messages."""
 
 
 class ListBrokers(Request, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ import msgspec
 from towline.model import GroupConfig
 from towline.protocol.base import MANY, Answer, Name, Natural, Request, Text
 
-__all__ = ["Act", "Attach", "Attached", "Detach", "Lost", "Part", "Pull", "Pulled", "Settle", "Settled"]
+__all__ = ["Act", "Attach", "Attached", "Detach", "Held", "Lost", "Part", "Pull", "Pulled", "Settle", "Settled"]
 
 
 class Attach(Request, frozen=True, array_like=True):
@@ -86,6 +86,15 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 Lost = tuple[int, int, int, int, str]
 """Messages that were taken away: pull, lane, first, count, why."""
+
+
+class Held(Answer, frozen=True, array_like=True):
+    """What a consumer still holds of the pulls that its beat named."""
+
+    kind = 130
+    held: list[int]
+    lost: list[Lost] = []  # noqa: RUF012 - a Struct copies it
+    """Messages of those pulls that were taken away; not all of them, if there are many ranges."""
 
 
 class Pulled(Answer, frozen=True, array_like=True):

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 import towline.protocol.access
+import towline.protocol.backup
 import towline.protocol.cluster
 import towline.protocol.ordering
 import towline.protocol.publishing

@@ -31,6 +31,8 @@ class GroupState(Answer, frozen=True, array_like=True):
     dying: int
     dead: int
     members: list[MemberState]
+    unreadable: str = ""
+    """Why the group waits: the store does not bring what it has to deliver. Empty if it does."""
 
 
 class ListGroups(Request, frozen=True, array_like=True):

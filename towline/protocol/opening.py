@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from towline.protocol.base import Answer, Name, Request
+from towline.protocol.base import MANY, Answer, Name, Natural, Request
 
 __all__ = ["Beat", "Done", "Failed", "Hello", "Welcome"]
 
@@ -48,6 +48,10 @@ class Done(Answer, frozen=True, array_like=True):
 
 
 class Beat(Request, frozen=True, array_like=True):
-    """I am alive. Answered by `Done`."""
+    """I am alive. Answered by `Done`; with a subscription by `Held`."""
 
     kind = 2
+    subscription: Natural = 0
+    """The consumer that wants to know what it still holds."""
+    holding: Annotated[list[int], msgspec.Meta(max_length=MANY)] = []  # noqa: RUF012 - a Struct copies it
+    """The pulls that it is working on."""

@@ -1,7 +1,9 @@
 """Requests and answers of those who write many messages exactly once (the Spark connector), as `messages` holds others.
 
 Frames are *staged*: kept out of sight. A *sink* publishes what was staged for one of its epochs, all of it, once: the
-same epoch again, or an older one, changes nothing, whatever is staged for it by then.
+same epoch again changes nothing, whatever is staged for it by then. It is the same if it has the same number and the
+same digest of its contents, if both have one; an older one is known by its digest alone. Another one under the same
+number is a `Conflict`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from towline.protocol.messages import ANSWERS, REQUESTS, Answer, FrameHead, Requ
 __all__ = ["AskSink", "MoveHold", "Publish", "Published", "Report", "SinkState", "Stage", "Staged", "Unstage"]
 
 _Name = Annotated[str, msgspec.Meta(max_length=100)]
-_Sink = Annotated[str, msgspec.Meta(min_length=1, max_length=150)]
+_Sink = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
 _Stream = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
 _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Records = Annotated[list[_Natural], msgspec.Meta(max_length=200_000)]
@@ -57,10 +59,14 @@ class Publish(Request, frozen=True, array_like=True):
     durability: Annotated[int, msgspec.Meta(ge=-1, le=2)] = -1
     topic: _Name = ""
     """Where brokers share a store: a topic whose broker this is for."""
+    digest: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
+    """Of the contents of the epoch; empty is not known."""
+    members: Annotated[list[_Name], msgspec.Meta(max_length=1_000)] = []  # noqa: RUF012 - a Struct copies it
+    """The brokers among which the epoch is spread, in a cluster."""
 
 
 class Published(Answer, frozen=True, array_like=True):
-    """Durable. `duplicate`: the epoch, or a later one, was published before; what was staged now is dropped."""
+    """Durable. `duplicate`: the epoch was published before; what was staged now is dropped."""
 
     kind = 203
     messages: int
@@ -89,6 +95,8 @@ class SinkState(Answer, frozen=True, array_like=True):
     kind = 205
     epoch: int
     at_us: int = 0
+    members: list[str] = []  # noqa: RUF012 - a Struct copies it
+    """As `Publish` gave them for this epoch."""
 
 
 class MoveHold(Request, frozen=True, array_like=True):

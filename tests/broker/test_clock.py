@@ -1,0 +1,126 @@
+"""A clock that is set forward or back while messages wait for their time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.broker.conftest import World
+from tests.broker.test_delay_model import lanes
+from towline.clock import SECOND_US, ManualClock
+from towline.protocol.messages import MoveDelayed
+
+AHEAD_S = 7200.0
+DAY_US = 86_400 * SECOND_US
+
+
+class TwoClocks(ManualClock):
+    """The steady one goes on by itself; the other one can be set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steady = 0.0
+
+    def steady_s(self) -> float:
+        return self.steady
+
+    def advance(self, seconds: float) -> None:
+        super().advance(seconds)
+        self.steady += seconds
+
+    def set(self, by_s: float) -> None:
+        self.value_us += round(by_s * SECOND_US)
+
+
+@pytest.mark.parametrize("then", ["goes on", "starts again", "starts again without its snapshot"])
+@pytest.mark.parametrize("maintained", [False, True])
+def test_a_clock_that_was_ahead_and_is_set_right_holds_no_new_message_back(
+    disk: World, then: str, maintained: bool
+) -> None:
+    async def main() -> None:
+        clock = TwoClocks()
+        async with AsyncExitStack() as stack:
+            bench = await stack.enter_async_context(disk.open(clock))
+            broker = bench.broker
+
+            async def restart() -> None:
+                nonlocal bench, broker
+                if then == "goes on":
+                    return
+                await stack.aclose()
+                for path in (disk.folder / "data" / "config").glob("delayOffset*") if "without" in then else ():
+                    path.unlink()
+                bench = await stack.enter_async_context(disk.open(clock))
+                broker = bench.broker
+
+            async def seen_after(seconds: float) -> list[bytes]:
+                clock.advance(seconds)
+                await broker.scheduler.catch_up()
+                if maintained:
+                    await broker.maintain()
+                return sorted(await lanes(bench))
+
+            # One parcel, of which a part is due while the clock is ahead, and a slot that both parts share.
+            hour_us = 3600 * SECOND_US
+            times = [-hour_us, -2 * hour_us - 300_000, -2 * hour_us - 900_000]
+            await bench.send("orders", b"hour", b"early", b"late", deliver_at_us=times)
+            clock.set(AHEAD_S)
+            assert await seen_after(0.5) == [b"early", b"hour"]
+            await bench.send("orders", b"while ahead", deliver_at_us=[-660 * SECOND_US])
+            clock.set(-AHEAD_S)
+            await restart()
+            # It waits in another slot of the same stream.
+            await bench.send("orders", b"minutes", deliver_at_us=[-180 * SECOND_US])
+            [soon] = (await bench.send("orders", b"soon", deliver_at_us=[-10 * SECOND_US])).firsts
+            [moved] = (await bench.send("orders", b"moved", deliver_at_us=[-DAY_US])).firsts
+            await broker.move_delayed(MoveDelayed("orders", [moved], "", -20 * SECOND_US))
+            assert soon < moved
+            await restart()
+            there = [b"early", b"hour"]
+            assert await seen_after(9) == there
+            assert await seen_after(2) == sorted([*there, b"soon"])
+            await restart()
+            assert await seen_after(10) == sorted([*there, b"soon", b"moved"])
+            # What was taken in by the clock that was ahead is due by it, and none of it is early by the right one.
+            rest = [*there, b"soon", b"moved", b"minutes"]
+            assert await seen_after(160) == sorted(rest)
+            assert await seen_after(AHEAD_S - 181.5) == sorted(rest)
+            assert await seen_after(2) == sorted([*rest, b"late"])
+            assert await seen_after(600) == sorted([*rest, b"late"])
+            assert await seen_after(60) == sorted([*rest, b"late", b"while ahead"])
+            assert "without" in then or not broker.scheduler.schedule.counts
+            assert not broker.scheduler.schedule.floors
+
+    asyncio.run(main())
+
+
+def test_a_jump_of_the_clock_is_told_with_its_size_and_what_it_means(
+    disk: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        clock = TwoClocks()
+        async with disk.open(clock) as bench:
+            scheduler = bench.broker.scheduler
+            await bench.send("orders", b"x", deliver_at_us=[-SECOND_US])
+            scheduler.watch_clock()
+            clock.advance(3600)
+            scheduler.watch_clock()
+            assert not caplog.records
+            clock.set(AHEAD_S)
+            scheduler.watch_clock()
+            await scheduler.catch_up()
+            clock.set(-AHEAD_S)
+            scheduler.watch_clock()
+            scheduler.watch_clock()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    told = [record.message for record in caplog.records]
+    assert [text[:38] for text in told] == [
+        "the clock jumped 7,200.000 s forward: ",
+        "the clock was set back by 7,200.000 s:",
+        "delayed messages were delivered by a c",
+    ]

@@ -1,0 +1,78 @@
+"""What retention leaves alone: what recovery may begin with, and what consumers still have to do with."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, World
+from towline.clock import SYSTEM, ManualClock
+from towline.model import TopicConfig
+
+SMALL: dict[str, Any] = {"segment_bytes": 64 << 10, "retention_bytes": 64 << 10}
+
+
+async def press(bench: Bench) -> None:
+    """So much of another topic that retention would drop all that it may."""
+    for _ in range(8):
+        await bench.send("other", bytes(50_000))
+
+
+def test_retention_keeps_the_events_that_the_snapshot_before_the_last_one_needs(disk: World) -> None:
+    async def main() -> None:
+        config = disk.folder / "data" / "config"
+        names = ("consumerOffset.json", "consumerOffset.json.bak")
+        async with disk.open(**SMALL) as bench:
+            member = await bench.attach()
+            await bench.send("orders", b"held")
+            got = await bench.pull(member)
+            await bench.flush()
+            await bench.broker.maintain()
+            await press(bench)
+            assert (await bench.act(member, ACK, got)).refused == []
+            await press(bench)
+            await bench.broker.maintain()  # its snapshot has the ack; the one before, which is the .bak now, has not
+            kept = {name: (config / name).read_bytes() for name in names}
+            assert bench.store.bounds("pull/orders/billing").first > 0, "retention has dropped events"
+        # A crash right then, and damage to the newer one.
+        for name in names:
+            (config / name).write_bytes(kept[name])
+        (config / names[0]).write_bytes(b"damaged")
+        async with disk.open(**SMALL) as bench:
+            state = bench.broker.group_state("orders", "billing")
+            assert (state.lag, state.in_flight) == (0, 0), "the ack is not forgotten"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("state", ["leased", "retrying"])
+def test_retention_spares_what_is_leased_or_will_be_tried_again(disk: World, state: str, own: bool) -> None:
+    """By the age of a topic of its own, and by the size of the store."""
+
+    async def main() -> None:
+        clock = ManualClock(SYSTEM.now_us())
+        # Nobody is taken for silent when the clock is set forward.
+        async with disk.open(clock, heartbeat_s=1e6, **SMALL) as bench:
+            await bench.broker.create_topic(TopicConfig("orders", retention_s=600.0 if own else None))
+            member = await bench.attach(delays_s=(86400.0,))
+            await bench.send("orders", b"old")
+            await bench.send("orders", b"held")
+            await bench.act(member, ACK, await bench.pull(member, 1))
+            got = await bench.pull(member, 1)
+            if state == "retrying":
+                await bench.act(member, NACK, got)
+            await press(bench)
+            clock.advance(3600)
+            for _ in range(3):
+                await bench.broker.maintain()  # until both snapshots have what came before
+            assert bench.store.bounds("lane/orders/middle").first == (1 if own else 0)
+            if state == "leased":
+                await bench.act(member, GIVE_BACK, got)
+            else:
+                clock.advance(86400)
+            assert (await bench.pull(member, wait_ms=60_000)).bodies == [b"held"]
+
+    asyncio.run(main())

@@ -1,0 +1,50 @@
+"""Requests of a backup: the broker keeps its folder as it is needed, whoever makes the backup reads it there."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from towline.protocol.base import Natural
+from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
+
+__all__ = ["BackupBegun", "BackupHeld", "BeginBackup", "HoldBackup"]
+
+
+class BeginBackup(Request, frozen=True, array_like=True):
+    """Save all snapshots now, and drop nothing from the log until the backup is done or its lease is over."""
+
+    kind = 102
+
+
+class BackupBegun(Answer, frozen=True, array_like=True):
+    kind = 230
+    ticket: str
+    folder: str
+    """Where the broker keeps its messages, on its own machine."""
+    lock: Natural
+    """The number of the inode of the folder's lock file: whoever looks at that path sees whether it is that folder."""
+    lease_s: float
+    """Held for so long, counted anew with each `HoldBackup`."""
+
+
+class HoldBackup(Request, frozen=True, array_like=True):
+    """The backup goes on; or it is `done`. Refused if the broker could not hold the log any longer."""
+
+    kind = 103
+    ticket: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+    done: bool = False
+
+
+class BackupHeld(Answer, frozen=True, array_like=True):
+    """Where the log ends now; all before it is on the disk."""
+
+    kind = 231
+    segment: Natural
+    position: Natural
+    at_us: Natural
+
+
+REQUESTS.update({cls.kind: cls for cls in (BeginBackup, HoldBackup)})
+ANSWERS.update({cls.kind: cls for cls in (BackupBegun, BackupHeld)})
