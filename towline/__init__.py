@@ -36,6 +36,7 @@ from towline.errors import (
     TooLarge,
     TowlineError,
     Unavailable,
+    Unreadable,
 )
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ __all__ = [
     "Transaction",
     "TransactionState",
     "Unavailable",
+    "Unreadable",
     "aio",
     "connect",
 ]

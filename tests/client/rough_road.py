@@ -18,6 +18,7 @@ class RoughRoad:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._smooth = False
         self._closed = False
+        self._blocked = False
         self._cuts = 0
         self.breaks = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -34,6 +35,14 @@ class RoughRoad:
     def cut(self) -> None:
         """Break all connections that there are."""
         self._cuts += 1
+
+    def block(self) -> None:
+        """Break all connections that there are, and let none through until `unblock`."""
+        self._blocked = True
+        self.cut()
+
+    def unblock(self) -> None:
+        self._blocked = False
 
     def close(self) -> None:
         self._closed = True
@@ -69,6 +78,9 @@ class RoughRoad:
 
     def _join(self, other: dict[socket.socket, socket.socket], left: dict[socket.socket, int]) -> None:
         near, _ = self._listener.accept()
+        if self._blocked:
+            near.close()
+            return
         try:
             far = socket.create_connection(self._to)
         except OSError:

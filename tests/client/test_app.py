@@ -20,6 +20,7 @@ import towline
 from tests.client.conftest import ROOT
 from tests.eventually import eventually, eventually_done
 from towline import Message, Reject, Retry, RetryPolicy
+from towline.client.aio_consumer import Consumer
 from towline.errors import BadRequest
 
 QUICK = RetryPolicy(max_attempts=3, delays_s=(0.01,))
@@ -84,6 +85,35 @@ async def test_an_at_most_once_handler_takes_no_more_than_it_can_begin(url: str,
             await eventually_done(lambda: len(seen) == 10)
         assert sorted(seen) == [b"%d" % number for number in range(10)]
         assert (await settled(mq, topic)).dead == 0
+
+
+async def test_an_app_that_stops_handles_what_it_was_given_at_most_once(
+    url: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bytes] = []
+    app = towline.App(url)
+
+    @app.on(topic, group="g", concurrency=2, mode="at-most-once")
+    async def handle(message: Message) -> None:
+        seen.append(message.body)
+
+    pull = Consumer.pull
+
+    async def stopped_meanwhile(self: Consumer, *limits: Any, **more: Any) -> Any:
+        """The app is told to stop when the broker has given messages, and they are not here yet."""
+        batch = await pull(self, *limits, **more)
+        if batch:
+            app.stop()
+            await asyncio.sleep(0.01)
+        return batch
+
+    monkeypatch.setattr(Consumer, "pull", stopped_meanwhile)
+    async with towline.aio.connect(url) as mq:
+        await mq.send_many(topic, [b"a", b"b", b"c"])
+        async with asyncio.timeout(60):
+            await app.serve()
+        left = (await mq.group(topic, "g")).lag
+    assert len(seen) == 3 - left == 2, "what left the broker was handled"
 
 
 async def test_what_a_handler_raises_decides(url: str, topic: str) -> None:

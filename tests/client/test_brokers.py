@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import subprocess
+import ssl
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.certificates import KIND, make_authority, openssl, sign_for
 from tests.client.either import do, each, entered
+from tests.client.peer import Peer
 from towline.errors import BadRequest, Refused, Unavailable
+from towline.model import RetryPolicy
 
 
 @pytest.mark.parametrize("kill", [True, False], ids=["killed", "stopped"])
@@ -45,6 +47,26 @@ async def test_everything_goes_on_when_the_broker_comes_back(
         starting.join()
         await do(producer.flush(timeout=30))
         assert pending.exception() is None
+
+
+async def test_a_broker_that_is_stopped_and_started_costs_nobody_an_attempt(
+    connect: Any, serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Though its consumers have one attempt, and are given up as soon as their connection breaks."""
+    flags = ("--store", f"file:{tmp_path / 'data'}", "--durability", "os", "--reconnect-grace-s", "0")
+    broker = serve(*flags)
+    async with (
+        entered(connect(f"towline://{broker.address}", timeout=60)) as mq,
+        entered(mq.consumer("orders", group="g", retry=RetryPolicy(max_attempts=1))) as consumer,
+    ):
+        await do(mq.send_many("orders", [b"a", b"b"]))
+        batch = await do(consumer.pull(wait=60, min_messages=2))
+        broker.stop()
+        serve(*flags, port=broker.port)
+        await do(batch.ack())
+        assert consumer.lost == 0
+        state = await do(mq.group("orders", "g"))
+        assert (state.lag, state.dying, state.dead) == (0, 0, 0)
 
 
 async def test_a_killed_brokers_sends_are_stored_once(connect: Any, serve: Callable[..., Any], tmp_path: Path) -> None:
@@ -98,17 +120,10 @@ async def test_a_token_and_its_secret_open_the_door(connect: Any, serve: Callabl
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("tls")
     cert, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
-         "-keyout", str(key), "-out", str(cert)],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost")
+    openssl(folder, "req", "-x509", *KIND, "-days", "2", *names, "-keyout", str(key), "-out", str(cert))
     return cert, key
 
 
@@ -143,6 +158,39 @@ async def test_everything_works_over_tls(
         connect("towline://127.0.0.1", ca_file=str(cert))
     with pytest.raises(BadRequest, match="ca_file /nowhere"):
         connect(url, ca_file="/nowhere")
+
+
+@pytest.fixture(scope="session")
+def certificate_of_another(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("another")
+    make_authority(folder)
+    sign_for(folder, "another", "DNS:another.example,IP:127.0.0.9")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("host", "mismatch"), [("localhost", "Hostname mismatch"), ("127.0.0.1", "IP address mismatch")]
+)
+async def test_a_broker_whose_certificate_is_for_another_name_is_refused_and_told_nothing(
+    connect: Any, certificate_of_another: Path, host: str, mismatch: str
+) -> None:
+    """Though the authority that signed it is trusted."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate_of_another / "another.pem", certificate_of_another / "another.key")
+    heard = bytearray()
+
+    def script(peer: Peer) -> None:
+        with contextlib.suppress(OSError), context.wrap_socket(peer.accept().sock, server_side=True) as sock:
+            heard.extend(sock.recv(1 << 16))
+
+    with Peer(script) as peer:
+        address = f"{host}:{peer.address.rpartition(':')[2]}"
+        secrets = {"token": "billing", "secret": "pa55word", "ca_file": str(certificate_of_another / "ca.pem")}
+        reason = f"{address}: its certificate is not accepted: {mismatch}.*; connect by a name that stands in it"
+        with pytest.raises(Refused, match=reason):
+            async with entered(connect(f"towlines://{address}", timeout=30, **secrets)):
+                pass
+    assert not heard
 
 
 async def test_a_stuck_consumer_is_left_behind_and_the_others_get_its_messages(

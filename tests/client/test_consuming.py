@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -354,3 +356,140 @@ async def test_topics_and_groups_can_be_administered(connect: Any, url: str, top
         await do(mq.delete_topic(topic))
         assert topic not in [known.config.name for known in await do(mq.topics())]
         assert (await do(mq.stat()))["epoch"] >= 1
+
+
+async def first_of(consumer: Any, way: str) -> Any:
+    """The first message, however it is come by."""
+    if way == "pull":
+        return (await do(consumer.pull(1, wait=60))).messages[0]
+    if way == "batches":
+        return (await anext(each(consumer.batches())))[0]
+    return await anext(each(consumer))
+
+
+@pytest.mark.parametrize("left", ["consumer", "client"])
+@pytest.mark.parametrize("way", ["loop", "pull", "batches"])
+async def test_a_message_that_its_consumer_dies_of_ends_among_the_dead_letters(
+    connect: Any, url: str, topic: str, way: str, left: str
+) -> None:
+    attempts = []
+    options = {"group": "g", "retry": AT_ONCE, "max_messages": 1 if way == "batches" else 2}
+    async with entered(connect(url)) as mq:
+        await do(mq.send_many(topic, [b"poison", b"next"]))
+
+        async def fail(consumer: Any) -> None:
+            message = await first_of(consumer, way)
+            attempts.append(message.attempt)
+            raise ZeroDivisionError(message.body)
+
+        async def die() -> None:
+            async with entered(connect(url)) as other:
+                if left == "client":
+                    await fail(await do(other.consumer(topic, **options)))
+                async with entered(other.consumer(topic, **options)) as consumer:
+                    await fail(consumer)
+
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                await die()
+        assert attempts == [1, 2, 3]
+        [dead] = await eventually_done(lambda: do(mq.dead_letters(topic, "g")), holds=lambda found: len(found) == 1)
+        assert (dead.body, dead.attempt, dead.reason.partition("\n")[0]) == (
+            b"poison",
+            3,
+            "ZeroDivisionError: b'poison'",
+        )
+        async with entered(mq.consumer(topic, group="g")) as consumer:
+            message = await first_of(consumer, "pull")
+            assert (message.body, message.attempt) == (b"next", 1), "it was only fetched ahead"
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, SystemExit, asyncio.CancelledError], ids=str)
+async def test_messages_are_given_back_by_a_consumer_that_leaves_in_order_or_is_interrupted(
+    connect: Any, url: str, topic: str, error: type[BaseException] | None
+) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.send_many(topic, [b"a", b"b"]))
+        with nullcontext() if error is None else pytest.raises(error):
+            async with entered(mq.consumer(topic, group="g", retry=AT_ONCE)) as consumer:
+                await first_of(consumer, "loop")
+                if error is not None:
+                    raise error
+        async with entered(mq.consumer(topic, group="g")) as consumer:
+            batch = await do(consumer.pull(wait=60, min_messages=2))
+            assert [(message.body, message.attempt) for message in batch] == [(b"a", 1), (b"b", 1)]
+
+
+async def test_in_order_a_message_that_its_consumer_dies_of_is_tried_again_before_those_behind_it(
+    connect: Any, url: str, topic: str
+) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.create_topic(topic, shards=1))
+        await do(mq.send_many(topic, [b"a", b"b", b"c", b"d"], keys=["k"] * 4))
+
+        async def die() -> None:
+            async with entered(mq.consumer(topic, group="g", retry=AT_ONCE)) as consumer:
+                async for message in each(consumer):
+                    if message.body == b"a":
+                        message.ack()
+                    if message.body == b"c":
+                        raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await die()
+        async with entered(mq.consumer(topic, group="g", idle_timeout=60)) as consumer:
+            seen = []
+            async for message in each(consumer):
+                seen.append((message.body, message.attempt))
+                message.ack()
+                if len(seen) == 3:
+                    break
+        assert [body for body, _ in seen] == [b"b", b"c", b"d"]
+        assert (seen[0][1], seen[2][1]) == (2, 1), "the last was only fetched ahead"
+
+
+@pytest.mark.parametrize("way", ["pull", "batches"])
+async def test_what_a_loop_over_messages_left_comes_with_the_next_pull(
+    connect: Any, url: str, topic: str, way: str
+) -> None:
+    bodies = [b"%d" % number for number in range(40)]
+    async with entered(connect(url)) as mq:
+        await do(mq.send_many(topic, bodies))
+        async with entered(mq.consumer(topic, group="g", idle_timeout=60)) as consumer:
+            seen: list[bytes] = []
+            async for message in each(consumer):
+                seen.append(message.body)
+                message.ack()
+                if len(seen) == 10:
+                    break
+            assert consumer.in_flight == 30, "they are here, and nobody has them"
+            batch = await do(consumer.pull(2, wait=60)) if way == "pull" else await anext(each(consumer.batches()))
+            assert batch
+            seen += batch.bodies()
+            await do(batch.ack())
+            while len(seen) < 40:
+                batch = await do(consumer.pull(wait=60))
+                assert batch
+                seen += batch.bodies()
+                await do(batch.ack())
+            assert consumer.lost == 0
+        state = await do(mq.group(topic, "g"))
+        assert (state.lag, state.in_flight, state.retrying) == (0, 0, 0)
+    assert seen == bodies, "nothing is lost, doubled or out of order"
+
+
+async def test_a_pull_within_a_loop_takes_what_the_loop_would_have_seen_next(
+    connect: Any, url: str, topic: str
+) -> None:
+    async with entered(connect(url)) as mq:
+        await do(mq.send_many(topic, [b"%d" % number for number in range(5)]))
+        async with entered(mq.consumer(topic, group="g", idle_timeout=60)) as consumer:
+            seen: list[bytes] = []
+            async for message in each(consumer):
+                batch = await do(consumer.pull(2, wait=60)) if not seen else ()
+                seen += [one.body for one in (message, *batch)]
+                for one in (message, *batch):
+                    one.ack()
+                if len(seen) == 5:
+                    break
+    assert sorted(seen) == [b"%d" % number for number in range(5)]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,20 @@ from tests.client.conftest import ROOT
 from tests.client.either import do, entered
 from tests.client.peer import Peer
 from tests.eventually import eventually_done
+from towline.client.accumulate import BatchLimits
+from towline.client.connection import Connection
+from towline.client.exchange import Exchange
 from towline.client.frame_spool import FrameSpool, KeptFrame
+from towline.client.outgoing import Sender
+from towline.client.parcel import Pending
 from towline.client.rerouting import cut_by_shard
-from towline.client.sharding import shard_of
-from towline.errors import BadRequest, QueueFull
+from towline.client.sharding import ShardMap, shard_of
+from towline.client.spool import SpoolFile
+from towline.client.spooled import SpooledShipping
+from towline.errors import BadRequest, QueueFull, WrongShard
 from towline.frame import Frame, encode
 from towline.protocol.messages import Send, Sent
+from towline.protocol.ordering import ShardCount
 
 
 async def stored(mq: Any, topic: str, count: int, lane: str = "middle") -> list[bytes]:
@@ -196,6 +205,93 @@ async def test_a_frame_that_may_be_stored_already_keeps_its_number(connect: Any,
     assert other.producer_id != one.producer_id
 
 
+async def test_what_does_not_find_its_shard_in_time_is_spooled(connect: Any, tmp_path: Path) -> None:
+    """The broker says that the topic has shards, and is too slow to say how many."""
+
+    def script(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.meet()
+        sending = peer.accept()
+        sending.greet()
+        sending.expect(Send)
+        sending.fail(WrongShard.code)
+        assert isinstance(sending.next(), ShardCount)
+        # No answer: the deadline passes. Then the spool is emptied.
+        sending.expect(Send)
+        sending.answer(Sent([0], 1))
+        sending.until_gone()
+        visitor.until_gone()
+
+    with Peer(script) as peer:
+        async with (
+            entered(connect(peer.url)) as mq,
+            entered(mq.producer(delivery_timeout=1, spool_dir=tmp_path)) as producer,
+        ):
+            pending = await do(producer.send("orders", b"1", key="k"))
+            await do(producer.flush())
+            assert pending.spooled
+            await emptied(tmp_path)
+
+
+async def test_what_was_refused_by_a_broker_that_is_gone_by_then_is_spooled(connect: Any, tmp_path: Path) -> None:
+    """A broker that was full may have room again when it is back."""
+    spooled = threading.Event()
+
+    def script(peer: Peer) -> None:
+        visitor = peer.accept()
+        visitor.meet()
+        sending = peer.accept()
+        sending.greet()
+        sending.expect(Send)
+        sending.fail(QueueFull.code)
+        sending.expect(Send)
+        sending.hang_up()
+        again = peer.accept()
+        assert spooled.wait(60)
+        again.greet()
+        again.expect(Send)
+        again.answer(Sent([0], 1))
+        again.until_gone()
+        visitor.until_gone()
+
+    with Peer(script) as peer:
+        async with (
+            entered(connect(peer.url)) as mq,
+            entered(mq.producer(delivery_timeout=1, spool_dir=tmp_path)) as producer,
+        ):
+            pending = await do(producer.send("orders", b"1"))
+            try:
+                await do(producer.flush())
+            finally:
+                spooled.set()
+            assert pending.spooled
+            await emptied(tmp_path)
+
+
+@pytest.mark.parametrize(("reroutes", "kept"), [(True, True), (False, False)])
+def test_an_answer_after_the_deadline_that_the_shard_is_wrong_leads_to_the_spool(
+    tmp_path: Path, reroutes: bool, kept: bool
+) -> None:
+    """Where brokers keep messages of their own it fails: the right shard is another broker's."""
+    spool = FrameSpool(tmp_path, 1 << 20)
+    shipping = SpooledShipping(
+        lambda: Sender(""), -1, False, 1 << 20,
+        spool=spool, connection=Connection("", ""), shards=ShardMap(), reroutes=reroutes,
+    )  # fmt: skip
+    exchange: Exchange[Pending] = Exchange(BatchLimits(delivery_timeout_s=1.0), Pending, lambda: 100.0)
+    pending = exchange.add("orders", b"1", "k", "middle", None)
+    [parcel] = exchange.take(100.5)
+    call = shipping.pack(parcel)
+    assert call is not None
+    call.fail(WrongShard())
+    assert shipping.settle(exchange, 101.5) == [parcel]
+    parcel.done = True
+    assert pending.spooled is kept
+    assert isinstance(parcel.error, WrongShard) is not kept
+    assert spool.lanes.total() == kept
+    shipping.close()
+
+
 def test_a_spool_goes_on_at_its_last_mark(tmp_path: Path) -> None:
     spool = FrameSpool(tmp_path, 1 << 20)
     frames = [KeptFrame("orders", 1, -1, b"%d" % number) for number in range(200)]
@@ -219,6 +315,53 @@ def test_a_spool_goes_on_at_its_last_mark(tmp_path: Path) -> None:
     assert third.lanes == {("orders", 1, 0): 72, ("stock", 0, 0): 1}
     third.close()
     assert [path.name for path in tmp_path.iterdir()] == ["producer-0.frames"]
+
+
+def left_by_two(folder: Path, count: int) -> list[KeptFrame]:
+    """Two producers left a file each; the frames of the second."""
+    first, second = FrameSpool(folder, 1 << 20), FrameSpool(folder, 1 << 20)
+    frames = [KeptFrame("stock", 0, -1, b"%03d" % number * 100) for number in range(count)]
+    first.append(KeptFrame("orders", 1, -1, b"x"))
+    for frame in frames:
+        second.append(frame)
+    first.close()
+    second.close()
+    return frames
+
+
+def test_a_spool_is_taken_over_as_a_whole_or_not_at_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    frames = left_by_two(tmp_path, 5)
+    with caplog.at_level("WARNING"):
+        small = FrameSpool(tmp_path, 1_200)  # there is room for three
+    assert "producer-1.frames is not taken over yet" in caplog.text
+    assert small.lanes == {("orders", 1, 0): 1}
+    small.close()
+    large = FrameSpool(tmp_path, 1 << 20)
+    assert large.lanes == {("orders", 1, 0): 1, ("stock", 0, 0): 5}
+    found = []
+    while (frame := large.next()) is not None:
+        found.append(frame)
+        large.sent(frame)
+    assert found[1:] == frames
+    large.close()
+
+
+def test_what_was_taken_over_by_one_who_was_killed_at_it_is_not_taken_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_by_two(tmp_path, 3)
+
+    def killed(file: SpoolFile) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SpoolFile, "clear", killed)
+        with pytest.raises(KeyboardInterrupt):
+            FrameSpool(tmp_path, 1 << 20)
+    again = FrameSpool(tmp_path, 1 << 20)
+    assert again.lanes == {("orders", 1, 0): 1, ("stock", 0, 0): 3}
+    again.close()
+    assert not (tmp_path / "producer-1.frames").exists()
 
 
 def test_a_refused_frame_is_put_aside(tmp_path: Path) -> None:

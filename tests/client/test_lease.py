@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from towline.client.backoff import Backoff
 from towline.client.lease import ACK, NACK, Lease, in_portions, merged
+from towline.client.message import NACKED
 from towline.errors import BadRequest, Conflict
 from towline.frame import encode
 from towline.protocol.messages import Act, Part
@@ -58,6 +62,57 @@ def test_what_was_nacked_is_not_acked_with_the_rest() -> None:
     third.ack()
     assert list(nacks) == [Act(NACK, 41, [(1, 1, 1)], False, 5, "bad")]
     assert lease.take_acks() == [Act(ACK, 41, [(1, 0, 1), (1, 2, 1)])]
+
+
+class Meanwhile(bytearray):
+    """Flags of which a part is read: just then another thread does something else with them."""
+
+    act: Callable[[], object] | None = None
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if isinstance(key, slice) and self.act is not None:
+            act, self.act = self.act, None
+            other = threading.Thread(target=act)
+            other.start()
+            # It may have to wait for us: then it comes after.
+            other.join(0.2)
+        return found
+
+    def translate(self, *tables: Any) -> Any:
+        return self[:].translate(*tables)
+
+
+@pytest.mark.parametrize("how", ["ack_all", "nack_all", "settle_all", "nack_in_place"])
+def test_a_nack_in_another_thread_while_all_are_settled_is_not_overwritten(how: str) -> None:
+    lease, nacks, _ = lease_of(4)
+    (section,) = lease.sections
+    flags = section.flags = Meanwhile(section.flags)
+    first, second, *_ = lease.messages()
+    refused: list[Conflict] = []
+    done = threading.Event()
+
+    def nack() -> None:
+        try:
+            second.nack("bad", delay=5)
+        except Conflict as error:
+            refused.append(error)
+        done.set()
+
+    flags.act = nack
+    if how == "nack_in_place":
+        section.shards = lease.shards = 3
+        first.nack("before it")
+    elif how == "settle_all":
+        lease.settle_all(ACK)
+    elif how == "nack_all":
+        lease.nack_all("all")
+    else:
+        lease.ack_all()
+    assert done.wait(60)
+    told = Act(NACK, 41, [(1, 1, 1)], False, 5, "bad") in nacks
+    assert (flags[1] == NACKED and told) if not refused else not told
+    assert len(refused) <= 1
 
 
 def test_a_message_is_settled_once() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +100,72 @@ def test_who_pumps_for_nobody_hands_over_to_one_who_waits(monkeypatch: pytest.Mo
     askers[1].join(60)
     heartbeat.join(60)
     assert readers == ["heartbeat", "asker 1"]
+    link.close()
+    theirs.close()
+
+
+class _Turn:
+    """What one waits for who gives up in the very moment in which it comes."""
+
+    def __init__(self, come: Callable[[], object], error: type[BaseException] | None) -> None:
+        self._come = come
+        self._error = error
+        self._free = True
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        if timeout is None:
+            free, self._free = self._free, False
+            return free
+        self._come()
+        assert self._free
+        if self._error is not None:
+            raise self._error
+        return False
+
+    def release(self) -> None:
+        self._free = True
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt], ids=["late", "interrupted"])
+def test_a_turn_that_comes_too_late_is_handed_on(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | None
+) -> None:
+    link = Link(Route(parse_url("towline://127.0.0.1:1")), lambda *_: socket.socket(), Connection(), 60.0)
+    late, other, others_turn = Call(Beat()), Call(Beat()), threading.Lock()
+    others_turn.acquire()
+    pumping, leave = threading.Event(), threading.Event()
+
+    def pump() -> None:
+        assert link._pump.acquire(False)
+        pumping.set()
+        assert leave.wait(60)
+        link._leave_pump()
+
+    pumper = threading.Thread(target=pump)
+    pumper.start()
+    assert pumping.wait(60)
+
+    def come() -> None:
+        link._waiters[other] = others_turn
+        leave.set()
+        pumper.join(60)
+
+    monkeypatch.setattr("towline.client.link.threading", SimpleNamespace(Lock=lambda: _Turn(come, error)))
+    with nullcontext() if error is None else pytest.raises(error):
+        assert not link.wait(late, time.monotonic())
+    assert others_turn.acquire(False), "else nobody reads, and it waits in vain"
+
+
+def test_one_who_reads_while_a_write_is_stalled_hands_over_to_one_who_waits() -> None:
+    ours, theirs = socket.socketpair()
+    link = Link(Route(parse_url("towline://127.0.0.1:1")), lambda *_: ours, Connection(), 60.0)
+    link.pump(0.0)
+    turn = threading.Lock()
+    turn.acquire()
+    link._waiters[Call(Beat())] = turn
+    with link.lock:
+        assert link._read_aside()
+    assert turn.acquire(False), "it was turned away while we read, and nobody else reads"
     link.close()
     theirs.close()
 

@@ -47,3 +47,20 @@ async def test_what_nobody_consumed_in_time_is_not_delivered(connect: Any, url: 
         for wrong in (0, -1, 1e12):
             with pytest.raises(BadRequest, match="ttl"):
                 await do(mq.send(topic, b"x", ttl=wrong))
+
+
+async def test_leaving_a_loop_loses_nothing_that_is_delivered_at_most_once(connect: Any, url: str, topic: str) -> None:
+    options = {"group": "g", "mode": "at-most-once", "idle_timeout": 0.2}
+    seen: list[bytes] = []
+    async with entered(connect(url)) as mq:
+        await do(mq.send_many(topic, [b"%d" % number for number in range(20)]))
+        for _ in range(2):
+            async with entered(mq.consumer(topic, **options)) as consumer:
+                async for message in each(consumer):
+                    seen.append(message.body)
+                    if len(seen) % 3 == 0:
+                        break
+        async with entered(mq.consumer(topic, **options)) as consumer:
+            async for batch in each(consumer.batches()):
+                seen += batch.bodies()
+    assert seen == [b"%d" % number for number in range(20)]

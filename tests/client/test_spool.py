@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from towline.client.spool import MAGIC, SpoolFile
+from towline.client.spool import MAGIC, SpoolFile, spool_folder
 from towline.errors import BadRequest, QueueFull, StoreLocked
 
 RECORDS = [b"one", b"", b"three" * 100]
@@ -28,6 +29,29 @@ def test_records_are_there_again(tmp_path: Path) -> None:
     assert list(file.records()) == []
     file.close()
     assert not file.path.exists()
+
+
+def test_the_name_of_a_new_file_is_as_durable_as_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut takes a file along whose folder was not synced."""
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        fsync(fd)
+        synced.append(os.fstat(fd).st_ino)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    folder = spool_folder(tmp_path / "new" / "spool")
+    assert synced == [(tmp_path / "new").stat().st_ino, tmp_path.stat().st_ino]
+    synced.clear()
+    path = filled(folder)
+    file, place = path.stat().st_ino, folder.stat().st_ino
+    assert synced == [file, place, file]
+    synced.clear()
+    with path.open("ab") as torn:
+        torn.write(b"half")
+    SpoolFile(path, 1 << 20).close()
+    assert synced == [(folder / "x.torn").stat().st_ino, place, file]
 
 
 @pytest.mark.parametrize("cut", range(1, 8 + 500, 13))

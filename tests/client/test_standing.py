@@ -393,3 +393,28 @@ def test_what_piles_up_is_fetched_by_one_plain_pull_instead() -> None:
     assert work.lease.bodies() == [b"14", b"15"]
     desk.next()
     assert [request.answers > 1 for request in desk.asked(Pull)] == [False, False, True, False, False]
+
+
+# At most once
+
+
+def test_a_loop_over_messages_that_are_delivered_at_most_once_asks_for_one_at_a_time() -> None:
+    desk = Desk(mode="at-most-once", limits=Limits(max_messages=1000, min_messages=5))
+    for number in range(1, 4):
+        work = Work(desk, desk.subscription.next(single=True))
+        assert (desk.asked(Pull)[-1].max_messages, desk.asked(Pull)[-1].min_messages) == (1, 1)
+        desk.answer(number, [b"x"])
+        assert work.bodies == [b"x"]
+    assert len(desk.asked(Pull)) == 3, "and asks for none before it is wanted"
+
+
+def test_the_answer_of_an_interrupted_pull_that_cannot_be_given_back_is_handed_out_in_parts() -> None:
+    desk = Desk(mode="at-most-once")
+    desk.pull(100)  # and nobody waits for it any more
+    desk.answer(1, [b"a", b"b", b"c", b"d", b"e"])
+    assert desk.pull(2).bodies == [b"a", b"b"]
+    assert Work(desk, desk.subscription.next(single=True)).bodies == [b"c"]
+    rest = desk.pull(1000).lease
+    assert [(message.body, message.seq) for message in rest.messages()] == [(b"d", 4), (b"e", 5)]
+    assert len(desk.asked(Pull)) == 1
+    assert not desk.asked(Settle), "nothing is given back"

@@ -138,6 +138,10 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception):
+            for child in self._children:
+                if isinstance(child, Consumer) and not child.closed:
+                    child.nack_handed_out(error)
         await self.close()
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from operator import length_hint
 from typing import Final
 
 from towline.client.aio_cluster import AioCluster
@@ -14,9 +15,10 @@ from towline.client.backoff import Backoff
 from towline.client.connection import Call
 from towline.client.handover import Handover
 from towline.client.lease import Lease
+from towline.client.limits import Limits
 from towline.client.message import Message
 from towline.client.outgoing import Sender
-from towline.client.standing import Demand, Standing
+from towline.client.standing import Demand, Standing, is_turn_of
 from towline.client.steps import Flow, Start
 from towline.client.subscription import Subscription
 from towline.errors import Closed, Timeout, TowlineError, Unavailable
@@ -27,6 +29,7 @@ __all__ = ["ClusterConsumer"]
 log = logging.getLogger("towline.client")
 
 _SLICE_S: Final = 0.5
+_TURN_S: Final = 0.05
 _GRACE_S: Final = 0.5
 _SETTLE_S: Final = 0.1
 _HAND_OVER_S: Final = 1.0
@@ -75,6 +78,8 @@ class _Branch:
         self.consumer: Consumer | None = None
         self.lease: Lease | None = None
         self.served: Demand | None = None
+        self.pulling = False
+        self.turn = owner.next_turn()
         self.down_since = 0.0
         self.task = asyncio.get_running_loop().create_task(self._work(), name=f"towline-pull-{broker}")
 
@@ -108,8 +113,14 @@ class _Branch:
         while self.lease is not None or owner.demand is None or owner.demand is self.served:
             await owner.changes()
         demand = owner.demand
-        lease = await self._pull(consumer, demand)
-        self.lease = lease
+        if not owner.is_turn_of(self, demand):
+            await owner.changes(_TURN_S)
+            return
+        self.pulling, self.turn = True, owner.next_turn()
+        try:
+            self.lease = lease = await self._pull(consumer, demand)
+        finally:
+            self.pulling = False
         if lease is None and demand.is_over(time.monotonic()):
             self.served = demand
         owner.notify()
@@ -117,14 +128,14 @@ class _Branch:
     async def _pull(self, consumer: Consumer, demand: Demand) -> Lease | None:
         if demand.limits is None:
             return await consumer.link.run(consumer.subscription.next())
-        wait_s = min(max(demand.until - time.monotonic(), 0.0), _SLICE_S)
+        wait_s = min(max(demand.until - time.monotonic(), 0.0), _TURN_S if demand.in_turn else _SLICE_S)
         return await consumer.link.run(consumer.subscription.pull(demand.limits, wait_s))
 
     def take(self, demand: Demand) -> Lease | None:
         lease, self.lease = self.lease, None
         if lease is None or lease.lost or self.consumer is None:
             return None
-        if demand.limits is not None and len(lease) > demand.limits.max_messages:
+        if demand.limits is not None and len(lease) > demand.limits.max_messages and not demand.in_turn:
             self.consumer.subscription.put_back(lease)
             return None
         return lease
@@ -159,6 +170,7 @@ class ClusterConsumer(Consumer):
         self._error: TowlineError | None = None
         self._branches: dict[str, _Branch] = {}
         self._turn = 0
+        self._turns = 0
         self._closed = False
         self._lease = Lease.none()
         self._left: Iterator[Message] = iter(())
@@ -234,7 +246,9 @@ class ClusterConsumer(Consumer):
         """Ask all brokers for messages, and take what the first has. `min_messages` counts at each broker."""
         self._check()
         asked = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
-        found = await self._take(Demand(asked, time.monotonic() + min(max(wait, 0.0), 86400.0)))
+        self._put_back_left()
+        until = time.monotonic() + min(max(wait, 0.0), 86400.0)
+        found = await self._take(Demand(asked, until, in_turn=self._in_turn))
         if found is None:
             some = self._consumers()[0]
             return ClusterBatch(some.link, some.subscription, None)
@@ -265,6 +279,17 @@ class ClusterConsumer(Consumer):
         found[0].handed_out()
         return found
 
+    @property
+    def _in_turn(self) -> bool:
+        return any(one.subscription.terms.at_most_once for one in self._consumers())
+
+    def is_turn_of(self, branch: _Branch, demand: Demand) -> bool:
+        return is_turn_of(branch, self._branches.values(), demand)
+
+    def next_turn(self) -> int:
+        self._turns += 1
+        return self._turns
+
     def _next_lease(self, demand: Demand) -> tuple[Consumer, Lease] | None:
         """In turn, so that no broker is forgotten behind a busy one."""
         branches = list(self._branches.values())
@@ -277,10 +302,14 @@ class ClusterConsumer(Consumer):
                 return branch.consumer, lease
         return None
 
-    async def _next_batch(self) -> Batch | None:
+    async def _next_batch(self, *, single: bool = False) -> Batch | None:
         self._check()
-        idle_s = self._idle_timeout_s
-        found = await self._take(Demand(None, time.monotonic() + (idle_s if idle_s is not None else 1e9)))
+        idle_s, limits, in_turn = self._idle_timeout_s, None, self._in_turn
+        if in_turn:
+            own = self._subscription.limits
+            limits = Limits(1, own.max_bytes) if single else own
+        until = time.monotonic() + (idle_s if idle_s is not None else 1e9)
+        found = await self._take(Demand(limits, until, in_turn=in_turn))
         return None if found is None else ClusterBatch(found[0].link, found[0].subscription, found[1])
 
     # Settling
@@ -295,6 +324,10 @@ class ClusterConsumer(Consumer):
         for one in sorted(self._consumers(), key=lambda each: not each.link.connection.ready):
             if one.link.connection.ready or one.subscription.holds:
                 await one.flush()
+
+    def nack_handed_out(self, error: Exception) -> None:
+        for one in self._consumers():
+            one.subscription.nack_handed_out(error, self._lease, length_hint(self._left))
 
     async def close(self) -> None:
         if self._closed:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from towline.client.aio_cluster import AioCluster
@@ -52,6 +52,8 @@ class ClusterProducer(Producer):
         self._pulses: dict[str, Pulse] = {}
         self._routes: dict[str, Producer] = {}
         self._version = self._fleet.version
+        self._closing = False
+        """See `cluster_producer.ClusterProducer`."""
         self._closed = False
         cluster.adopt(self)
 
@@ -75,7 +77,7 @@ class ClusterProducer(Producer):
         timeout: float | None = None,
         attempts: int | None = None,
     ) -> Pending:
-        if self._closed:
+        if self._closing:
             raise Closed("the producer was closed")
         body, packed, at_us = as_body(body), as_headers(headers), as_deliver_at(delay, deliver_at, delay_level)
         as_key(key)
@@ -238,30 +240,43 @@ class ClusterProducer(Producer):
     async def flush(self, timeout: float | None = None) -> None:
         branches = list(self._branches.values())
         waiting = [parcel for branch in branches for parcel in branch.seal()]
-        deadline = None if timeout is None else time.monotonic() + timeout
+        for branch in branches:
+            branch.flushing += 1
         try:
-            async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0.0)):
+            async with asyncio.timeout(timeout):
                 for parcel in waiting:
                     await done(parcel)
         except TimeoutError:
             count = sum(branch.buffered for branch in branches)
             raise Timeout(f"{count} messages are not acknowledged yet") from None
+        finally:
+            for branch in branches:
+                branch.flushing -= 1
         raise_unseen([parcel for branch in branches for parcel in branch.take_failed()])
 
     async def close(self, timeout: float | None = None) -> None:
-        if self._closed:
+        if self._closing:
             return
+        self._closing = True
         try:
             await self.flush(timeout)
-        except Timeout:
-            if not self._keeps:
-                raise
-        finally:
-            self._closed = True
-            for asking in self._asking:
-                asking.cancel()
-            for branch in list(self._branches.values()):
-                try:
+        except BaseException as error:
+            for branch in self._all_at_last():
+                with suppress(Timeout):
                     await branch.close(0.0)
-                except Timeout:
-                    pass
+            if not (isinstance(error, Timeout) and self._keeps):
+                raise
+        else:
+            async with AsyncExitStack() as stack:
+                # Something may have come in that very moment.
+                for branch in self._all_at_last():
+                    stack.push_async_callback(branch.close, timeout)
+
+    def _all_at_last(self) -> list[Producer]:
+        self._closed = True
+        for asking in self._asking:
+            asking.cancel()
+        return list(self._branches.values())
+
+    def end(self, timeout_s: float, *, final: bool) -> None:
+        """Each of its branches does so for itself."""

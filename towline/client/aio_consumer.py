@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import warnings
 from collections.abc import AsyncIterator, Iterator
+from operator import length_hint
 from types import TracebackType
 from typing import Final, Self
 
-from towline.client import flows
+from towline.client import flows, process_end
 from towline.client.aio_link import AioLink
 from towline.client.batch import Batch as AnyBatch
 from towline.client.beat import Pulse
@@ -64,6 +66,8 @@ class Consumer:
                     await handle(message.body)
     """
 
+    _closed = True  # until it is made
+
     def __init__(self, link: AioLink, subscription: Subscription) -> None:
         self._link = link
         self._subscription = subscription
@@ -85,6 +89,7 @@ class Consumer:
             self._let_go_of_spool()
             raise
         self._task = asyncio.get_running_loop().create_task(self._tend(), name="towline-heartbeat")
+        process_end.watch(self)
 
     def __repr__(self) -> str:
         subscription = self._subscription
@@ -96,6 +101,9 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # An interrupt or a cancellation is no fault of the messages: they go back with us.
+        if isinstance(error, Exception):
+            self.nack_handed_out(error)
         await self.close()
 
     @property
@@ -138,9 +146,11 @@ class Consumer:
         wait: float = 1.0,
         min_messages: int = 1,
     ) -> Batch:
-        """Ask for messages, waiting up to `wait` seconds until there are `min_messages` of them."""
+        """Ask for messages, waiting up to `wait` seconds until there are `min_messages` of them. What an iteration that
+        was left had fetched goes back before, and comes with it or later."""
         self._check()
         asked = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
+        self._put_back_left()
         lease = await self._link.run(self._subscription.pull(asked, wait))
         self._tell()
         return Batch(self._link, self._subscription, lease)
@@ -157,7 +167,7 @@ class Consumer:
                 if lease.returned and message.settled:
                     continue
                 yield message
-            following = await self._next_batch()
+            following = await self._next_batch(single=True)
             if following is None:
                 return
             self._lease, self._left = following.lease, iter(following.messages)
@@ -170,14 +180,23 @@ class Consumer:
                 async with batch:
                     await insert_all(batch.bodies())
         """
-        while (batch := await self._next_batch()) is not None:
+        while True:
+            self._put_back_left()
+            batch = await self._next_batch()
+            if batch is None:
+                return
             yield batch
 
-    async def _next_batch(self) -> Batch | None:
+    async def _next_batch(self, *, single: bool = False) -> Batch | None:
         self._check()
-        lease = await self._link.run(self._subscription.next())
+        lease = await self._link.run(self._subscription.next(single=single))
         self._tell()
         return None if lease is None else Batch(self._link, self._subscription, lease)
+
+    def _put_back_left(self) -> None:
+        """Give back what the loop over messages has fetched and not handed out: nobody else would look at it."""
+        if self._lease.open_count:
+            self._lease.put_back_last(len(list(self._left)))
 
     async def flush(self) -> None:
         """Tell the broker of all acks and nacks, and wait until they are durable. Those for messages that are not ours
@@ -187,11 +206,17 @@ class Consumer:
         await self._link.run(self._subscription.flush())
         self._subscription.losses.report()
 
+    def nack_handed_out(self, error: Exception) -> None:
+        """This exception left the block of the consumer or its client: what was handed out and is not settled has
+        failed, with the exception as the reason."""
+        self._subscription.nack_handed_out(error, self._lease, length_hint(self._left))
+
     async def close(self) -> None:
         """Tell the broker of all acks and nacks, give back what is not settled, and leave."""
         if self._closed:
             return
         self._closed = True
+        process_end.forget(self)
         if self._task is None:
             # It was never entered.
             self._let_go_of_spool()
@@ -211,6 +236,31 @@ class Consumer:
             await self._link.close()
             self._let_go_of_spool()
             self._subscription.losses.report()
+
+    # The end of the process, or of the event loop
+
+    def __del__(self) -> None:
+        self.end(0.0, final=True)
+
+    def end(self, timeout_s: float, *, final: bool) -> None:
+        """Nothing can be told any more: keep it on the disk, or say what is lost."""
+        subscription = self._subscription
+        if self._closed or not final:
+            return
+        self._closed = True
+        owed = subscription.owed
+        if subscription.spool is not None:
+            for _ in subscription.start_settles():
+                pass  # there is no connection to start them on
+            subscription.spool.keep(subscription.unkept(ready=False))
+            subscription.spool.close()
+        elif owed:
+            warnings.warn(
+                subscription.left_open(owed, "its event loop ended"), RuntimeWarning, stacklevel=2, source=self
+            )
+
+    def forked(self) -> None:
+        self._closed = True
 
     async def _keep(self, *, ready: bool) -> None:
         """What cannot be told goes to the local disk, if there is a spool."""
@@ -267,6 +317,7 @@ class Consumer:
             # A link that broke reconnects by itself, because there is a consumer on it.
             await self._sleep()
             try:
+                self._pulse.judge(time.monotonic())
                 beat = self._pulse.due(time.monotonic())
                 if beat is not None:
                     await self._link.start(beat)

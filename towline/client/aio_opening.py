@@ -12,7 +12,9 @@ __all__ = ["Opening"]
 class Openable(Protocol):
     async def start(self) -> None: ...
 
-    async def close(self) -> None: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
 
 
 Opened = TypeVar("Opened", bound=Openable)
@@ -41,4 +43,4 @@ class Opening(Generic[Opened]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._thing.close()
+        await self._thing.__aexit__(kind, error, traceback)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Set
 from types import TracebackType
@@ -12,13 +13,14 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from towline.client import process_end
 from towline.client.accumulate import BatchLimits, expired
 from towline.client.aio_link import AioLink
 from towline.client.delays import Time, as_deliver_at
 from towline.client.exchange import Exchange
 from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, call_back, with_origins
-from towline.client.shipping import Shipping, raise_unseen
+from towline.client.shipping import Shipping, left_open, raise_unseen
 from towline.errors import Closed, NotOwner, Timeout, TowlineError
 from towline.model import Priority, Receipt
 from towline.protocol.ordering import Sharded
@@ -86,7 +88,11 @@ class Producer:
         for line in lines:
             await producer.send("lines", line)      # goes on at once; waits when the buffer is full
     # all are acknowledged here, or the first error is raised
+
+    One that is not closed loses what it holds when its event loop ends, with a `RuntimeWarning` that says how much.
     """
+
+    _closed = True  # until it is made
 
     def __init__(self, link: AioLink, shipping: Shipping, limits: BatchLimits) -> None:
         self._link = link
@@ -99,7 +105,12 @@ class Producer:
         self._failed = False
         self._moved: frozenset[str] = frozenset()
         self._barred = False
-        self._task = asyncio.get_running_loop().create_task(self._work(), name="towline-producer")
+        self.flushing = 0
+        """Who waits until everything is acknowledged."""
+        self._ending = False
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._work(), name="towline-producer")
+        process_end.watch(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self._accumulator.messages} messages buffered"
@@ -170,7 +181,7 @@ class Producer:
             lives=lives,
         )
         if self._accumulator.stirred:
-            self._stirred.set()
+            self._stir()
         return pending
 
     async def put(  # noqa: PLR0917
@@ -194,7 +205,7 @@ class Producer:
         columns = topic, body, key, priority, headers, at_us, dedup_id, shards, shard_key, lives
         pending = self._accumulator.add(*columns)
         if self._accumulator.stirred:
-            self._stirred.set()
+            self._stir()
         return pending
 
     async def _look_up(self, topic: str) -> int:
@@ -206,14 +217,16 @@ class Producer:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and
         `Timeout` when it takes too long."""
-        waiting = self._accumulator.seal()
-        self._stirred.set()
+        waiting = self.seal()
+        self.flushing += 1
         try:
             async with asyncio.timeout(timeout):
                 for parcel in waiting:
                     await done(parcel)
         except TimeoutError:
             raise Timeout(f"{self._accumulator.messages} messages are not acknowledged yet") from None
+        finally:
+            self.flushing -= 1
         raise_unseen(self._accumulator.take_failed())
 
     async def close(self, timeout: float | None = None) -> None:
@@ -227,11 +240,33 @@ class Producer:
             if not self._shipping.keeps:
                 raise
         finally:
+            process_end.forget(self)
+            self._ending = True
             self._task.cancel()
             await asyncio.wait([self._task])
             await self._link.close()
             self._give_up(Closed("the producer was closed before the message was acknowledged"))
             self._shipping.close()
+
+    # The end of the process, or of the event loop
+
+    def __del__(self) -> None:
+        self.end(0.0, final=True)
+
+    def end(self, timeout_s: float, *, final: bool) -> None:
+        """Nothing can be sent any more: keep it on the disk, or say what is lost."""
+        if self._closed or not final or not self._accumulator.messages:
+            return
+        self._closed = self._barred = True
+        parcels = self._accumulator.fail_all(Closed("its event loop ended before they were acknowledged"))
+        self._shipping.rescue(parcels)
+        self._shipping.close()
+        lost = [parcel for parcel in parcels if parcel.error is not None]
+        if lost:
+            warnings.warn(left_open(self._link.route, lost), RuntimeWarning, stacklevel=2, source=self)
+
+    def forked(self) -> None:
+        self._closed = self._barred = True
 
     # For a producer of many brokers
 
@@ -251,7 +286,7 @@ class Producer:
     def seal(self) -> list[Parcel]:
         """Let nothing linger; what is not acknowledged yet."""
         waiting = self._accumulator.seal()
-        self._stirred.set()
+        self._stir()
         return waiting
 
     def take_failed(self) -> list[Parcel]:
@@ -274,7 +309,7 @@ class Producer:
         self._accumulator.note_failed(failed)
         self._end(with_origins(failed))
         self._let_in()
-        self._stirred.set()
+        self._stir()
 
     def evacuate(self) -> list[Parcel]:
         """Give away what never left."""
@@ -309,7 +344,7 @@ class Producer:
     def adopt(self, parcel: Parcel) -> None:
         """Take on what another could not send."""
         self._accumulator.adopt(parcel)
-        self._stirred.set()
+        self._stir()
 
     async def _make_room(self, topic: str) -> None:
         max_block_s = self._accumulator.limits.max_block_s
@@ -338,9 +373,23 @@ class Producer:
 
     # The task that sends
 
+    def _stir(self) -> None:
+        self._stirred.set()
+        if self._task.cancelled():
+            # Somebody cancelled all tasks that there were, but the loop goes on.
+            self._task = self._loop.create_task(self._work(), name="towline-producer")
+
     async def _work(self) -> None:
         try:
-            await self._work_on()
+            while True:
+                try:
+                    await self._work_on()
+                except asyncio.CancelledError:
+                    task = asyncio.current_task()
+                    if self._ending or not self.flushing or task is None:
+                        raise
+                    # The loop is to end, and who waits for us has begun to close: that comes first.
+                    task.uncancel()
         except Exception as error:
             log.exception("the producer's task failed")
             self._closed = self._barred = self._failed = True

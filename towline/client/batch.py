@@ -27,6 +27,8 @@ class Batch:
     def __init__(self, subscription: Subscription, lease: Lease | None) -> None:
         self._subscription = subscription
         self._lease = lease
+        if lease is not None:
+            lease.handed_out = True
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} messages{', lost' if self.lost else ''}>"

@@ -7,7 +7,6 @@ from typing import Final, Protocol
 
 from towline.client.connection import Call, Connection
 from towline.client.subscription import Subscription
-from towline.protocol.messages import Beat
 
 __all__ = ["Pulse"]
 
@@ -33,6 +32,10 @@ class Pulse:
         self._beat: Call | None = None
         """The oldest that is not answered yet."""
         self._beaten_at = 0.0
+        self._asked_at = 0.0
+        """When the last beat was due."""
+        self._contact_at = time.monotonic()
+        """Until then at least the broker has heard of us."""
         self._busy_until = 0.0
         self.watch_s = min(subscription.ack_interval_s, _WATCH_S)
         """How soon a broken connection must be noticed, and acks be told."""
@@ -54,8 +57,18 @@ class Pulse:
         self._busy_until = now + _BUSY_S
         return now + self.watch_s
 
+    def judge(self, now: float) -> None:
+        """Drop what the broker must have taken away by now."""
+        connection = self._link.connection
+        if connection.ready:
+            self._contact_at = max(self._contact_at, min(self._link.last_sent, self._link.last_received))
+        silent_s = now - self._contact_at
+        gone = connection.welcome is not None and silent_s > connection.welcome.heartbeat_s
+        self._subscription.judge(now, silent_s if gone else 0.0)
+
     def due(self, now: float) -> Call | None:
-        """A beat to send now, if nothing else was sent lately. A connection that does not answer beats is given up."""
+        """A beat to send now: if nothing else was sent lately, or to hear whether what we hold is still ours. A
+        connection that does not answer beats is given up."""
         link, beat = self._link, self._beat
         if not link.connection.ready:
             self._beat = None
@@ -67,9 +80,11 @@ class Pulse:
             self._beat = None
             link.give_up(TimeoutError("the broker does not answer the heartbeat"))
             return None
-        if now - link.last_sent < self.beat_s / 2:
+        asks = self._subscription.holds and now - self._asked_at >= self.beat_s
+        if now - link.last_sent < self.beat_s / 2 and not asks:
             return None
-        call = Call(Beat())
+        self._asked_at = now
+        call = self._subscription.beat()
         if beat is None:
             self._beat, self._beaten_at = call, now
         return call

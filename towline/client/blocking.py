@@ -122,6 +122,10 @@ class Client(Now, Making[Producer, Consumer], Transacting, Surveying, Looking, R
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception):
+            for child in self._children:
+                if isinstance(child, Consumer) and not child.closed:
+                    child.nack_handed_out(error)
         self.close()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from operator import length_hint
 from typing import Final
 
 from towline.client.backoff import Backoff
@@ -23,7 +24,7 @@ from towline.client.lease import Lease
 from towline.client.limits import Limits
 from towline.client.message import Message
 from towline.client.outgoing import Sender
-from towline.client.standing import Demand, Standing
+from towline.client.standing import Demand, Standing, is_turn_of
 from towline.client.steps import Flow, Start
 from towline.client.subscription import Subscription
 from towline.errors import Closed, Timeout, TowlineError, Unavailable
@@ -35,6 +36,8 @@ log = logging.getLogger("towline.client")
 
 _SLICE_S: Final = 0.5
 """A pull that is to wait longer is made of several, so that none is under way for long when nobody waits any more."""
+_TURN_S: Final = 0.05
+"""How long each broker is asked when they are asked in turn."""
 _GRACE_S: Final = 0.5
 _SETTLE_S: Final = 0.1
 """How long an ack waits for a broker that is away."""
@@ -88,6 +91,8 @@ class _Branch:
         """What was pulled and not handed out yet."""
         self.served: Demand | None = None
         """The demand that there is nothing for here."""
+        self.pulling = False
+        self.turn = owner.next_turn()
         self.down_since = 0.0
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._work, name=f"towline-pull-{broker}", daemon=True)
@@ -128,26 +133,35 @@ class _Branch:
 
     def _serve(self, consumer: Consumer) -> bool:
         """Serve one demand. False at the end."""
-        with self._owner.changed:
+        owner = self._owner
+        with owner.changed:
             while not self.closed.is_set() and (
-                self.lease is not None or self._owner.demand is None or self._owner.demand is self.served
+                self.lease is not None or owner.demand is None or owner.demand is self.served
             ):
-                self._owner.changed.wait()
-            demand = self._owner.demand
+                owner.changed.wait()
+            demand = owner.demand
             if self.closed.is_set() or demand is None:
                 return not self.closed.is_set()
-        lease = self._pull(consumer, demand)
-        with self._owner.changed:
-            self.lease = lease
+            if not owner.is_turn_of(self, demand):
+                owner.changed.wait(_TURN_S)
+                return True
+            self.pulling, self.turn = True, owner.next_turn()
+        try:
+            lease = self._pull(consumer, demand)
+        except BaseException:
+            self.pulling = False
+            raise
+        with owner.changed:
+            self.pulling, self.lease = False, lease
             if lease is None and demand.is_over(time.monotonic()):
                 self.served = demand
-            self._owner.changed.notify_all()
+            owner.changed.notify_all()
         return True
 
     def _pull(self, consumer: Consumer, demand: Demand) -> Lease | None:
         if demand.limits is None:
             return consumer.link.run(consumer.subscription.next())
-        wait_s = min(max(demand.until - time.monotonic(), 0.0), _SLICE_S)
+        wait_s = min(max(demand.until - time.monotonic(), 0.0), _TURN_S if demand.in_turn else _SLICE_S)
         return consumer.link.run(consumer.subscription.pull(demand.limits, wait_s))
 
     def take(self, demand: Demand) -> Lease | None:
@@ -155,7 +169,7 @@ class _Branch:
         lease, self.lease = self.lease, None
         if lease is None or lease.lost or self.consumer is None:
             return None
-        if demand.limits is not None and len(lease) > demand.limits.max_messages:
+        if demand.limits is not None and len(lease) > demand.limits.max_messages and not demand.in_turn:
             with self.consumer.link.lock:
                 self.consumer.subscription.put_back(lease)
             return None
@@ -198,6 +212,7 @@ class ClusterConsumer(Consumer):
         self._error: TowlineError | None = None
         self._branches: dict[str, _Branch] = {}
         self._turn = 0
+        self._turns = 0
         self._closed = False
         self._lease = Lease.none()
         self._left: Iterator[Message] = iter(())
@@ -264,9 +279,10 @@ class ClusterConsumer(Consumer):
         """Ask all brokers for messages, and take what the first has. `min_messages` counts at each broker."""
         self._check()
         asked: Limits = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
+        self._put_back_left()
         if not 0 <= wait <= 86400:
             wait = 0.0 if wait < 0 else 86400.0
-        found = self._take(Demand(asked, time.monotonic() + wait))
+        found = self._take(Demand(asked, time.monotonic() + wait, in_turn=self._in_turn))
         if found is None:
             return ClusterBatch(self._any().link, self._any().subscription, None)
         branch, lease = found
@@ -297,6 +313,17 @@ class ClusterConsumer(Consumer):
         found[0].handed_out()
         return found
 
+    @property
+    def _in_turn(self) -> bool:
+        return any(one.subscription.terms.at_most_once for one in self._consumers())
+
+    def is_turn_of(self, branch: _Branch, demand: Demand) -> bool:
+        return is_turn_of(branch, self._branches.values(), demand)
+
+    def next_turn(self) -> int:
+        self._turns += 1
+        return self._turns
+
     def _next_lease(self, demand: Demand) -> tuple[Consumer, Lease] | None:
         """In turn, so that no broker is forgotten behind a busy one."""
         branches = list(self._branches.values())
@@ -315,10 +342,14 @@ class ClusterConsumer(Consumer):
         if error is not None:
             raise error
 
-    def _next_batch(self) -> Batch | None:
+    def _next_batch(self, *, single: bool = False) -> Batch | None:
         self._check()
-        idle_s = self._idle_timeout_s
-        found = self._take(Demand(None, time.monotonic() + (idle_s if idle_s is not None else 1e9)))
+        idle_s, limits, in_turn = self._idle_timeout_s, None, self._in_turn
+        if in_turn:
+            own = self._subscription.limits
+            limits = Limits(1, own.max_bytes) if single else own
+        until = time.monotonic() + (idle_s if idle_s is not None else 1e9)
+        found = self._take(Demand(limits, until, in_turn=in_turn))
         return None if found is None else ClusterBatch(found[0].link, found[0].subscription, found[1])
 
     # Settling
@@ -334,6 +365,11 @@ class ClusterConsumer(Consumer):
         for one in sorted(consumers, key=lambda each: not each.link.connection.ready):
             if one.link.connection.ready or one.subscription.holds:
                 one.flush()
+
+    def nack_handed_out(self, error: Exception) -> None:
+        for one in self._consumers():
+            with one.link.lock:
+                one.subscription.nack_handed_out(error, self._lease, length_hint(self._left))
 
     def close(self) -> None:
         with self.changed:

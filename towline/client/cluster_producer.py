@@ -12,13 +12,15 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
+from towline.client import process_end
 from towline.client.cluster import Cluster
 from towline.client.delays import Time, as_deliver_at
 from towline.client.errand import Place, There
 from towline.client.fleet import DEDUP
+from towline.client.link import MADE_BEFORE_FORK
 from towline.client.outgoing import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
 from towline.client.parcel import Parcel, Pending
 from towline.client.producer import Producer
@@ -80,8 +82,12 @@ class ClusterProducer(Producer):
         self._pulses: dict[str, Pulse] = {}
         self._routes: dict[str, Producer] = {}
         self._version = self._fleet.version
+        self._closing = False
+        """Nothing more is taken. It is `closed` when all is sent, and need not be looked after any more."""
         self._closed = False
+        self._why_closed = "the producer was closed"
         cluster.adopt(self)
+        process_end.watch(self)
 
     def __repr__(self) -> str:
         return f"<ClusterProducer of {len(self._branches)} brokers{', closed' if self._closed else ''}>"
@@ -103,8 +109,8 @@ class ClusterProducer(Producer):
         timeout: float | None = None,
         attempts: int | None = None,
     ) -> Pending:
-        if self._closed:
-            raise Closed("the producer was closed")
+        if self._closing:
+            raise Closed(self._why_closed)
         body, packed, at_us = as_body(body), as_headers(headers), as_deliver_at(delay, deliver_at, delay_level)
         as_key(key)
         as_key(shard_key)
@@ -183,6 +189,8 @@ class ClusterProducer(Producer):
                 found = self._branches.get(broker)
                 if found is None:
                     found = self._branches[broker] = self._make(broker, self._counts)
+                    # We end it ourselves, when what it gave to others has been sent, too.
+                    process_end.forget(found)
                     self._pulses[broker] = Pulse()
         return found
 
@@ -279,33 +287,63 @@ class ClusterProducer(Producer):
     # The end
 
     def flush(self, timeout: float | None = None) -> None:
+        if not self._drained(timeout):
+            raise Timeout(f"{sum(branch.buffered for branch in self._all())} messages are not acknowledged yet")
+        raise_unseen([parcel for branch in self._all() for parcel in branch.take_failed()])
+
+    def _drained(self, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
+        waiting: list[Parcel] = [parcel for branch in self._all() for parcel in branch.seal()]
+        try:
+            for parcel in waiting:
+                parcel.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+        except Timeout:
+            return False
+        return True
+
+    def _all(self) -> list[Producer]:
         with self._guard:
-            branches = list(self._branches.values())
-            waiting: list[Parcel] = [parcel for branch in branches for parcel in branch.seal()]
-        for parcel in waiting:
-            left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            try:
-                parcel.wait(left_s)
-            except Timeout:
-                count = sum(branch.buffered for branch in branches)
-                raise Timeout(f"{count} messages are not acknowledged yet") from None
-        raise_unseen([parcel for branch in branches for parcel in branch.take_failed()])
+            return list(self._branches.values())
 
     def close(self, timeout: float | None = None) -> None:
-        if self._closed:
-            return
+        with self._guard:
+            if self._closing:
+                return
+            self._closing = True
+        deadline = None if timeout is None else time.monotonic() + timeout
+        process_end.forget(self)
         try:
             self.flush(timeout)
-        except Timeout:
-            if not self._keeps:
-                raise
-        finally:
-            with self._guard:
-                self._closed = True
-                branches = list(self._branches.values())
-            for branch in branches:
-                try:
+        except BaseException as error:
+            self._closed = True
+            for branch in self._all():
+                with suppress(Timeout):
                     branch.close(0.0)
-                except Timeout:
-                    pass
+            if not (isinstance(error, Timeout) and self._keeps):
+                raise
+        else:
+            self._closed = True
+            with ExitStack() as stack:
+                # Something may have come in that very moment.
+                for branch in self._all():
+                    stack.callback(branch.close, None if deadline is None else max(deadline - time.monotonic(), 0.0))
+
+    def end(self, timeout_s: float, *, final: bool) -> None:
+        if self._closing:
+            return
+        self._closing = final
+        if not self._drained(timeout_s):
+            self._closing = final = True
+        self._closed = final
+        for branch in self._all():
+            if final:
+                branch.end(0.0, final=True)
+            else:
+                branch.report_lost()
+
+    def forked(self) -> None:
+        self._closing = self._closed = True
+        self._why_closed = MADE_BEFORE_FORK.format("producer")
+        self._guard = threading.RLock()
+        for branch in self._branches.values():
+            branch.forked()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from operator import length_hint
 from types import TracebackType
 from typing import Final, Self
 
-from towline.client import flows
+from towline.client import flows, process_end
 from towline.client.batch import Batch as AnyBatch
 from towline.client.beat import Pulse
 from towline.client.heartbeat import Heartbeat
 from towline.client.lease import Lease
-from towline.client.link import Link
+from towline.client.link import MADE_BEFORE_FORK, Link
 from towline.client.message import Message
 from towline.client.standing import Standing, standing
 from towline.client.subscription import Subscription
@@ -71,11 +72,13 @@ class Consumer:
         self._lease = Lease.none()
         self._left: Iterator[Message] = iter(())
         self._closed = False
+        self._why_closed = "the consumer was closed"
         self._pulse = Pulse(link, subscription)
         link.run(subscription.start())
         link.connection.member = subscription
         link.run(subscription.take_up())
         self._heartbeat = Heartbeat(self._tend, f"towline-heartbeat-{subscription.consumer}")
+        process_end.watch(self)
 
     def __repr__(self) -> str:
         subscription = self._subscription
@@ -87,6 +90,9 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # An interrupt or a cancellation is no fault of the messages: they go back with us.
+        if isinstance(error, Exception):
+            self.nack_handed_out(error)
         self.close()
 
     @property
@@ -129,9 +135,11 @@ class Consumer:
         wait: float = 1.0,
         min_messages: int = 1,
     ) -> Batch:
-        """Ask for messages, waiting up to `wait` seconds until there are `min_messages` of them."""
+        """Ask for messages, waiting up to `wait` seconds until there are `min_messages` of them. What an iteration that
+        was left had fetched goes back before, and comes with it or later."""
         self._check()
         asked = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
+        self._put_back_left()
         lease = self._link.run(self._subscription.pull(asked, wait))
         self._tell()
         return Batch(self._link, self._subscription, lease)
@@ -148,7 +156,7 @@ class Consumer:
                 if lease.returned and message.settled:
                     continue
                 yield message
-            following = self._next_batch()
+            following = self._next_batch(single=True)
             if following is None:
                 return
             self._lease, self._left = following.lease, iter(following.messages)
@@ -161,14 +169,23 @@ class Consumer:
                 with batch:
                     insert_all(batch.bodies())
         """
-        while (batch := self._next_batch()) is not None:
+        while True:
+            self._put_back_left()
+            batch = self._next_batch()
+            if batch is None:
+                return
             yield batch
 
-    def _next_batch(self) -> Batch | None:
+    def _next_batch(self, *, single: bool = False) -> Batch | None:
         self._check()
-        lease = self._link.run(self._subscription.next())
+        lease = self._link.run(self._subscription.next(single=single))
         self._tell()
         return None if lease is None else Batch(self._link, self._subscription, lease)
+
+    def _put_back_left(self) -> None:
+        """Give back what the loop over messages has fetched and not handed out: nobody else would look at it."""
+        if self._lease.open_count:
+            self._lease.put_back_last(len(list(self._left)))
 
     def flush(self) -> None:
         """Tell the broker of all acks and nacks, and wait until they are durable. Those for messages that are not ours
@@ -178,11 +195,18 @@ class Consumer:
         self._link.run(self._subscription.flush())
         self._subscription.losses.report()
 
+    def nack_handed_out(self, error: Exception) -> None:
+        """This exception left the block of the consumer or its client: what was handed out and is not settled has
+        failed, with the exception as the reason."""
+        with self._link.lock:
+            self._subscription.nack_handed_out(error, self._lease, length_hint(self._left))
+
     def close(self) -> None:
         """Tell the broker of all acks and nacks, give back what is not settled, and leave."""
         if self._closed:
             return
         self._closed = True
+        process_end.forget(self)
         self._heartbeat.stop()
         self._link.timeout_s = min(self._link.timeout_s, _CLOSE_S)
         try:
@@ -198,6 +222,27 @@ class Consumer:
                 self._subscription.spool.close()
             self._subscription.losses.report()
 
+    # The end of the process
+
+    def end(self, timeout_s: float, *, final: bool) -> None:
+        """Tell what was settled. What was not is taken away by the broker, because we are gone."""
+        owed = 0 if self._closed else self._subscription.owed
+        if not owed:
+            return
+        before, self._link.timeout_s = self._link.timeout_s, timeout_s
+        try:
+            self._link.run(self._subscription.flush())
+        except TowlineError as error:
+            process_end.forget(self)
+            self._keep(ready=False)
+            if self._subscription.spool is None:
+                log.error("%s", self._subscription.left_open(owed, error))
+        finally:
+            self._link.timeout_s = before
+
+    def forked(self) -> None:
+        self._closed, self._why_closed = True, MADE_BEFORE_FORK.format("consumer")
+
     def _keep(self, *, ready: bool) -> None:
         """What cannot be told goes to the local disk, if there is a spool."""
         with self._link.lock:
@@ -207,7 +252,7 @@ class Consumer:
 
     def _check(self) -> None:
         if self._closed:
-            raise Closed("the consumer was closed")
+            raise Closed(self._why_closed)
 
     # For a consumer of many brokers
 
@@ -238,7 +283,11 @@ class Consumer:
     def _tend(self) -> float:
         """Show that we are alive, and see to what cannot wait for the user's next call."""
         try:
-            beat = self._pulse.due(time.monotonic())
+            if self._link.connection.ready:
+                self._link.pump(0.0)  # what was heard counts before we judge our own silence
+            with self._link.lock:
+                self._pulse.judge(time.monotonic())
+                beat = self._pulse.due(time.monotonic())
             if beat is not None:
                 self._link.start(beat)
             self._link.run(self._subscription.start_settles())

@@ -13,10 +13,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from hashlib import blake2b
 from typing import Final
 
 from towline.errors import NotFound
+from towline.model import rank
 from towline.protocol.cluster import Brokers, BrokerState
 
 __all__ = ["DEDUP", "Fleet", "address_of", "rendezvous"]
@@ -159,7 +159,7 @@ class Fleet:
 
 def rendezvous(key: str, brokers: Iterable[str]) -> str | None:
     """The broker, of these, that something belongs to: the same for everybody who asks."""
-    return max(brokers, key=lambda broker: blake2b(f"{key}|{broker}".encode(), digest_size=8).digest(), default=None)
+    return max(brokers, key=lambda broker: rank(key, broker), default=None)
 
 
 def address_of(broker: BrokerState) -> tuple[str, int]:

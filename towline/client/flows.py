@@ -39,6 +39,7 @@ from towline.model import (
     check_topics,
 )
 from towline.protocol import split_attachments
+from towline.protocol.backup import BackupBegun, BackupHeld, BeginBackup, HoldBackup
 from towline.protocol.cluster import Brokers, Clients, ClientState, ForgetBroker, ListBrokers, ListClients
 from towline.protocol.messages import (
     Answer,
@@ -80,6 +81,7 @@ __all__ = [
     "Headers",
     "Keys",
     "Target",
+    "begin_backup",
     "brokers",
     "browse",
     "clients",
@@ -91,6 +93,7 @@ __all__ = [
     "forget_broker",
     "group",
     "groups",
+    "hold_backup",
     "locate",
     "pause",
     "ping",
@@ -247,6 +250,14 @@ def clients(name: str, group_name: str) -> Flow[list[ClientState]]:
 
 def forget_broker(broker: str) -> Flow[None]:
     yield from _ask(ForgetBroker(broker), Done)
+
+
+def begin_backup() -> Flow[BackupBegun]:
+    return (yield from _ask(BeginBackup(), BackupBegun))
+
+
+def hold_backup(ticket: str, *, done: bool) -> Flow[BackupHeld]:
+    return (yield from _ask(HoldBackup(ticket, done), BackupHeld))
 
 
 def create_topic(

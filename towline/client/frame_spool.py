@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +45,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(KeptFrame | Mark).decode
 
 
+def _digest(payload: bytes) -> bytes:
+    return blake2b(payload, digest_size=16).digest()
+
+
 class FrameSpool:
     """The spool of one producer. What producers before it left in the folder is taken over."""
 
@@ -57,24 +62,28 @@ class FrameSpool:
         self._since_mark = 0
         self.lanes: Counter[tuple[str, int, int]] = Counter()
         """How many frames of each lane wait: topic, number, and of how many shards it is one."""
-        for frame in self._waiting_in(self._file, at_home=True):
-            self.lanes[frame.topic, frame.lane, frame.shards] += 1
-        self._take_over()
+        try:
+            for frame in self._waiting_in(self._file, at_home=True):
+                self.lanes[frame.topic, frame.lane, frame.shards] += 1
+            self._take_over()
+        except BaseException:
+            self._file.close()
+            raise
         if self.lanes:
             log.info("spool %s: %d frames of an earlier producer wait", self._file.path, self.lanes.total())
 
     def __repr__(self) -> str:
         return f"<FrameSpool {self._file.path}, {self.lanes.total()} frames>"
 
-    def append(self, frame: KeptFrame) -> None:
-        """Keep a frame; it is on the disk when this returns. Raises `QueueFull`."""
-        payload = _encode(frame)
-        if self._file.size + len(payload) > self._max_bytes:
+    def append(self, *frames: KeptFrame) -> None:
+        """Keep frames; they are on the disk when this returns. All or none: raises `QueueFull`."""
+        payloads = [_encode(frame) for frame in frames]
+        if self._file.size + sum(map(len, payloads)) > self._max_bytes:
             raise QueueFull(
                 f"spool {self._file.path} is full: {self._max_bytes} bytes wait for a broker that cannot be reached"
             )
-        self._file.append([payload])
-        self.lanes[frame.topic, frame.lane, frame.shards] += 1
+        self._file.append(payloads)
+        self.lanes.update((frame.topic, frame.lane, frame.shards) for frame in frames)
 
     def goes_before(self, topic: str, lane: int, shards: int) -> bool:
         """Whether something waits that must be sent before messages of this lane: others of it, or such of the topic
@@ -151,6 +160,15 @@ class FrameSpool:
             self._at = begin
         return [frame for at, frame in frames if at >= begin]
 
+    def _digests(self) -> set[bytes]:
+        """What waits here, without holding it all in memory."""
+        digests, offset = set(), self._at
+        while (found := self._file.read(offset)) is not None:
+            payload, offset = found
+            if payload is not None:
+                digests.add(_digest(payload))
+        return digests
+
     def _take_over(self) -> None:
         for path in sorted(self._folder.glob("producer-*.frames")):
             if path == self._file.path:
@@ -160,8 +178,10 @@ class FrameSpool:
             except StoreLocked:
                 continue
             try:
-                for frame in self._waiting_in(file):
-                    self.append(frame)
+                frames = self._waiting_in(file)
+                # Whoever took it over before us may have been killed before it cleared the file.
+                here = self._digests() if frames else set()
+                self.append(*(frame for frame in frames if _digest(_encode(frame)) not in here))
                 file.clear()
             except QueueFull as error:
                 log.warning("spool %s is not taken over yet: %s", path, error)

@@ -32,6 +32,8 @@ __all__ = ["Handling"]
 log = logging.getLogger("towline.app")
 
 _WAIT_S: Final = 60.0
+_BRIEF_S: Final = 0.5
+"""How long a pull waits that is not to be broken off."""
 _QUICK_S: Final = 0.1
 _SLOW_S: Final = 0.5
 _GRACE_S: Final = 1.0
@@ -121,7 +123,9 @@ class Handling:
             on_lost=self._on_lost,
             **options,
         )
-        async with opening as consumer:
+        consumer = await opening
+        # Not `async with`: what goes wrong with a consumer is no fault of the messages that wait here for their turn.
+        try:
             one = not is_pattern(handler.topic)
             if one and handler.retry is not None and consumer.config.retry != handler.retry:
                 await self._client.put_group(msgspec.structs.replace(consumer.config, retry=handler.retry))
@@ -129,8 +133,11 @@ class Handling:
             try:
                 await self._consume(consumer)
             finally:
-                self._waiting.clear()
+                if consumer.config.mode != AT_MOST_ONCE:
+                    self._waiting.clear()
                 await self._finish_running()
+        finally:
+            await consumer.close()
 
     async def _consume(self, consumer: Consumer) -> None:
         pull: asyncio.Task[list[list[Message]]] | None = None
@@ -146,11 +153,16 @@ class Handling:
                         "handler %s of %s: %d calls are stuck: it takes no more messages until one ends",
                         self.handler.label, self.handler.topic, self.stuck,
                     )  # fmt: skip
-                    return
+                    break
                 if pull is None and not self._waiting and len(self._running) < self.handler.concurrency:
                     pull = asyncio.create_task(self._pull(consumer))
                     pull.add_done_callback(lambda _: self._changed.set())
                 await self._changed.wait()
+            if pull is not None and consumer.config.mode == AT_MOST_ONCE:
+                # What it brings counts as consumed. It does not wait long.
+                self._waiting += await pull
+                self._start_waiting()
+                pull = None
         finally:
             if pull is not None:
                 # What it brought, if anything, goes back with the consumer.
@@ -160,11 +172,11 @@ class Handling:
     async def _pull(self, consumer: Consumer) -> list[list[Message]]:
         batch_size = self.handler.batch
         self._adapt()
-        size = self._size
+        size, wait_s = self._size, _WAIT_S
         if consumer.config.mode == AT_MOST_ONCE:
-            # What would wait here for its turn would be lost with us.
-            size = min(size, self.handler.concurrency - len(self._running))
-        batch = await consumer.pull(batch_size or size, wait=_WAIT_S)
+            # What would wait here for its turn would be lost with us, and so would what came while we leave.
+            size, wait_s = min(size, self.handler.concurrency - len(self._running)), _BRIEF_S
+        batch = await consumer.pull(batch_size or size, wait=wait_s)
         self._pulled_at = time.monotonic() if batch else 0.0
         messages = batch.messages
         return ([messages] if messages else []) if batch_size else [[message] for message in messages]
@@ -220,6 +232,9 @@ class Handling:
             if isinstance(call, _TaskCall):
                 await self._let_end(call.task)
             return
+        if future.cancelled() and all(message.lost for message in messages):
+            log.warning("handler %s: %s: others have it now, and the work is dropped", handler.label, _named(messages))
+            return
         error = _error_of(future)
         if error is None:
             self.done += 1
@@ -266,7 +281,8 @@ class Handling:
     def _on_lost(self, lost: LostLease) -> None:
         """Others have these messages now: drop the work, as far as it can be dropped."""
         for task, messages in self._running.items():
-            if all(message.lost for message in messages) and isinstance(call := self._calls.get(task), _TaskCall):
+            call = self._calls.get(task)
+            if call is not None and all(message.lost for message in messages):
                 call.interrupt()
 
     # Stopping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -10,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from towline.client.message import ACKED, NACKED, OPEN, RETURNED, TOLD, Message
+from towline.client.message import ACKED, NACKED, OPEN, RETURNED, TAKEN, TOLD, Message
 from towline.client.section import Section
 from towline.client.verdict import as_reason
 from towline.errors import BadFrame, Closed, LeaseLost, TooLarge, TowlineError
@@ -37,10 +38,13 @@ NACK: Final = 1
 GIVE_BACK: Final = 3
 
 _ACKED_RUNS: Final = re.compile(bytes([ACKED]) + b"+")
+_OPEN_RUNS: Final = re.compile(bytes([OPEN]) + b"+")
 _ACKED_TO_TOLD: Final = bytes.maketrans(bytes([ACKED]), bytes([TOLD]))
 _OPEN_TO_TOLD: Final = bytes.maketrans(bytes([OPEN, ACKED]), bytes([TOLD, TOLD]))
 _OPEN_TO_ACKED: Final = bytes.maketrans(bytes([OPEN]), bytes([ACKED]))
 _OPEN_TO_NACKED: Final = bytes.maketrans(bytes([OPEN]), bytes([NACKED]))
+_OPEN_TO_TAKEN: Final = bytes.maketrans(bytes([OPEN]), bytes([TAKEN]))
+_TO_TAKEN: Final = bytes.maketrans(bytes([OPEN, ACKED, TOLD, NACKED]), bytes([TAKEN] * 4))
 _OPEN_TO_RETURNED: Final = bytes.maketrans(bytes([OPEN]), bytes([RETURNED]))
 
 _MAX_ACTS: Final = 5_000
@@ -68,7 +72,9 @@ class Lease:
         "closed",
         "dirty",
         "ends_at",
+        "handed_out",
         "in_tasks",
+        "lock",
         "lost",
         "pull",
         "returned",
@@ -93,16 +99,21 @@ class Lease:
         """It is worked on by coroutines, so that time limits cancel tasks rather than interrupt threads."""
         self.lost = False
         self.returned = False
-        """Some messages are to be passed over: they come again behind one that is tried again."""
+        """Some messages are to be passed over: they come again behind one that is tried again, or were taken away."""
         self.closed = False
         """Its consumer was closed: what was not settled by then was given back."""
+        self.handed_out = False
+        """The user was given it, or the first messages of it."""
         self.dirty = False
         self.robbed = 0
-        """Messages that were settled here when others had them already, …"""
+        """Messages that are settled as a whole and were taken away before, …"""
         self.why = ""
         """… and why."""
         self.unanswered = 0
         """Acts on the way to the broker."""
+        self.lock = threading.RLock()
+        """Held by whoever settles more than one message, or nacks one: none of them overwrites what the other did. A
+        single ack does without; see `_turn`."""
         self._raw = raw
         self._nacks = nacks
         self._dirty_leases = dirty_leases
@@ -164,41 +175,107 @@ class Lease:
         self._nacks.extend([*self.take_acks(), act])
         for section in self.sections:
             if section.lane == lane and section.first + len(section) > first:
-                begin = max(first - section.first, 0)
-                section.flags[begin:] = section.flags[begin:].translate(_OPEN_TO_RETURNED)
+                _turn(section.flags, _OPEN_TO_RETURNED, max(first - section.first, 0))
         self.returned = True
 
     def ack_all(self) -> None:
         """All that nothing was said about; the broker is told with the next pull."""
         self.check_open()
-        for section in self.sections:
-            section.flags[:] = section.flags.translate(_OPEN_TO_ACKED)
+        with self.lock:
+            for section in self.sections:
+                _turn(section.flags, _OPEN_TO_ACKED)
         if not self.dirty:
             self.touch()
 
     def nack_all(self, reason: str) -> None:
         self.check_open()
-        # What was acked before must reach the broker before that.
-        self._nacks.extend([*self.take_acks(), Act(NACK, self.pull, [], False, None, as_reason(reason))])
-        self.settle_all(NACK)
+        with self.lock:
+            # What is acked from now on is too late, and what was acked before must reach the broker before that.
+            self.settle_all(NACK)
+            self._nacks.extend([*self.take_acks(), Act(NACK, self.pull, [], False, None, as_reason(reason))])
+
+    def nack_seen(self, unseen: int, reason: str) -> None:
+        """Nack what is open, but for the last so many messages, which nobody was given."""
+        seen, spans = len(self) - unseen, list[tuple[int, int, int]]()
+        with self.lock:
+            for section in self.sections:
+                spans += _turned(section, _OPEN_RUNS, _OPEN_TO_NACKED, 0, max(min(seen, len(section)), 0))
+                seen -= len(section)
+            if spans:
+                self._nacks.extend([*self.take_acks(), *self._acts(NACK, spans, as_reason(reason))])
+
+    def put_back_last(self, count: int) -> None:
+        """Give back the last so many messages, which nobody was given."""
+        if self.lost:
+            return
+        spans: list[tuple[int, int, int]] = []
+        with self.lock:
+            for section in reversed(self.sections):
+                begin = max(len(section) - count, 0)
+                count -= len(section) - begin
+                spans += _turned(section, _OPEN_RUNS, _OPEN_TO_RETURNED, begin)
+            self._nacks += self._acts(GIVE_BACK, spans)
 
     def settle_all(self, what: int) -> None:
         table = _OPEN_TO_TOLD if what == ACK else _OPEN_TO_NACKED
-        for section in self.sections:
-            section.flags[:] = section.flags.translate(table)
+        with self.lock:
+            for section in self.sections:
+                _turn(section.flags, table)
 
     def rob(self, lane: int, first: int, count: int, why: str) -> int:
-        """Messages that were settled here had been taken away: how many of them are new to us."""
+        """Messages were taken away by the broker: how many of them are new to us."""
+        if self._raw:
+            self.open()
         found = 0
-        for section in self.sections:
-            begin, end = max(first - section.first, 0), min(first + count - section.first, len(section))
-            if section.lane == lane and begin < end:
-                before = section.flags[begin:end]
-                found += end - begin - before.count(RETURNED)
-                section.flags[begin:end] = bytes([RETURNED]) * (end - begin)
+        with self.lock:
+            for section in self.sections:
+                begin, end = max(first - section.first, 0), min(first + count - section.first, len(section))
+                if section.lane == lane and begin < end:
+                    before = section.flags[begin:end]
+                    found += end - begin - before.count(RETURNED) - before.count(TAKEN)
+                    section.flags[begin:end] = before.translate(_TO_TAKEN)
         self.robbed += found
-        self.why = why or self.why or "they were taken away"
+        self._taken(why)
         return found
+
+    def cut(self, count: int) -> Lease | None:
+        """All but the first so many messages, as a lease of their own, if there are more. Before it is opened."""
+        rest = Lease(self.pull, [], self._nacks, self._dirty_leases)
+        rest.topic, rest.shards, rest.in_tasks = self.topic, self.shards, self.in_tasks
+        raw, self._raw = self._raw, []
+        for part, data in raw:
+            mine = min(part.count, count)
+            count -= mine
+            if mine:
+                self._raw.append((msgspec.structs.replace(part, count=mine), data))
+            if mine < part.count:
+                first, start = part.first + mine, part.start + mine
+                rest._raw.append(
+                    (msgspec.structs.replace(part, first=first, count=part.count - mine, start=start), data)
+                )
+        return rest if rest._raw else None
+
+    def forgo(self, why: str) -> list[Act]:
+        """What is open is ours no longer, as far as we can tell. How it is given back, if the broker thinks otherwise:
+        what was acked before must reach it before that."""
+        whole = self.open_count == len(self)
+        acts = [] if whole else self.take_acks()
+        if self._raw:
+            self.drop()
+        with self.lock:
+            spans = [span for section in self.sections for span in _turned(section, _OPEN_RUNS, _OPEN_TO_TAKEN)]
+        self._taken(why)
+        return [Act(GIVE_BACK, self.pull)] if whole else [*acts, *self._acts(GIVE_BACK, spans)]
+
+    def _taken(self, why: str) -> None:
+        self.returned = True
+        self.why = why or self.why or "they were taken away"
+        self.lost = self.lost or self.taken == len(self)
+
+    @property
+    def taken(self) -> int:
+        """Messages that were taken away."""
+        return sum([section.flags.count(TAKEN) for section in self.sections])
 
     def drop(self) -> None:
         """Nobody has seen these messages, and nobody will."""
@@ -218,6 +295,10 @@ class Lease:
 
     def take_acks(self) -> list[Act]:
         """The acks that the broker has not been told of; from now on they count as told."""
+        with self.lock:
+            return self._take_acks()
+
+    def _take_acks(self) -> list[Act]:
         self.dirty = False
         if len(self.sections) == 1:
             # All of it is acked, as a rule: then there are no runs to look for.
@@ -227,21 +308,42 @@ class Lease:
                 return [Act(ACK, self.pull)]
         spans: list[tuple[int, int, int]] = []
         for section in self.sections:
-            flags, first, lane = section.flags, section.first, section.lane
-            for run in _ACKED_RUNS.finditer(bytes(flags)):
-                begin, end = run.span()
-                flags[begin:end] = flags[begin:end].translate(_ACKED_TO_TOLD)
-                spans.append((lane, first + begin, end - begin))
+            spans += _turned(section, _ACKED_RUNS, _ACKED_TO_TOLD)
         if not spans:
             return []
         # Not `open_count == 0`: a nack made in another thread right now is not among the acts yet, and must come first.
         if all(section.flags.count(TOLD) == len(section.flags) for section in self.sections):
             return [Act(ACK, self.pull)]
-        return [Act(ACK, self.pull, spans[at : at + _MAX_SPANS]) for at in range(0, len(spans), _MAX_SPANS)]
+        return self._acts(ACK, spans)
+
+    def _acts(self, what: int, spans: list[tuple[int, int, int]], reason: str = "") -> list[Act]:
+        return [
+            Act(what, self.pull, spans[at : at + _MAX_SPANS], reason=reason) for at in range(0, len(spans), _MAX_SPANS)
+        ]
 
     @property
     def finished(self) -> bool:
         return not self.unanswered and not self.dirty and self.open_count == 0
+
+
+def _turned(
+    section: Section, runs: re.Pattern[bytes], table: bytes, begin: int = 0, end: int | None = None
+) -> list[tuple[int, int, int]]:
+    """The spans of messages in one state, which they leave as the table says."""
+    flags, spans = section.flags, []
+    for run in runs.finditer(bytes(flags), begin, len(flags) if end is None else end):
+        first, behind = run.span()
+        flags[first:behind] = flags[first:behind].translate(table)
+        spans.append((section.lane, section.first + first, behind - first))
+    return spans
+
+
+def _turn(flags: bytearray, table: bytes, begin: int = 0) -> None:
+    """Translate flags from a place on, in one step of the interpreter: an ack that another thread notes meanwhile would
+    be overwritten."""
+    behind = slice(begin, None)
+    turned = map(bytearray.translate, map(flags.__getitem__, (behind,)), (table,))
+    deque(map(flags.__setitem__, (behind,), turned), maxlen=0)
 
 
 def drained(queue: deque[T]) -> Iterator[T]:

@@ -21,7 +21,7 @@ from towline.client.steps import Flow, Start, Wait
 from towline.client.transport import Transport, make_transport
 from towline.errors import Closed, NotOwner, Timeout, TowlineError, Unavailable
 
-__all__ = ["CLOSED", "Dial", "Link", "no_answer"]
+__all__ = ["CLOSED", "MADE_BEFORE_FORK", "Dial", "Link", "no_answer"]
 
 T = TypeVar("T")
 Dial = Callable[[Route, float], socket.socket]
@@ -29,6 +29,7 @@ Dial = Callable[[Route, float], socket.socket]
 _MAX_READS: Final = 100
 _FOLLOW_S: Final = 0.02
 CLOSED: Final = "the client was closed, or the consumer or producer that this belongs to"
+MADE_BEFORE_FORK: Final = "this {} was made before a fork: connect again in the child process"
 
 _generation = 0
 
@@ -134,7 +135,7 @@ class Link:
 
     def start(self, call: Call) -> None:
         if self._generation != _generation:
-            raise Closed("this client was made before a fork: connect again in the child process")
+            raise Closed(MADE_BEFORE_FORK.format("client"))
         with self.lock:
             if self._closing.is_set():
                 raise Closed(CLOSED)
@@ -172,11 +173,22 @@ class Link:
             if self._pump.acquire(False):
                 self._pump.release()
                 return True
-            return turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
+            if turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                return True
+        except BaseException:
+            self._give_way(call)
+            # It may have been handed on to us in this very moment.
+            self._hand_on()
+            raise
         finally:
-            with self.lock:
-                call.wake = None
-                self._waiters.pop(call, None)
+            self._give_way(call)
+        # So it may have been here: then we look again, and hand it on when we find that it is too late.
+        return turn.acquire(False)
+
+    def _give_way(self, call: Call) -> None:
+        with self.lock:
+            call.wake = None
+            self._waiters.pop(call, None)
 
     def _let_go(self, call: Call) -> None:
         turn = self._waiters.pop(call, None)
@@ -302,7 +314,7 @@ class Link:
                 self._stash.append(data)
             return True
         finally:
-            self._pump.release()
+            self._leave_pump()
 
     # With the lock held
 

@@ -17,7 +17,7 @@ from towline.model import LANES, Priority, lane_name, message_id
 if TYPE_CHECKING:
     from towline.client.section import Section
 
-__all__ = ["ACKED", "NACKED", "OPEN", "RETURNED", "TOLD", "DeadLetter", "Message"]
+__all__ = ["ACKED", "NACKED", "OPEN", "RETURNED", "TAKEN", "TOLD", "DeadLetter", "Message"]
 
 OPEN: Final = 0
 ACKED: Final = 1
@@ -27,6 +27,8 @@ TOLD: Final = 2
 NACKED: Final = 3
 RETURNED: Final = 4
 """Of a shard, behind a message that is tried again: it goes back to the broker with that one."""
+TAKEN: Final = 5
+"""The broker has taken it away, or must have by now."""
 
 
 class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
@@ -153,11 +155,11 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
     def lost(self) -> bool:
         """The lease is gone: another consumer has the message or will have it. Drop what you were doing."""
         lease = self._section.lease
-        return lease is not None and (lease.lost or self._section.flags[self._index] == RETURNED)
+        return lease is not None and (lease.lost or self._section.flags[self._index] in (RETURNED, TAKEN))
 
     @property
     def settled(self) -> bool:
-        """It was acked or nacked here."""
+        """It was acked or nacked here, or is lost."""
         return self._section.flags[self._index] != OPEN
 
     def ack(self) -> None:

@@ -12,13 +12,15 @@ from collections.abc import Mapping, Set
 from types import TracebackType
 from typing import Final, Self
 
+from towline.client import process_end
 from towline.client.accumulate import BatchLimits, expired
 from towline.client.delays import Time, as_deliver_at
+from towline.client.dial import explain
 from towline.client.exchange import Exchange
-from towline.client.link import Link
+from towline.client.link import MADE_BEFORE_FORK, Link
 from towline.client.outgoing import FOREVER, Body, Lives, as_body, as_dedup_id, as_headers, as_key
 from towline.client.parcel import Parcel, Pending, call_back, with_origins
-from towline.client.shipping import Shipping, raise_unseen
+from towline.client.shipping import Shipping, left_open, raise_unseen
 from towline.client.transport import wait_for
 from towline.errors import (
     Closed,
@@ -36,6 +38,8 @@ log = logging.getLogger("towline.client")
 _STUCK_S: Final = 0.1
 """Who writes for longer than this to a broker that seems to be away is stuck."""
 _IDLE_S: Final = 1.0
+_END_S: Final = 2.0
+"""How long the thread may take to end when the process does."""
 
 
 class Producer:
@@ -45,6 +49,9 @@ class Producer:
         for line in lines:
             producer.send("lines", line)        # returns at once; waits when the buffer is full
     # all are acknowledged here, or the first error is raised
+
+    One that is not closed sends what it holds when the process ends, for a few seconds; what it could not send is
+    logged as an error.
     """
 
     def __init__(self, link: Link, shipping: Shipping, limits: BatchLimits) -> None:
@@ -59,6 +66,7 @@ class Producer:
         """Held while parcels are taken and sent: none is in between for those who take them away."""
         self._asleep = False
         self._closed = False
+        self._why_closed = "the producer was closed"
         self._moved: frozenset[str] = frozenset()
         """Topics that were given away: what comes for them now must go the same way."""
         self._barred = False
@@ -69,6 +77,7 @@ class Producer:
         self._bell.setblocking(False)
         self._thread = threading.Thread(target=self._work, name="towline-producer", daemon=True)
         self._thread.start()
+        process_end.watch(self)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{self._accumulator.messages} messages buffered"
@@ -177,22 +186,15 @@ class Producer:
         """How many shards a topic has, for which we are given a shard key: at least one, or the key has no meaning.
         Without a shard key it is taken for a shared one until the broker says otherwise."""
         if self._closed:
-            raise Closed("the producer was closed")
+            raise Closed(self._why_closed)
         return self._link.run(self._shards.find(topic, needed=True))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far is acknowledged. Raises the first error that nobody has looked at, and
         `Timeout` when it takes too long."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            waiting = self._accumulator.seal()
-            self._ring()
-            for parcel in waiting:
-                while not parcel.done:
-                    left_s = None if deadline is None else deadline - time.monotonic()
-                    if left_s is not None and left_s <= 0:
-                        raise Timeout(f"{self._accumulator.messages} messages are not acknowledged yet")
-                    self._changed.wait(left_s)
+            if not self._drained(timeout):
+                raise Timeout(f"{self._accumulator.messages} messages are not acknowledged yet")
             failed = self._accumulator.take_failed()
         raise_unseen(failed)
 
@@ -208,14 +210,52 @@ class Producer:
             if not self._shipping.keeps:
                 raise
         finally:
-            with self._lock:
-                self._stop = True
-                self._ring()
-            self._link.close()
-            self._thread.join()
+            self._let_go()
+
+    def _let_go(self, timeout: float | None = None) -> None:
+        process_end.forget(self)
+        with self._lock:
+            self._stop = True
+            self._ring()
+        # Our thread may be writing to a broker that stands still.
+        self._link.cut()
+        self._link.close()
+        self._thread.join(timeout)
+        if not self._thread.is_alive():
             self._shipping.close()
             self._alarm.close()
             self._bell.close()
+
+    # The end of the process
+
+    def end(self, timeout_s: float, *, final: bool) -> None:
+        link, why = self._link, ""
+        with self._lock:
+            if self._closed:
+                return
+            if final:
+                self._closed = self._barred = True
+            if not self._drained(timeout_s):
+                self._closed = self._barred = True
+                why = "no answer in time" if link.connection.ready else explain(link.route, link.cause)
+        if self._closed:
+            # A callback that hangs must not keep the process from ending.
+            self._let_go(_END_S)
+        self.report_lost(why)
+
+    def report_lost(self, why: str = "") -> None:
+        with self._lock:
+            stuck = self._accumulator.messages if self._closed else 0
+            lost = [parcel for parcel in self._accumulator.take_failed() if parcel.error is not None]
+        if lost or stuck:
+            log.error("%s", left_open(self._link.route, lost, stuck, why))
+
+    def forked(self) -> None:
+        self._why_closed = MADE_BEFORE_FORK.format("producer")
+        self._closed = self._barred = True
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._accumulator = Exchange(self._accumulator.limits, Pending)
 
     # For a producer of many brokers
 
@@ -331,6 +371,19 @@ class Producer:
 
     # With the lock held
 
+    def _drained(self, timeout: float | None) -> bool:
+        """Wait until everything sent so far came to an end; False if it takes too long."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting = self._accumulator.seal()
+        self._ring()
+        for parcel in waiting:
+            while not parcel.done:
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                self._changed.wait(left_s)
+        return True
+
     def _make_room(self, topic: str) -> None:
         until = time.monotonic() + self._accumulator.limits.max_block_s
         while self._accumulator.is_full and not self._closed and topic not in self._moved:
@@ -340,7 +393,7 @@ class Producer:
                 raise self._accumulator.still_full()
             self._changed.wait(left_s)
         if self._closed:
-            raise Closed("the producer was closed")
+            raise Closed(self._why_closed)
         if topic in self._moved:
             raise NotOwner
 

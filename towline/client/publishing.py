@@ -88,15 +88,18 @@ class Publisher:
         if isinstance(answer, Staged):
             self.records.append(answer.record)
 
-    def epoch(self, sink: str) -> int:
+    def sink(self, sink: str) -> SinkState:
         """The last epoch that a sink has published, or is publishing; -1 if there is none."""
-        epoch: int = self._ask(Call(AskSink(sink, self._topic)), SinkState).epoch
-        return epoch
+        state: SinkState = self._ask(Call(AskSink(sink, self._topic)), SinkState)
+        return state
 
-    def publish(self, sink: str, epoch: int, records: Sequence[int]) -> Published:
+    def publish(
+        self, sink: str, epoch: int, records: Sequence[int], digest: bytes = b"", members: Sequence[str] = ()
+    ) -> Published:
         """Publish an epoch of a sink. A store that is full, or an answer that is late, is waited for."""
         for again in (True, True, False):
-            call = Call(Publish(sink, epoch, list(records), self._durability, self._topic))
+            request = Publish(sink, epoch, list(records), self._durability, self._topic, digest, list(members))
+            call = Call(request)
             call.patience_s = PATIENCE_S
             try:
                 published: Published = self._ask(call, Published)

@@ -6,7 +6,7 @@ import time
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
-from towline.client.message import NACKED, OPEN, RETURNED, Message
+from towline.client.message import NACKED, OPEN, RETURNED, TAKEN, Message
 from towline.client.time_limit import HandlerTimeout, TimeLimit, begin_limit
 from towline.client.verdict import as_reason, check_delay
 from towline.errors import BadRequest, Conflict, LeaseLost
@@ -179,16 +179,19 @@ class Section:
         if self.lease is None:
             raise _looked_at()
         check_delay(delay_s)
-        if self.flags[index] != OPEN:
-            raise Conflict("the message was acked or nacked already")
-        self.lease.check_open()
-        span = (self.lane, self.first + index, 1)
-        act = messages.Act(what, self.lease.pull, [span], False, delay_s, as_reason(reason))
-        self.flags[index] = NACKED
-        if what == _AGAIN and self.lane < self.shards:
-            self.lease.nack_in_place(act)
-        else:
-            self.lease.nack(act)
+        with self.lease.lock:
+            if self.flags[index] == TAKEN:
+                return
+            if self.flags[index] != OPEN:
+                raise Conflict("the message was acked or nacked already")
+            self.lease.check_open()
+            span = (self.lane, self.first + index, 1)
+            act = messages.Act(what, self.lease.pull, [span], False, delay_s, as_reason(reason))
+            self.flags[index] = NACKED
+            if what == _AGAIN and self.lane < self.shards:
+                self.lease.nack_in_place(act)
+            else:
+                self.lease.nack(act)
 
 
 def _looked_at() -> BadRequest:

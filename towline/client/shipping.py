@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from towline.client.connection import Call, Connection
+from towline.client.dial import Route
 from towline.client.exchange import Exchange
 from towline.client.outgoing import Lives, Sender
 from towline.client.parcel import Parcel, with_origins
@@ -16,7 +17,10 @@ from towline.errors import NotOwner, ProtocolError, TooLarge, TowlineError, Wron
 from towline.protocol.messages import FrameHead, Request, Send, Sent
 from towline.protocol.ordering import ShardCount, Sharded
 
-__all__ = ["Shipping", "raise_unseen"]
+__all__ = ["Shipping", "left_open", "raise_unseen"]
+
+_TOLD_MAX: Final = 5
+"""Topics that are named."""
 
 
 class Shipping:
@@ -164,3 +168,18 @@ def raise_unseen(failed: list[Parcel]) -> None:
     count = sum(parcel.count for parcel in failed)
     error.add_note(f"{count} messages of the producer were not sent, the first of them to topic {failed[0].topic}")
     raise error
+
+
+def left_open(route: Route, lost: Sequence[Parcel], more: int = 0, why: str = "") -> str:
+    """A producer was not closed, and now it is too late: what is lost with it. Of some `more` no topic is known."""
+    topics: Counter[str] = Counter()
+    for parcel in lost:
+        topics[parcel.topic] += parcel.count
+    named = [f"{count:,} for topic {topic}" for topic, count in topics.most_common(_TOLD_MAX)]
+    if more or len(topics) > _TOLD_MAX:
+        named.append(f"{topics.total() + more:,} in all")
+    reason = why or (lost[0].error if lost else "a callback did not return")
+    return (
+        f"the producer to {route.name} was not closed before the process ended, and lost messages: {', '.join(named)}: "
+        f"{reason}. Close producers (`with mq.producer() as producer`), or flush them"
+    )

@@ -36,7 +36,10 @@ def spool_folder(folder: str | Path) -> Path:
     """The folder, made if need be; only its owner can look into it, for it holds messages."""
     path = Path(folder)
     try:
+        made = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for one in made:
+            _sync_folder(one.parent)
     except OSError as error:
         raise BadRequest(f"spool_dir {path} cannot be used: {error.strerror}") from None
     return path
@@ -127,6 +130,8 @@ class SpoolFile:
                 raise BadRequest(f"{self.path} is not a spool of this version: move it away")
             _write(self._fd, MAGIC, 0)
             os.fsync(self._fd)
+            # Without its name in the folder, nothing of it is found again.
+            _sync_folder(self.path.parent)
             return len(MAGIC)
         self.size = there
         good, last_bad = len(MAGIC), -1
@@ -139,13 +144,26 @@ class SpoolFile:
             good = last_bad
         if good < there:
             torn = self.path.with_suffix(".torn")
-            torn.write_bytes(os.pread(self._fd, there - good, good))
+            with torn.open("wb") as copy:
+                copy.write(os.pread(self._fd, there - good, good))
+                copy.flush()
+                os.fsync(copy.fileno())
+            _sync_folder(torn.parent)
             log.warning(
                 "spool %s: %d bytes of a torn record were cut off, and kept as %s", self.path, there - good, torn
             )
             os.ftruncate(self._fd, good)
             os.fsync(self._fd)
         return good
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder as durable as what they stand for."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _open_locked(path: Path) -> int:

@@ -142,7 +142,7 @@ class SpooledShipping(Shipping):
     def kept(self, parcel: Parcel, error: TowlineError, accumulator: Exchange[Any], now: float) -> TowlineError | None:
         straight = parcel in self._straight
         self._straight.discard(parcel)
-        if not isinstance(error, Unavailable | Closed):
+        if not self._may_wait(error):
             return error
         if not straight and now < parcel.deadline and not isinstance(error, Closed):
             return error
@@ -152,6 +152,13 @@ class SpooledShipping(Shipping):
             return full
         accumulator.sent(parcel, -1, 0, now)
         return None
+
+    def _may_wait(self, error: TowlineError) -> bool:
+        """Whether the broker may take it later. One that cannot be reached has not refused it, whatever it said before;
+        and what was put into the wrong shard is put into the right one when the spool is emptied."""
+        if isinstance(error, WrongShard):
+            return self.reroutes
+        return isinstance(error, Unavailable | Closed) or (error.retriable and not self._connection.ready)
 
     def _keep(self, parcel: Parcel) -> None:
         if parcel.frame:

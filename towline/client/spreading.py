@@ -265,6 +265,7 @@ def _merged_group(one: GroupState, other: GroupState) -> GroupState:
         dying=one.dying + other.dying,
         dead=one.dead + other.dead,
         members=list(members.values()),
+        unreadable=one.unreadable or other.unreadable,
     )
 
 

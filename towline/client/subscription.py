@@ -19,19 +19,24 @@ from towline.client.connection import Call
 from towline.client.lease import ACK, GIVE_BACK, Lease, LostLease, all_refused, drained, in_portions, merged, robbery
 from towline.client.limits import Appetite, Limits, fits, is_behind, is_full, stands
 from towline.client.losses import Losses
+from towline.client.message import ACKED
 from towline.client.steps import Flow, Start, Wait
 from towline.client.terms import Terms
+from towline.client.verdict import describe
 from towline.client.wishes import Wishes
 from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, Unavailable, from_code
 from towline.model import AT_MOST_ONCE, GroupConfig, is_pattern
 from towline.protocol import split_attachments
-from towline.protocol.messages import Act, Attach, Attached, Detach, Pull, Pulled, Settle, Settled
+from towline.protocol.messages import Act, Attach, Attached, Beat, Detach, Held, Pull, Pulled, Settle, Settled
 
 __all__ = ["Subscription"]
 
 _POLL_S: Final = 60.0
 """A longer wait is made of several pulls."""
 _MAX_HOLDING: Final = 10_000
+_TAKEN: Final = "they were taken away"
+_LATE_S: Final = 0.1
+"""Who interrupts work that has taken too long says so first."""
 _TELL_S: Final = 0.005
 """How long acts wait for company while a pull stands that could not carry them."""
 
@@ -84,6 +89,8 @@ class Subscription:
         self._pulling: deque[Call] = deque()
         self._error: TowlineError | None = None
         self._fenced = False
+        self._fence_error: TowlineError | None = None
+        """Why, if the user is still to be told."""
         self._leaving = False
         self._appetite = Appetite(limits)
         self._told_at = 0.0
@@ -108,6 +115,21 @@ class Subscription:
     def in_flight(self) -> int:
         return sum(lease.open_count for lease in list(self._leases.values()))
 
+    @property
+    def owed(self) -> int:
+        """Messages that were settled here, and whose broker may not know it yet."""
+        acked = [section.flags.count(ACKED) for lease in {*self._dirty} for section in lease.sections]
+        calls = [*self._settling, *(call for call in self._pulling if not call.sent)]
+        acts = [act for call in calls for act in call.request.acts]  # type: ignore[attr-defined]
+        return sum(acked) + sum(_reach(act, self._leases.get(act.pull)) for act in [*self.nacks, *acts])
+
+    def left_open(self, owed: int, why: object) -> str:
+        """Its consumer was not closed, and now it is too late."""
+        return (
+            f"consumer {self.consumer} of topic {self.topic}, group {self.group}, was not closed before the process "
+            f"ended, and lost the acks and nacks of {owed:,} messages, which come again: {why}"
+        )
+
     # Coming and going
 
     def attach(self) -> Attach:
@@ -123,7 +145,7 @@ class Subscription:
             self.spool.still_held(held)
         for lease in list(self._leases.values()):
             # One that is settled already may be gone because of just that: the acts on the way will tell.
-            if lease.pull not in held and lease.open_count:
+            if lease.pull not in held and lease.open_count and not self._is_once(lease):
                 self._lose(lease, "they were given to others while the connection was broken")
 
     def expelled(self, error: TowlineError) -> None:
@@ -131,11 +153,67 @@ class Subscription:
         for lease in list(self._leases.values()):
             self._lose(lease, str(error))
 
+    # Whether it is still ours
+
+    def beat(self) -> Call:
+        """Say that we are alive, and hear what we have lost meanwhile."""
+        holding = [pull for pull, lease in list(self._leases.items()) if lease.open_count]
+        return Call(Beat(self.id, holding[-_MAX_HOLDING:]), (), self, self._on_beat)
+
+    def _on_beat(self, call: Call) -> None:
+        if call.error is not None:
+            if isinstance(call.error, LeaseLost) and not self._leaving and not self._fenced:
+                self._fence_error = None if self._unique else call.error
+                self._fence(call.error)
+            return
+        if not isinstance(call.answer, Held):
+            return
+        why: dict[int, str] = {}
+        for pull, lane, first, count, reason in call.answer.lost:
+            why.setdefault(pull, reason)
+            lease = self._leases.get(pull)
+            if lease is not None:
+                self.losses.note(pull, lease.rob(lane, first, count, reason), reason or _TAKEN)
+                self._forget_if_finished(lease)
+        held = set(call.answer.held)
+        for pull in call.request.holding:  # type: ignore[attr-defined]
+            lease = self._leases.get(pull)
+            if lease is not None and pull not in held and lease.open_count:
+                self._lose(lease, why.get(pull) or _TAKEN)
+
+    def judge(self, now: float, silent_s: float) -> None:
+        """Drop what we need not be told that we have lost: what was not settled in time; and everything, when the
+        broker cannot have heard of us for `silent_s`, after which it gives a consumer up."""
+        for lease in list(self._leases.values()):
+            if not lease.open_count or self._is_once(lease):
+                continue
+            late = 0 < lease.ends_at <= now - _LATE_S
+            if not late and not silent_s:
+                continue
+            why = f"no contact with the broker for {silent_s:.3g} s"
+            if late:
+                why = f"timeout: not settled within {self.terms.of(lease.topic).timeout_s:g} s"
+            self.losses.note(lease.pull, lease.open_count, why)
+            acts = lease.forgo(why)
+            if not late:
+                # It may have heard of us all the same. What is late it takes away by itself.
+                self.nacks.extend(acts)
+            else:
+                self._forget_if_finished(lease)
+
+    def _is_once(self, lease: Lease) -> bool:
+        """What is delivered at most once is ours for good."""
+        return self.terms.of(lease.topic).mode == AT_MOST_ONCE
+
+    def _forget_if_finished(self, lease: Lease) -> None:
+        if lease.finished:
+            self._leases.pop(lease.pull, None)
+
     def start(self) -> Flow[None]:
         answer = yield Call(self.attach())
         if not isinstance(answer, Attached):
             raise ProtocolError(f"an attach was answered by {type(answer).__name__}")
-        self._fenced = False
+        self._fenced, self._fence_error = False, None
         self.attached(answer)
 
     def take_up(self) -> Flow[None]:
@@ -164,6 +242,13 @@ class Subscription:
         yield from self.flush()
         yield Call(Detach(self.id), (), self)
 
+    def nack_handed_out(self, error: Exception, last: Lease, unseen: int) -> None:
+        """What the user was given and did not settle has failed; of one lease, `unseen` messages were not given yet."""
+        reason = describe(error)
+        for lease in [] if self._leaving else list(self._leases.values()):
+            if lease.handed_out:
+                lease.nack_seen(unseen if lease is last else 0, reason)
+
     # Pulling
 
     def pull(self, limits: Limits, wait_s: float) -> Flow[Lease | None]:
@@ -186,20 +271,22 @@ class Subscription:
                     raise Timeout(f"no answer to a pull within {self._timeout_s:g} seconds")
                 return None
             self._pulled(call)
-            if not fits(call, limits):
+            if not fits(call, limits) and not self._is_final(call):
                 self._give_back(call)
                 continue
-            lease = self._opened(call)
+            lease = self._opened(call, limits.max_messages)
             if lease is not None or (self._clock() >= deadline and not self._pulling):
                 return lease
 
-    def next(self) -> Flow[Lease | None]:
+    def next(self, *, single: bool = False) -> Flow[Lease | None]:
         """The next batch of an iteration; None after the idle timeout. The one after it is on its way already, if there
-        is more to be had."""
+        is more to be had. With `single` its messages are handed out one by one, so that what is delivered at most once
+        is fetched one by one as well: the rest of a batch would be lost when the iteration is left."""
         idle_from = self._clock()
+        most = 1 if single and self.terms.at_most_once else None
         self._appetite.asked(idle_from)
         while True:
-            call = self._pulling[0] if self._pulling else (yield from self._start_prefetch(idle_from))
+            call = self._pulling[0] if self._pulling else (yield from self._start_prefetch(idle_from, most))
             if (self.shards or self.by_prefix) and not call.done:
                 # What is told now frees the shards that this pull may be waiting for.
                 yield from self.start_settles()
@@ -215,7 +302,7 @@ class Subscription:
                 if not (yield Wait(call, tell_s if self.has_acts else _POLL_S)):
                     yield from self.start_settles()
             self._pulled(call)
-            lease = self._opened(call)
+            lease = self._opened(call, most)
             if lease is not None:
                 ahead = self.terms.prefetch
                 if len(self._pulling) < ahead and is_full(call) and all(other.done for other in self._pulling):
@@ -228,7 +315,7 @@ class Subscription:
             if self._idle_timeout_s is not None and self._clock() - idle_from >= self._idle_timeout_s:
                 return None
 
-    def _start_prefetch(self, idle_from: float | None) -> Flow[Call]:
+    def _start_prefetch(self, idle_from: float | None, most: int | None = None) -> Flow[Call]:
         wait_s = _POLL_S
         if self._idle_timeout_s is not None:
             idle_s = 0.0 if idle_from is None else self._clock() - idle_from
@@ -236,12 +323,15 @@ class Subscription:
         # Where acts free a shard, they must not wait; with no prefetch, nothing is to come ahead; and a full answer is
         # the last one anyway.
         once = self.shards or self.by_prefix or not self.terms.prefetch or self._appetite.size <= 2
-        return self._start_pull(self.limits, self._appetite.size, wait_s, 1 if once else self._appetite.answers)
+        return self._start_pull(self.limits, most or self._appetite.size, wait_s, 1 if once else self._appetite.answers)
 
     def _start_pull(self, limits: Limits, max_messages: int, wait_s: float, answers: int = 1) -> Flow[Call]:
         """Ask for messages; what is to be told rides along."""
         if self._error is not None:
             raise self._error
+        if (told := self._fence_error) is not None:
+            self._fence_error = None
+            raise told
         if self._fenced:
             yield from self.start()
         if answers > 1:
@@ -250,9 +340,8 @@ class Subscription:
         *others, acts = self._take_portions() or [[]]
         for portion in others:
             yield Start(self._settle(portion))
-        request = Pull(
-            self.id, max_messages, limits.max_bytes, round(wait_s * 1000), limits.min_messages, acts, answers
-        )
+        least = min(limits.min_messages, max_messages)
+        request = Pull(self.id, max_messages, limits.max_bytes, round(wait_s * 1000), least, acts, answers)
         call = Call(request, (), self, self._on_pulled)
         call.patience_s = wait_s
         # Noted first: whatever interrupts us here, its answer finds a taker.
@@ -290,12 +379,17 @@ class Subscription:
             if timeout_s := self.terms.of(lease.topic).timeout_s:
                 lease.ends_at = self._clock() + timeout_s
 
+    def _is_final(self, call: Call) -> bool:
+        """What it brought is delivered at most once, and cannot be given back."""
+        lease = None if call.answer is None else self._leases.get(call.answer.pull)
+        return lease is not None and self.terms.of(lease.topic).mode == AT_MOST_ONCE
+
     def _give_back(self, call: Call) -> None:
         """Nobody will look at the answer of this pull. (If it is not there yet, then leaving gives it back.)"""
         if call.answer is not None and (lease := self._leases.get(call.answer.pull)) is not None:
             self.put_back(lease)
 
-    def _opened(self, call: Call) -> Lease | None:
+    def _opened(self, call: Call, most: int | None = None) -> Lease | None:
         if call.error is not None:
             if isinstance(call.error, LeaseLost) and self._unique:
                 return None
@@ -303,11 +397,17 @@ class Subscription:
         lease = self._leases.get(call.answer.pull)
         if lease is None or lease.lost:
             return None
-        lease.open()
-        self._untold += len(lease)
-        if self.terms.of(lease.topic).mode == AT_MOST_ONCE:
-            lease.settle_all(ACK)
+        if self._is_once(lease):
             del self._leases[lease.pull]
+            if most is not None and (rest := lease.cut(most)) is not None:
+                # A larger pull was interrupted, and this is its answer. It cannot be given back.
+                self._leases[lease.pull] = rest
+                self._pulling.appendleft(call)
+            lease.open()
+            lease.settle_all(ACK)
+        else:
+            lease.open()
+            self._untold += len(lease)
         return lease if lease.sections else None
 
     # Settling
@@ -316,7 +416,7 @@ class Subscription:
         """Settle a whole pull, and wait until that is durable."""
         if lease.lost:
             raise LeaseLost
-        if self.terms.of(lease.topic).mode == AT_MOST_ONCE:
+        if self._is_once(lease):
             return
         *others, acts = self._take_portions() or [[]]
         for portion in others:
@@ -324,7 +424,7 @@ class Subscription:
         settled = [lease, *(self._older(act) if act.up_to else ())]
         for one in settled:
             one.settle_all(act.what)
-            one.robbed = 0
+            one.robbed = one.taken
         call = self._settle([*acts, act], confirmed=act)
         try:
             yield call
@@ -388,7 +488,7 @@ class Subscription:
                 # Whoever waits for the answer is told by an error.
                 self.losses.messages += found
             else:
-                self.losses.note(pull, found, why or "they were taken away")
+                self.losses.note(pull, found, why or _TAKEN)
         for index, code, text in answer.refused:
             if 0 <= index < len(acts):
                 self._refused(acts[index], code, text, quiet=acts[index] is confirmed)
@@ -404,14 +504,13 @@ class Subscription:
                 del self._leases[act.pull]
 
     def _refused(self, act: Act, code: str, text: str, *, quiet: bool) -> None:
-        if code == Closed.code:
+        if code == Closed.code or act.what == GIVE_BACK:
             return
         lease = self._leases.pop(act.pull, None)
         if lease is not None:
             lease.lost = True
         if not quiet:
-            count = sum(count for _, _, count in act.spans) or (len(lease) if lease is not None else 0)
-            self.losses.note(act.pull, count, text)
+            self.losses.note(act.pull, _reach(act, lease), text)
 
     def _fence(self, error: TowlineError) -> None:
         """The broker has given us up: it did not hear of us for too long, or another came under our name. The next pull
@@ -421,7 +520,7 @@ class Subscription:
             self._lose(lease, str(error))
 
     def _lose(self, lease: Lease, reason: str) -> None:
-        lease.lost = True
+        lease.lost, lease.why = True, reason
         self._leases.pop(lease.pull, None)
         self.losses.note(lease.pull, lease.open_count, reason)
 
@@ -448,3 +547,8 @@ class Subscription:
 
     def _older(self, act: Act) -> list[Lease]:
         return [lease for lease in self._leases.values() if lease.pull < act.pull]
+
+
+def _reach(act: Act, lease: Lease | None) -> int:
+    """How many messages an act is about."""
+    return sum(count for _, _, count in act.spans) or (len(lease) if lease is not None else 0)

@@ -16,6 +16,7 @@ from towline.client.spreading import merge_figures
 from towline.clock import SYSTEM
 from towline.errors import BadRequest
 from towline.protocol.access import Measured
+from towline.protocol.backup import BackupBegun, BackupHeld
 from towline.protocol.cluster import BrokerState, ClientState
 from towline.protocol.survey import Alarms, ListPage, PageListed, Pulsed, Stored
 
@@ -124,6 +125,18 @@ class Surveying(Administering):
             return (yield from self._here(flows.clients(topic, group)))
         found = yield from self._outcomes(lambda: flows.clients(topic, group))
         return joining.join_clients(found, self._fleet.label)
+
+    @offered
+    def begin_backup(self) -> Errand[BackupBegun]:
+        """Have the broker that we are connected to save all snapshots, and drop nothing from its log until
+        `hold_backup` says that the backup is done, or has not been called for as long as the answer says.
+        `towline backup` is what uses it."""
+        return self._here(flows.begin_backup())
+
+    @offered
+    def hold_backup(self, ticket: str, *, done: bool = False) -> Errand[BackupHeld]:
+        """Where the log ends now: all before it is on the disk."""
+        return self._here(flows.hold_backup(ticket, done=done))
 
     @offered
     def forget_broker(self, broker: str) -> Errand[None]:

@@ -20,6 +20,8 @@ class Terms:
         """As the broker has it, once we are attached; of a subscription by prefix, as we asked for it."""
         self.prefetch = prefetch
         """Of groups that deliver at most once nothing is fetched ahead: what waits here would be lost with us."""
+        self.at_most_once = False
+        """Some group of ours delivers at most once."""
         self._wishes = wishes
         self._others: dict[str, GroupConfig] = {}
         """By topic, the groups of a subscription by prefix that are not as we asked for."""
@@ -41,6 +43,7 @@ class Terms:
     def _mind_mode(self, config: GroupConfig) -> None:
         if config.mode == AT_MOST_ONCE:
             self.prefetch = 0
+            self.at_most_once = True
 
     def of(self, topic: str) -> GroupConfig:
         """The settings of our group on a topic."""

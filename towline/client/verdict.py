@@ -48,7 +48,7 @@ def settle(messages: Sequence[Message], error: BaseException | None) -> None:
     """Ack or nack what is not settled yet, as its handler ended: with this error, or with none."""
     reason = "" if error is None else describe(error)
     for message in messages:
-        if message.settled:
+        if message.settled or message.lost:
             continue
         if error is None:
             message.ack()
