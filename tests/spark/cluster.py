@@ -75,7 +75,8 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
     worker = [cluster.url, "--host", "127.0.0.1", "--cores", "1", "--memory", "600m", "--webui-port", "0"]
     names += [("Worker", worker)] * 2
     env = os.environ | environment() | {"SPARK_HOME": str(home), "SPARK_WORKER_DIR": str(folder / "workers")}
-    env |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    quick = f"{os.environ.get('SPARK_DAEMON_JAVA_OPTS', '')} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    env |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": quick}
     processes, logs = [], []
     try:
         for number, (name, arguments) in enumerate(names):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
+from tests.parts import need
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,15 +29,8 @@ def environment() -> dict[str, str]:
     }
 
 
-def need_java() -> None:
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        if os.environ.get("CI"):
-            pytest.fail("Spark needs Java 17, and there is none")
-        pytest.skip("Spark needs Java 17: ./dev test brings it")
-
-
 def sessions(folder: Path, master: str = "local[2,3]", **conf: str) -> Iterator[SparkSession]:
-    need_java()
+    need("java")
     os.environ.update(environment())
     from pyspark.sql import SparkSession
 

@@ -64,6 +64,8 @@ def test_a_schema_prunes_and_types_are_checked(spark: SparkSession, broker: Brok
     ]:
         with pytest.raises(Exception, match=message):
             source(spark, broker).option("topic", "orders").schema(schema).load().count()
+    with pytest.raises(Exception, match="there is no lane orders/midle among what is read; there are: orders/middle"):
+        source(spark, broker).options(topic="orders", **{"from": '{"orders/midle": 990}'}).load().count()
 
 
 @pytest.mark.stores("log")

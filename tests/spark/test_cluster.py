@@ -42,7 +42,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     try:
         yield made.start().wait_for()
     finally:
-        made.close()
+        made.remove()
 
 
 @pytest.fixture
@@ -165,6 +165,39 @@ def test_an_epoch_whose_commit_was_cut_short_is_finished(brokers: Brokers, topic
         publish(mq, -1, f"sink:{topic}", 4, written(list(range(29, -1, -1))))
         assert Outlets(mq, -1, f"sink:{topic}", 4, False, members).done
         assert sorted(n for some in at_each(brokers, topic) for n in some) == list(range(30))
+
+
+@pytest.mark.parametrize("change", ["forgotten", "joined"])
+def test_the_brokers_of_an_epoch_stay_those_it_was_begun_with(brokers: Brokers, topic: str, change: str) -> None:
+    """One is forgotten, or joins, between a commit that was cut short and the next: shards move, the epoch does not."""
+    topic = f"{topic[:30]}-{change}"
+    with towline.connect(brokers.url) as mq:
+        mq.create_topic(topic, shards=12)
+        everybody = members_of(mq)
+
+        def written(members: list[str]) -> tuple[list[Any], list[str]]:
+            outlets = Outlets(mq, -1, f"sink:{topic}", 4, False, members)
+            assert not outlets.done
+            for n in range(120):
+                outlets.add(Addressed(topic, n % 12, 12, encode([b"%d" % n])))
+            return outlets.settle(), outlets.spread
+
+        homes = {lane: rendezvous(f"{topic}/{lane}", everybody) for lane in range(12)}
+        seat = rendezvous(f"sink:{topic}", everybody)
+        assert set(homes.values()) == set(everybody)
+        lost = next(one for one in everybody if one != seat)
+        before, after = everybody, [one for one in everybody if one != lost]
+        if change == "joined":
+            before, after = after, before
+        first, spread = written(before)
+        assert spread == before
+        cut = [one for one in first if one.kind == "home" and one.name != lost]
+        publish(mq, -1, f"sink:{topic}", 4, cut[:1], b"digest", spread)
+        second, spread = written(after)
+        assert spread == before
+        publish(mq, -1, f"sink:{topic}", 4, second, b"digest", spread)
+        assert Outlets(mq, -1, f"sink:{topic}", 4, False, after).done
+        assert sorted(n for some in at_each(brokers, topic) for n in some) == list(range(120))
 
 
 def test_the_jobs_know_all_brokers(spark: SparkSession, brokers: Brokers, topic: str, tmp_path: Path) -> None:

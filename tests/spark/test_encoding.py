@@ -9,14 +9,14 @@ import pytest
 
 from towline.errors import BadRequest, TooLarge
 from towline.frame import Frame
-from towline.spark.encoding import Encoder, Numbers
+from towline.spark.encoding import Encoder, Numbering, Numbers, unnumbered
 
 
 def frames(rows: dict[str, Any], schema: pa.Schema | None = None, **options: Any) -> list[tuple[str, int, Frame]]:
     given: dict[str, Any] = {"compress": False, "max_frame_bytes": 1 << 20, "frame_rows": 10_000} | options
     shards = given.pop("shards", {})
     encoder = Encoder("orders", "middle", "shop", lambda topic: shards.get(topic, 0), **given)
-    found = encoder.frames(pa.RecordBatch.from_pydict(rows, schema), lambda: Numbers(7, 3), 99)
+    found = encoder.frames(pa.RecordBatch.from_pydict(rows, schema), lambda _: Numbers(7, 3), 99)
     return [(one.topic, one.lane, Frame(one.frame).verify().verify_columns()) for one in found]
 
 
@@ -51,7 +51,7 @@ def test_slices_of_a_larger_batch_are_encoded_alone() -> None:
     body = pa.array([b"%d" % n for n in range(100)])[40:60]
     key = pa.array([None if n % 3 else f"k{n}" for n in range(100)])[40:60]
     encoder = Encoder("t", "low", "", lambda _: 0, compress=True, max_frame_bytes=1 << 20, frame_rows=7)
-    found = list(encoder.frames(pa.RecordBatch.from_arrays([body, key], ["body", "key"]), Numbers, 0))
+    found = list(encoder.frames(pa.RecordBatch.from_arrays([body, key], ["body", "key"]), unnumbered, 0))
     assert [Frame(one.frame).count for one in found] == [7, 7, 6]
     assert [body for one in found for body in Frame(one.frame).bodies()] == [b"%d" % n for n in range(40, 60)]
     assert [key for one in found for key in Frame(one.frame).keys() or []] == key.to_pylist()
@@ -79,6 +79,24 @@ def test_rows_of_an_ordered_topic_go_where_a_client_would_send_them() -> None:
     assert sum(frame.count for _, _, frame in found) == 50
     with pytest.raises(BadRequest, match="every row needs a shard_key or a key"):
         frames({"body": [b"x"]}, shards={"orders": 4})
+
+
+def test_a_frame_is_known_again_by_its_number_only_if_it_is_the_same() -> None:
+    rows = pa.RecordBatch.from_pydict({"body": [b"%d" % n for n in range(10)]})
+    others = pa.RecordBatch.from_pydict({"body": [b"%d" % (n if n != 4 else 14) for n in range(10)]})
+
+    def numbers(topic: str, batch: pa.RecordBatch, now_us: int) -> list[tuple[int, int]]:
+        encoder = Encoder(topic, "low", "", lambda _: 0, compress=False, max_frame_bytes=1 << 20, frame_rows=2)
+        found = [Frame(one.frame) for one in encoder.frames(batch, Numbering("query/7/0"), now_us)]
+        return [(frame.producer_id, frame.producer_seq) for frame in found]
+
+    first = numbers("orders", rows, 1)
+    assert first == sorted(set(first))
+    assert numbers("orders", rows, 2) == first
+    assert [one == other for one, other in zip(first, numbers("orders", others, 1), strict=True)] == [
+        *(True, True, False, True, True)
+    ]
+    assert not set(first) & set(numbers("copies", rows, 1))
 
 
 def test_large_rows_are_cut_into_frames_that_fit() -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.parts import need
 from tests.spark.cluster import PATIENCE_S, kill_group, running_cluster
-from tests.spark.session import ROOT, environment, need_java
+from tests.spark.session import ROOT, environment
 from towline.load.broker import BrokerProcess
 
 ROWS = 20_000
@@ -72,7 +73,7 @@ def wait_for(what: str, happened: Callable[[], bool], process: subprocess.Popen[
 def test_killed_drivers_and_brokers_neither_lose_nor_repeat_a_row(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    need_java()
+    need("java")
     rounds = max(1, request.config.getoption("--kills") // 50)
     dice = random.Random(4)
     offsets, done = tmp_path / "checkpoint" / "offsets", tmp_path / "done"
@@ -104,7 +105,7 @@ def test_killed_drivers_and_brokers_neither_lose_nor_repeat_a_row(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_standalone_cluster_copies_a_topic(tmp_path: Path) -> None:
-    need_java()
+    need("java")
     with BrokerProcess(f"file:{tmp_path / 'data'}", durability="os") as broker, running_cluster(tmp_path) as cluster:
         fill(broker.url)
         with driver(cluster.url, broker.url, "batch", tmp_path) as process:

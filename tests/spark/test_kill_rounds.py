@@ -18,8 +18,9 @@ import pyarrow.dataset
 import pytest
 
 import towline
+from tests.parts import need
 from tests.spark.cluster import PATIENCE_S, Cluster, kill_group, running_cluster
-from tests.spark.session import ROOT, environment, need_java
+from tests.spark.session import ROOT, environment
 from towline.load.broker import BrokerProcess
 from towline.spark.jobs.archive import archive
 from towline.spark.jobs.manifest import Archive
@@ -37,7 +38,7 @@ JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    need_java()
+    need("java")
     with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
         yield running
 

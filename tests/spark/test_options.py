@@ -37,12 +37,26 @@ URL = {"url": "towline://127.0.0.1:7400"}
             "option broker: it chooses",
         ),
         ({"topic": "orders", "url": "", "path": "/data", "progressGroup": "g"}, "progress is told to a broker"),
+        ({"topic": "orders", "lane": "hihg"}, "option lane='hihg': give high, middle, low, or the number of a shard"),
+        ({"topic": "orders", "kind": "dead", "lane": "high"}, "option lane: kind dead has no lanes"),
+        ({"topic": "orders", "kind": "schedule", "group": "g"}, "option group: what waits for its time"),
+        ({"topic": "orders", "kind": "schedule", "from": "7"}, "what waits for its time has no numbers"),
+        ({"topic": "orders", "from": "latest"}, "option from=latest: nothing comes behind"),
+        ({"topic": "orders", "to": "earliest"}, "option to=earliest: nothing comes before"),
+        ({"topic": "orders", "from": "17", "to": "16"}, "option from: it is behind the option to"),
+        ({"topic": "orders", "from": "9999-01-01"}, "option from: this time is in the future"),
     ],
 )
 def test_a_wrong_option_of_reading_is_named(options: dict[str, str], message: str) -> None:
     with pytest.raises(TowlineError) as caught:
-        ReadOptions.parse(URL | options)
+        ReadOptions.parse(URL | options, batch=True)
     assert message in str(caught.value)
+
+
+def test_what_spark_adds_to_the_options_is_let_through() -> None:
+    """`CREATE TABLE … USING towline` adds the provider."""
+    ReadOptions.parse(URL | {"topic": "orders", "provider": "towline"}, batch=True)
+    WriteOptions.parse(URL | {"topic": "orders", "provider": "towline"})
 
 
 @pytest.mark.parametrize(
@@ -67,6 +81,7 @@ def test_a_wrong_option_of_a_stream_is_named(options: dict[str, str], message: s
         ({"priority": "urgent"}, "option priority='urgent': give high, middle or low"),
         ({"durability": "paper"}, "durability 'paper' is not one of"),
         ({"txnId": "a b"}, "option txnId: use 1 to 100 letters"),
+        ({"rerun": "never"}, "option rerun='never': give check or trust"),
         ({"broker": "b1"}, "there is no option broker"),
         ({"url": "", "path": "/data"}, "option path: messages are written to a broker"),
         ({"from": "17"}, "there is no option from"),

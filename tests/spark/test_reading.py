@@ -12,15 +12,18 @@ import pytest
 
 import towline
 from tests.server.process import BrokerProcess
-from towline.errors import BadRequest, NotFound, StoreDamaged
+from towline.errors import BadRequest, NotFound, StoreDamaged, TowlineError
 from towline.model import GroupConfig, RetryPolicy
+from towline.spark.options import ReadOptions
 from towline.spark.places import Door, open_place
 from towline.spark.ranges import (
+    Catalogued,
     Lane,
     Position,
     Range,
     Selection,
     Where,
+    check_chosen,
     decode_ranges,
     encode_ranges,
     parse_position,
@@ -85,6 +88,50 @@ def test_a_plan_cuts_lanes_into_ranges(broker: BrokerProcess, mq: towline.Client
             assert [each.first for each in plan(place, Selection.parse("orders"), lanes)] == [4_000]
 
 
+def test_what_is_named_and_not_there_is_an_error(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
+    """It would choose nothing, or everything."""
+    fill(mq, "orders", 100)
+    mq.create_topic("serial", shards=4)
+    mq.send("serial", b"x", key="k")
+    with mq.consumer("orders", group="billing", start="earliest") as consumer:
+        consumer.pull(wait=60).ack()
+    wrong = [
+        ({"topic": "orders", "lane": "3"}, "option lane: there is no lane 3; there are: high, middle, low"),
+        ({"topic": "serial", "lane": "high"}, "option lane: there is no lane high; there are: 0 to 3"),
+        ({"topic": "serial,orders", "lane": "high,4"}, "there is no lane 4; there are: high, middle, low, 0 to 3"),
+        ({"topic": "others.*"}, "option topic: there is no topic whose name begins with others."),
+        ({"topic": "orders", "group": "biling"}, "no group biling among what is read; there are: billing"),
+        ({"topic": "orders", "kind": "dead", "group": "biling"}, "there is no group biling"),
+        ({"topic": "orders", "kind": "events", "group": "billing,b"}, "there is no group b among"),
+        ({"topic": "orders", "from": '{"orders/midle": 99}'}, "option from: there is no lane orders/midle among"),
+        ({"topic": "orders", "to": '{"stock/middle": 99}'}, "option to: there is no lane stock/middle among"),
+        ({"topic": "orders", "from": '{"orders/middle@b": 9}'}, "there is no lane orders/middle@b among"),
+        ({"topic": "orders", "from": '{"orders/middle": 101}'}, "orders/middle ends at 100, which is before 101"),
+        ({"topic": "orders", "from": "1700000000000"}, "no lane has come so far; orders/middle ends at 100"),
+    ]
+    right = [
+        {"topic": "orders", "lane": "high"},
+        {"topic": "serial", "lane": "3"},
+        {"topic": "orders", "kind": "dead", "group": "billing"},
+        {"topic": "orders", "group": "billing"},
+        {"topic": "orders", "from": '{"orders/middle": 100, "orders/low": 0}', "to": '{"orders/high": 9}'},
+        {"topic": "*,order*", "from": "100"},
+    ]
+    for door in doors(broker, tmp_path):
+        with open_place(door) as place:
+            where = {"url": door.url, "path": door.path}
+            for options, message in wrong:
+                given = ReadOptions.parse(where | options, batch=True)
+                with pytest.raises(TowlineError) as caught:
+                    check_chosen(given.selection, given.begin, given.stop, place)
+                assert message in str(caught.value)
+            for options in right:
+                given = ReadOptions.parse(where | options, batch=True)
+                check_chosen(given.selection, given.begin, given.stop, place)
+            given = ReadOptions.parse(where | {"topic": "others.*", "lane": "high"}, streaming=True)
+            check_chosen(given.selection, given.begin, given.stop, place, streaming=True)
+
+
 class Imagined:
     """A place with lanes of any size."""
 
@@ -102,6 +149,9 @@ class Imagined:
 
     def where(self, lane: Lane, seq: int) -> Where:
         return Where(0, seq)
+
+    def catalogue(self) -> dict[str, Catalogued]:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize(

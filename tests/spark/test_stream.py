@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,3 +155,41 @@ def test_a_windowed_count_of_a_stream_is_that_of_the_batch(
     batch = counted(spark.read.format("towline").option("url", url(broker)).option("topic", "words").load())
     assert sorted(spark.read.parquet(out).collect()) == sorted(batch.collect())
     assert {row.word: row["count"] for row in batch.collect()} == {"tow": 100, "line": 50, "rope": 50}
+
+
+@pytest.mark.stores("log")
+def test_a_checkpoint_that_was_restored_or_copied_leaves_no_row_out(
+    spark: SparkSession, broker: BrokerProcess, mq: towline.Client, tmp_path: Path
+) -> None:
+    check, backup = tmp_path / "check", tmp_path / "backup"
+
+    def run(topic: str = "copies", checkpoint: Path = check, **options: str) -> list[int]:
+        rows = stream(spark, broker, topic="orders").select("body").repartition(2)
+        sink = rows.writeStream.format("towline").options(url=url(broker), topic=topic, **options)
+        run_to_end(sink.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start)
+        return [int(message.body) for message in mq.browse(topic, max_messages=5_000)]
+
+    fill(mq, "orders", 0, 100)
+    run()
+    shutil.copytree(check, backup)
+    fill(mq, "orders", 100, 100)
+    assert sorted(run()) == list(range(200))
+    # As if the driver had died between the broker's commit and Spark's own: the same batch again, in any order.
+    (check / "commits" / "1").unlink()
+    (check / "commits" / ".1.crc").unlink()
+    assert sorted(run()) == list(range(200))
+
+    # A copy that writes to another topic is a query of its own.
+    copied = tmp_path / "copied"
+    shutil.copytree(backup, copied)
+    assert sorted(run("elsewhere", copied)) == list(range(100, 200))
+
+    # Restored: batch 1 has other rows than it had.
+    fill(mq, "orders", 200, 100)
+    shutil.rmtree(check)
+    shutil.copytree(backup, check)
+    with pytest.raises(Exception, match=r"epoch 1 of sink .* with other contents.* give the option txnId a name"):
+        run()
+    assert len(mq.browse("copies", max_messages=5_000)) == 200
+    found = run(txnId="after-the-backup")
+    assert sorted(found) == sorted([*range(300), *range(100, 200)])

@@ -121,10 +121,18 @@ def test_a_job_that_fails_leaves_nothing_to_be_seen(
 def test_a_job_with_the_same_txn_id_is_recognised(
     spark: SparkSession, broker: BrokerProcess, mq: towline.Client, mode: str
 ) -> None:
-    for rows in (1_000, 2_000):
-        frame = spark.range(0, rows, 1, 2).selectExpr("string(id) as body")
-        write(frame, broker, topic="orders", txnId="nightly-2026-05-01", mode=mode)
+    frame = spark.range(0, 1_000, 1, 2).selectExpr("string(id) as body", "concat('k', id % 7) as key")
+    night = {"txnId": "nightly-2026-05-01", "mode": mode}
+    write(frame, broker, topic="orders", **night)
+    write(frame.repartition(3, "key"), broker, topic="orders", **night)  # the same rows, in another order
     assert len(bodies(mq, "orders")) == 1_000
+    others = spark.range(0, 2_000, 1, 2).selectExpr("string(id) as body")
+    with pytest.raises(Exception, match=r"published before, with other contents\. Nothing was written"):
+        write(others, broker, topic="orders", **night)
+    write(others, broker, topic="orders", rerun="trust", **night)
+    assert len(bodies(mq, "orders")) == 1_000
+    write(others, broker, topic="elsewhere", **night)
+    assert len(bodies(mq, "elsewhere")) == 2_000
     write(
         spark.range(5).selectExpr("string(id) as body"), broker, topic="orders", txnId="nightly-2026-05-02", mode=mode
     )

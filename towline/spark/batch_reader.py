@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from towline.spark.options import ReadOptions
 from towline.spark.places import open_place
 from towline.spark.plainly import plainly
-from towline.spark.ranges import Position, Range, plan
+from towline.spark.ranges import Position, Range, check_chosen, plan
 from towline.spark.reading import Wants, read_batches
 
 __all__ = ["BatchReader", "FilteringReader", "RangePartition", "read_partition"]
@@ -60,12 +60,14 @@ def _set_aside() -> None:
 
 class BatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
-        self._options = options
+        self._options = self._given = options
         self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
-        options = self._options
+        options, given = self._options, self._given
         with plainly(), open_place(options.door) as place:
+            # What was named by hand: a filter of the query may well fit nothing.
+            check_chosen(given.selection, given.begin, given.stop, place)
             # Cores of this machine: how many the session has, a source is not told.
             ranges = plan(
                 place, options.selection, options.begin, options.stop, rows=options.rows, cores=os.cpu_count() or 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,7 +19,10 @@ from towline.frame.encode import assemble
 from towline.frame.layout import DEDUP, DELIVER_AT, HEADERS, KEY, SHARD_KEY, pad8
 from towline.model import LANES, check_topic
 
-__all__ = ["WRITABLE", "Encoder", "check_columns"]
+__all__ = ["WRITABLE", "Encoder", "Numbering", "Numbers", "check_columns", "unnumbered"]
+
+FRAMES_PER_ID: Final = 128
+"""A broker remembers the last 256 frames of a producer: no id is used for more than half as many."""
 
 TEXTS: Final = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 WRITABLE: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
@@ -61,6 +66,33 @@ class Numbers(NamedTuple):
     producer_seq: int = 0
 
 
+NONE: Final = Numbers()
+
+
+def unnumbered(checksum: int) -> Numbers:
+    """For frames that are staged: they are known by the epoch that they are published in."""
+    del checksum
+    return NONE
+
+
+class Numbering:
+    """Numbers for frames that are the same whenever the same frames are made again under the same name, in their
+    order. Another frame in the same place has another number: it is never taken for the one that was there before.
+    Where a name stands for what is in the frames, their place is enough."""
+
+    def __init__(self, name: str, *, by_place: bool = False) -> None:
+        self._name = name
+        self._by_place = by_place
+        self._count = 0
+
+    def __call__(self, checksum: int) -> Numbers:
+        block, place = divmod(self._count, FRAMES_PER_ID)
+        self._count += 1
+        digest = hashlib.blake2b(f"{self._name}/{block}".encode(), digest_size=8).digest()
+        number = place + 1 if self._by_place else (place + 1) << 32 | checksum
+        return Numbers(int.from_bytes(digest, "big") >> 1 or 1, number)
+
+
 class _Lane(NamedTuple):
     topic: str
     lane: int
@@ -89,8 +121,8 @@ class Encoder:
         self._max_frame_bytes = max_frame_bytes
         self._frame_rows = frame_rows
 
-    def frames(self, batch: pa.RecordBatch, numbers: Callable[[], Numbers], now_us: int) -> Iterator[Addressed]:
-        """The frames of a batch, in the order of its rows within each lane."""
+    def frames(self, batch: pa.RecordBatch, numbers: Callable[[int], Numbers], now_us: int) -> Iterator[Addressed]:
+        """The frames of a batch, in the order of its rows within each lane. `numbers` is given a frame's checksum."""
         for begin in range(0, batch.num_rows, self._frame_rows):
             for topic, part in self._by_topic(batch.slice(begin, self._frame_rows)):
                 shards = self._shards_of(topic)
@@ -133,9 +165,11 @@ class Encoder:
                 if len(rows):
                     yield lane, batch.take(pa.array(rows))
 
-    def _cut(self, to: _Lane, rows: pa.RecordBatch, numbers: Callable[[], Numbers], now_us: int) -> Iterator[Addressed]:
+    def _cut(
+        self, to: _Lane, rows: pa.RecordBatch, numbers: Callable[[int], Numbers], now_us: int
+    ) -> Iterator[Addressed]:
         if rows.nbytes < self._max_frame_bytes:
-            frame = self._frame(rows, numbers, now_us)
+            frame = self._frame(to, rows, numbers, now_us)
             if len(frame) <= self._max_frame_bytes:
                 yield Addressed(*to, frame)
                 return
@@ -148,7 +182,7 @@ class Encoder:
         for half in (rows.slice(0, middle), rows.slice(middle)):
             yield from self._cut(to, _own(half), numbers, now_us)
 
-    def _frame(self, rows: pa.RecordBatch, numbers: Callable[[], Numbers], now_us: int) -> bytes:
+    def _frame(self, to: _Lane, rows: pa.RecordBatch, numbers: Callable[[int], Numbers], now_us: int) -> bytes:
         names = rows.schema.names
         body = rows.column("body")
         if body.null_count:
@@ -165,7 +199,9 @@ class Encoder:
         if times is not None and bool(times.any()):
             flags |= DELIVER_AT
             parts.append(times.astype("<i8").tobytes())
-        head = (*numbers(), now_us, 0, 0)
+        about = f"{to.topic}/{to.lane}/{flags}/{rows.num_rows}".encode()
+        checksum = reduce(lambda before, part: crc32c(part, before), parts, crc32c(about))
+        head = (*numbers(checksum), now_us, 0, 0)
         return assemble(parts, flags, rows.num_rows, head, token=self._token, compress=self._compress)
 
 

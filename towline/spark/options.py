@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -21,8 +22,10 @@ READ_OPTIONS: Final = (
     *("broker", "topic", "kind", "lane", "group", "columns", "from", "to", "key", "rowsPerPartition", "batchRows"),
     *("skipDamaged", "failOnDataLoss", "pushFilters", "maxMessagesPerTrigger", "maxBytesPerTrigger", "progressGroup"),
 )
-WRITE_OPTIONS: Final = (*_DOOR, "topic", "priority", "mode", "txnId", "durability", "compress", "frameRows")
-_SPARKS: Final = {"checkpointlocation", "queryname", "outputmode", "__partition_columns"}
+WRITE_OPTIONS: Final = (*_DOOR, "topic", "priority", "mode", "txnId", "rerun", "durability", "compress", "frameRows")
+DAY_US: Final = 86_400 * 1_000_000
+"""So far at most the clocks of a driver and of a broker may be apart."""
+_SPARKS: Final = {"checkpointlocation", "queryname", "outputmode", "provider", "__partition_columns"}
 """What Spark itself hands over among the options."""
 
 
@@ -45,7 +48,8 @@ class ReadOptions(NamedTuple):
     """All, if none is named."""
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
+    def parse(cls, given: Mapping[str, str], *, batch: bool = False, streaming: bool = False) -> ReadOptions:
+        """For a batch, for a stream, or before it is known for what."""
         options = _Given(given, READ_OPTIONS)
         door = options.door()
         selection = Selection.parse(
@@ -57,14 +61,19 @@ class ReadOptions(NamedTuple):
             raise BadRequest("option to: a stream has no end; use spark.read, or the trigger availableNow")
         if selection.kind == "messages" and ((streaming and selection.groups) or len(selection.groups) > 1):
             raise BadRequest("option group: with messages, name one group, whose attempts are told, in spark.read only")
+        begin = parse_position(options.text("from", "earliest"), "from")
+        stop = parse_position(options.text("to", "latest"), "to")
+        if selection.kind == "schedule" and (options.has("from") or options.has("to")):
+            raise BadRequest("options from and to: what waits for its time has no numbers; read all, and filter")
+        _check_bounds(begin, stop, batch=batch)
         group = options.text("progressGroup")
         if group and not door.url:
             raise BadRequest("option progressGroup: progress is told to a broker: give its url")
         return cls(
             door,
             selection,
-            parse_position(options.text("from", "earliest"), "from"),
-            parse_position(options.text("to", "latest"), "to"),
+            begin,
+            stop,
             options.text("key") or None,
             options.number("rowsPerPartition", 0, 0),
             options.number("batchRows", BATCH_ROWS, 1),
@@ -76,6 +85,18 @@ class ReadOptions(NamedTuple):
             check_group(group) if group else "",
             _columns(options.text("columns")),
         )
+
+
+def _check_bounds(begin: Position, stop: Position, *, batch: bool) -> None:
+    """Bounds between which there can be nothing."""
+    if batch and begin.what == "latest":
+        raise BadRequest("option from=latest: nothing comes behind the latest message; use it with a stream")
+    if batch and stop.what == "earliest":
+        raise BadRequest("option to=earliest: nothing comes before the earliest message")
+    if begin.what == stop.what and begin.number > stop.number:
+        raise BadRequest("option from: it is behind the option to")
+    if begin.what == "time" and begin.number > time.time_ns() // 1_000 + DAY_US:
+        raise BadRequest("option from: this time is in the future: no message has come since")
 
 
 def _columns(text: str) -> tuple[str, ...]:
@@ -92,12 +113,13 @@ class WriteOptions(NamedTuple):
     priority: str
     mode: str
     txn_id: str
+    rerun: str
     durability: str
     compress: bool
     frame_rows: int
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
+    def parse(cls, given: Mapping[str, str]) -> WriteOptions:
         options = _Given(given, WRITE_OPTIONS)
         door = options.door()
         if not door.url:
@@ -108,18 +130,20 @@ class WriteOptions(NamedTuple):
         if mode not in ("staged", "direct"):
             raise BadRequest(f"option mode={mode!r}: give staged or direct")
         txn_id = options.text("txnId")
-        if txn_id and streaming:
-            raise BadRequest("option txnId: a stream's batches are known by its checkpoint: leave it out")
         if txn_id and not re.fullmatch(r"[A-Za-z0-9._:-]{1,100}", txn_id):
             raise BadRequest("option txnId: use 1 to 100 letters, digits, dots, colons, underscores and hyphens")
         priority = options.text("priority", "middle")
         if priority not in ("high", "middle", "low"):
             raise BadRequest(f"option priority={priority!r}: give high, middle or low")
+        rerun = options.text("rerun", "check")
+        if rerun not in ("check", "trust"):
+            raise BadRequest(f"option rerun={rerun!r}: give check or trust")
         durability = options.text("durability")
         if durability:
             Durability.parse(durability)
         compress = options.truth("compress", False)
-        return cls(door, topic, priority, mode, txn_id, durability, compress, options.number("frameRows", 10_000, 1))
+        frame_rows = options.number("frameRows", 10_000, 1)
+        return cls(door, topic, priority, mode, txn_id, rerun, durability, compress, frame_rows)
 
 
 class _Given:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -16,11 +16,14 @@ from towline.client.delays import DelayedEntry, delayed
 from towline.client.nodes import Node, is_shared, node_of, nodes_of
 from towline.client.scanning import StreamReader
 from towline.errors import BadRequest, Unavailable
-from towline.spark.ranges import Lane, Range, Selection, Where, check_known
+from towline.spark.ranges import Catalogued, Lane, Range, Selection, Where, check_known
 from towline.spark.schedule import Delayed, FolderSchedule
+from towline.store.log.disk import reading
 from towline.store.log.outside import Outside, Place, read_range
 
 __all__ = ["BrokerPlace", "Door", "FolderPlace", "open_place"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("towline.spark")
 
@@ -123,6 +126,9 @@ class BrokerPlace:
             for one in states
         ]
 
+    def catalogue(self) -> dict[str, Catalogued]:
+        return {one.config.name: Catalogued(one.config.shards, frozenset(one.groups)) for one in self._client.topics()}
+
     def _prefixes(self, selection: Selection) -> list[str]:
         """Where brokers share a store, whom to ask is known by the topic: so every topic is asked for."""
         if not is_shared(self._client) or len(selection.exact) == len(selection.topics):
@@ -201,6 +207,13 @@ class FolderPlace:
         assert self._outside is not None, "a lane is found by looking"
         return Where(*self._outside.place_of(lane.stream, seq))
 
+    def catalogue(self) -> dict[str, Catalogued]:
+        groups = self._document("subscriptionGroup.json", _Groups).groups
+        return {
+            topic: Catalogued(shards, frozenset(one.name for one in groups if one.topic == topic))
+            for topic, shards in self._catalogued().items()
+        }
+
     def shards(self, span: Range) -> int:
         return self._catalogued().get(span.topic, 0)
 
@@ -212,11 +225,15 @@ class FolderPlace:
 
     def _catalogued(self) -> dict[str, int]:
         """The topics that the broker's own list names, and their shards."""
+        return {topic.name: topic.shards for topic in self._document("topics.json", _Catalogue).topics}
+
+    def _document(self, name: str, kind: type[T]) -> T:
+        path = self._path / "config" / name
         try:
-            text = (self._path / "config" / "topics.json").read_bytes()
-            return {topic.name: topic.shards for topic in msgspec.json.decode(text, type=_Catalogue).topics}
-        except (OSError, msgspec.MsgspecError):
-            return {}
+            with reading(path):
+                return msgspec.json.decode(path.read_bytes(), type=kind)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return kind()
 
 
 class _Topic(msgspec.Struct):
@@ -226,6 +243,15 @@ class _Topic(msgspec.Struct):
 
 class _Catalogue(msgspec.Struct):
     topics: list[_Topic] = []
+
+
+class _Group(msgspec.Struct):
+    topic: str
+    name: str
+
+
+class _Groups(msgspec.Struct):
+    groups: list[_Group] = []
 
 
 @contextmanager

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from towline.errors import BadRequest, NotFound
-from towline.model import check_group, check_topic
+from towline.model import LANES, check_group, check_topic
 
 __all__ = [
     "Kind",
@@ -133,6 +133,13 @@ class Selection(NamedTuple):
             raise BadRequest(f"there is no kind {kind!r} of stream: there are {', '.join(_PREFIXES)}")
         for group in _words(groups):
             check_group(group)
+        if groups.strip() and kind == "schedule":
+            raise BadRequest("option group: what waits for its time belongs to no group")
+        if lanes.strip() and kind not in ("messages", "own"):
+            raise BadRequest(f"option lane: kind {kind} has no lanes; only messages and own have")
+        for lane in _words(lanes):
+            if lane not in LANES and not re.fullmatch(r"0|[1-9][0-9]{0,3}", lane):
+                raise BadRequest(f"option lane={lane[:50]!r}: give {', '.join(LANES)}, or the number of a shard")
         return cls(names, kind, _words(lanes), _words(groups))
 
     @property
@@ -164,6 +171,16 @@ class Selection(NamedTuple):
         return Lane(stream, topic, lane, group, min(first, end), end, size_bytes, broker, node)
 
 
+class Catalogued(NamedTuple):
+    """What there is of a topic, with or without messages."""
+
+    shards: int
+    groups: frozenset[str]
+
+    def has_lane(self, lane: str) -> bool:
+        return int(lane) < self.shards if lane.isdecimal() else not self.shards and lane in LANES
+
+
 class Survey(Protocol):
     """What a plan must know of the place that is read: a broker or a folder."""
 
@@ -175,6 +192,9 @@ class Survey(Protocol):
 
     def where(self, lane: Lane, seq: int) -> Where:
         """Where a record lies, if the place knows."""
+
+    def catalogue(self) -> Mapping[str, Catalogued]:
+        """All topics."""
 
 
 class Where(NamedTuple):
@@ -288,6 +308,69 @@ def check_known(selection: Selection, topics: Iterable[str], where: str) -> None
         if name not in known:
             near = difflib.get_close_matches(name, known, 3) or sorted(known)[:10]
             raise NotFound(f"there is no topic {name} {where}; there are: {', '.join(near) or 'none at all'}")
+
+
+def check_chosen(
+    selection: Selection,
+    begin: Position,
+    stop: Position,
+    place: Survey,
+    *,
+    streaming: bool = False,
+) -> None:
+    """What is named and is not there is an error: it would choose nothing, or everything. A stream may wait for topics
+    to come."""
+    named = {"from": dict(begin.lanes), "to": dict(stop.lanes)}
+    prefixes = [name for name in selection.topics if name.endswith("*") and name != "*" and not streaming]
+    if not (prefixes or selection.lanes or selection.groups or any(named.values()) or begin.what == "seq"):
+        return
+    lanes = place.lanes(selection)
+    known = {name: one for name, one in place.catalogue().items() if selection.wants_topic(name)}
+    topics = known.keys() | {lane.topic for lane in lanes}
+    for prefix in prefixes:
+        if not any(topic.startswith(prefix[:-1]) for topic in topics):
+            raise NotFound(f"option topic: there is no topic whose name begins with {prefix[:-1]}")
+    for lane in selection.lanes if topics else ():
+        if not any(one.has_lane(lane) for one in known.values()) and lane not in {one.lane for one in lanes}:
+            raise NotFound(f"option lane: there is no lane {lane}; there are: {_lanes_of(known.values())}")
+    groups = {group for one in known.values() for group in one.groups} | {one.group for one in lanes} - {""}
+    for group in selection.groups:
+        _check_named("option group: there is no group", group, groups)
+    names = {name for lane in lanes for name in (lane.name, lane.plain)}
+    for option, places in named.items():
+        for name in places:
+            if not _is_empty_lane(selection, name, known):
+                _check_named(f"option {option}: there is no lane", name, names)
+    _check_reached(begin, lanes)
+
+
+def _check_named(what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 3) or sorted(known)[:10]
+        raise NotFound(f"{what} {name[:150]} among what is read; there are: {', '.join(near) or 'none at all'}")
+
+
+def _check_reached(begin: Position, lanes: Sequence[Lane]) -> None:
+    """Behind the end of a lane there is nothing: it is the number of another lane, broker or time."""
+    ends = {name: lane.end for lane in lanes for name in (lane.plain, lane.name)}
+    longest = max(lanes, key=lambda one: one.end, default=None)
+    if begin.what == "seq" and longest is not None and begin.number > longest.end:
+        raise BadRequest(f"option from={begin.number}: no lane has come so far; {longest.name} ends at {longest.end}")
+    for name, number in begin.lanes:
+        if number > ends.get(name, number):
+            raise BadRequest(f"option from: {name} ends at {ends[name]}, which is before {number}")
+
+
+def _is_empty_lane(selection: Selection, name: str, known: Mapping[str, Catalogued]) -> bool:
+    """Whether it is a lane of the folder of a store in which there is no message yet."""
+    topic, _, lane = name.partition("/")
+    return selection.wants(f"lane/{name}") and topic in known and known[topic].has_lane(lane)
+
+
+def _lanes_of(topics: Iterable[Catalogued]) -> str:
+    counts = {one.shards for one in topics}
+    found = [*(LANES if 0 in counts else ()), *(f"0 to {count - 1}" for count in sorted(counts) if count)]
+    return ", ".join(found) or "none at all"
 
 
 def offsets_of(lanes: Iterable[Lane]) -> Mapping[str, int]:

@@ -17,6 +17,7 @@ from towline.errors import StoreDamaged
 from towline.frame import Frame
 from towline.model import DELAY, lane_name, message_id
 from towline.spark.arrow import TIME
+from towline.store.log.disk import reading
 from towline.store.log.outside import Chunk, Outside, Seen, read_range
 
 __all__ = ["SCHEDULE", "Delayed", "FolderSchedule", "schedule_batches"]
@@ -113,7 +114,7 @@ class FolderSchedule:
         offsets, keys, produced = frame.offsets(column), frame.keys(), frame.produced_at_each_us()
         lane = lane_name(parcel.lane, shards)
         for at, (number, due_us) in enumerate(zip(opened.ids(0, parcel.count), opened.times, strict=True)):
-            if self._schedule.is_waiting(Position(place, seq, at, number, due_us)):
+            if self._schedule.is_waiting(Position(place, seq, at, number, due_us, parcel.era)):
                 made_us = frame.produced_at_us if produced is None else produced[at]
                 size = offsets[at + 1] - offsets[at]
                 key = keys[at] if keys is not None else None
@@ -124,10 +125,11 @@ class FolderSchedule:
         damaged: Exception | None = None
         for path in (self._path / "config" / OFFSETS, self._path / "config" / f"{OFFSETS}.bak"):
             try:
-                return msgspec.json.decode(path.read_bytes(), type=ScheduleSnapshot)
+                with reading(path):
+                    return msgspec.json.decode(path.read_bytes(), type=ScheduleSnapshot)
             except FileNotFoundError:
                 continue
-            except (OSError, msgspec.MsgspecError) as error:
+            except msgspec.MsgspecError as error:
                 damaged = error
         if damaged is not None:
             raise StoreDamaged(f"{self._path / 'config' / OFFSETS} cannot be read, nor its .bak: {damaged}")

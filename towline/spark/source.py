@@ -45,7 +45,7 @@ class TowlineSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with plainly():
-            options = ReadOptions.parse(self.options)
+            options = ReadOptions.parse(self.options, batch=True)
             columns = columns_of(schema, options)
         return (FilteringReader if options.push_filters else BatchReader)(options, columns)
 
@@ -66,7 +66,7 @@ class TowlineSource(DataSource):
         with plainly():
             if overwrite:
                 raise BadRequest("messages are added to a topic, they never replace others: use outputMode('append')")
-            options = WriteOptions.parse(self.options, streaming=True)
+            options = WriteOptions.parse(self.options)
             check_columns(to_arrow_schema(schema, timezone="UTC"), options.topic)
             return StreamWriter(options)
 

@@ -29,7 +29,7 @@ from towline.spark.options import ReadOptions
 from towline.spark.places import BrokerPlace, FolderPlace
 from towline.spark.plainly import plainly
 from towline.spark.progress import Progress
-from towline.spark.ranges import Lane, cut, resolve
+from towline.spark.ranges import Lane, check_chosen, cut, resolve
 
 __all__ = ["StreamReader"]
 
@@ -65,6 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with plainly():
             lanes = self._lanes()
             place = self._opened()
+            check_chosen(self._options.selection, self._options.begin, self._options.stop, place, streaming=True)
             return _sorted({lane.name: resolve(place, lane, self._options.begin) for lane in lanes})
 
     def getDefaultReadLimit(self) -> ReadLimit:

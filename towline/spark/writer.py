@@ -4,35 +4,50 @@
 publishes what the successful attempts have staged, as one epoch of a sink. The broker remembers how far the sink has
 come, so that a batch that is run again, in whatever order its rows come then, changes nothing.
 
-*direct*: rows are sent as they come, each frame under a number made of query, batch, partition and its place; the
-broker recognises what is sent again. That is faster, and seen at once, but it takes that a task that is run again
-yields the same rows in the same order, and that the broker still remembers: its last 100,000 frames of all producers.
+*direct*: rows are sent as they come, each frame under a number made of query, batch, partition, its place and its
+checksum; the broker recognises what is sent again. That is faster, and seen at once, but it takes that a task that is
+run again yields the same rows in the same order, and that the broker still remembers: its last 100,000 frames of all
+producers.
+
+A batch is the same as one before if it has the same number and the same rows. Spark tells a sink nothing else about it,
+and the number alone comes again with other rows when a checkpoint is restored from a backup, or copied.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from towline.client.outgoing import as_durability
-from towline.errors import TowlineError, Unavailable
-from towline.spark.encoding import Encoder, Numbers
+from towline.errors import Conflict, TowlineError, Unavailable
+from towline.spark.encoding import Encoder, Numbering, unnumbered
 from towline.spark.options import WriteOptions
 from towline.spark.outlets import Outlets, Records, members_of, publish, unstage
 from towline.spark.plainly import plainly
+from towline.spark.row_digest import RowDigest
 
 __all__ = ["BatchWriter", "StreamWriter", "Written"]
 
-FRAMES_PER_ID: Final = 128
-"""A broker remembers the last 256 frames of a producer: no id is used for more than half as many."""
+_RECOMPUTED: Final = (
+    "If the rows are the same ones, with values that are others whenever they are computed (uuid(), rand()), "
+    "set rerun=trust to leave them out"
+)
+OTHER_JOB: Final = (
+    f"Nothing was written. A job that has other rows needs another txnId, so that they are written. {_RECOMPUTED}"
+)
+OTHER_CHECKPOINT: Final = (
+    "Nothing was written. The checkpoint was restored from a backup, or copied. To write these rows all the same (what "
+    "was written since the backup then comes twice), give the option txnId a name of your own; to write only what is "
+    f"new, begin a new query, with a new checkpointLocation, where it shall go on. {_RECOMPUTED}"
+)
 
 
 @dataclass
@@ -41,26 +56,46 @@ class Written(WriterCommitMessage):
 
     sink: str
     epoch: int
-    rows: int = 0
+    digest: RowDigest | None = None
+    """Of its rows, if it matters what they are."""
     records: list[Records] = field(default_factory=list)
-    repeated: bool = False
-    """The epoch had been published before: nothing was written."""
+    spread: list[str] = field(default_factory=list)
+
+
+class _Sink(NamedTuple):
+    name: str
+    lasting: bool
+    """Its epochs may come again."""
+    remedy: str
+    """What to do about an epoch that was another one before."""
+
+    @contextmanager
+    def advising(self) -> Iterator[None]:
+        try:
+            yield
+        except Conflict as error:
+            raise Conflict(f"{error}. {self.remedy}") from None
 
 
 def _write(
-    options: WriteOptions, sink: str, epoch: int, members: Sequence[str], batches: Iterator[pa.RecordBatch]
+    options: WriteOptions, sink: _Sink, epoch: int, members: Sequence[str], batches: Iterator[pa.RecordBatch]
 ) -> Written:
     """The work of one task."""
     durability, direct = as_durability(options.durability or None), options.mode == "direct"
     with options.door.connect() as client:
-        outlets = Outlets(client, durability, sink, epoch, direct, members)
-        if outlets.done:
-            for _ in batches:
-                pass
-            return Written(sink, epoch, repeated=True)
+        topic = options.topic if sink.lasting else ""
+        outlets = Outlets(client, durability, sink.name, epoch, direct, members, topic=topic)
+        digest = RowDigest() if sink.lasting and options.rerun == "check" else None
+        with sink.advising():
+            done = outlets.done
+        if done:
+            for batch in batches:
+                if digest is not None:
+                    digest.add(batch)
+            return Written(outlets.sink, epoch, digest, outlets.settle())
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        numbering = _Numbering(f"{sink}/{epoch}/{partition}") if direct else Numbers
+        numbering = Numbering(f"{outlets.sink}/{epoch}/{partition}") if direct else unnumbered
         encoder = Encoder(
             options.topic,
             options.priority,
@@ -70,31 +105,16 @@ def _write(
             max_frame_bytes=outlets.max_request_bytes // 2,
             frame_rows=options.frame_rows,
         )
-        written = Written(sink, epoch)
         for batch in batches:
-            written.rows += batch.num_rows
+            if digest is not None:
+                digest.add(batch)
             dedup = "dedup_id" in batch.schema.names
             for frame in encoder.frames(batch, numbering, time.time_ns() // 1_000):
                 outlets.add(frame, dedup=dedup)
                 if direct:
                     # Alone: which frames go together depends on where a task ends, and one that fails may end anywhere.
                     outlets.flush()
-        written.records = outlets.settle()
-        return written
-
-
-class _Numbering:
-    """Numbers for frames that are the same whenever the same task is run again."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._count = 0
-
-    def __call__(self) -> Numbers:
-        block, place = divmod(self._count, FRAMES_PER_ID)
-        self._count += 1
-        digest = hashlib.blake2b(f"{self._name}/{block}".encode(), digest_size=8).digest()
-        return Numbers(int.from_bytes(digest, "big") >> 1 or 1, place + 1)
+        return Written(outlets.sink, epoch, digest, outlets.settle(), outlets.spread)
 
 
 def _members(options: WriteOptions) -> list[str]:
@@ -103,14 +123,19 @@ def _members(options: WriteOptions) -> list[str]:
         return members_of(client)
 
 
-def _commit(options: WriteOptions, messages: list[WriterCommitMessage | None]) -> None:
+def _commit(options: WriteOptions, messages: list[WriterCommitMessage | None], sink: _Sink) -> None:
     written = [message for message in messages if isinstance(message, Written)]
-    if not written or all(one.repeated for one in written):
+    if not written:
         return
+    first, digests = written[0], [one.digest for one in written if one.digest is not None]
+    spreads = [one.spread for one in written if one.spread]
+    if any(spread != spreads[0] for spread in spreads):
+        raise Unavailable("another attempt at this batch is being published: run it again")
     records = [some for one in written for some in one.records]
-    with options.door.connect() as client:
+    digest = bytes(sum(digests, RowDigest())) if digests else b""
+    with options.door.connect() as client, sink.advising():
         durability = as_durability(options.durability or None)
-        publish(client, durability, written[0].sink, written[0].epoch, records)
+        publish(client, durability, first.sink, first.epoch, records, digest, spreads[0] if spreads else ())
 
 
 def _abort(options: WriteOptions, messages: list[WriterCommitMessage | None]) -> None:
@@ -129,7 +154,7 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         # Made on the driver, so that all tasks of a job and their retries have the same.
-        self._sink = f"spark-batch:{options.txn_id or uuid.uuid4().hex}"
+        self._sink = _Sink(f"spark-batch:{options.txn_id or uuid.uuid4().hex}", bool(options.txn_id), OTHER_JOB)
         self._members = _members(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -138,7 +163,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         with plainly():
-            _commit(self._options, messages)
+            _commit(self._options, messages, self._sink)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _abort(self._options, messages)
@@ -152,12 +177,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         with plainly():
             query, batch = _ids_of_batch()
-            return _write(self._options, f"spark-stream:{query}", batch, self._members, iterator)
+            return _write(self._options, self._sink(query), batch, self._members, iterator)
+
+    def _sink(self, query: str) -> _Sink:
+        words = ["spark-stream", query, self._options.txn_id]
+        return _Sink(":".join(filter(None, words)), True, OTHER_CHECKPOINT)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         del batchId
         with plainly():
-            _commit(self._options, messages)
+            _commit(self._options, messages, self._sink(""))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         del batchId

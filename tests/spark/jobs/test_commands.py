@@ -11,7 +11,7 @@ import pytest
 
 import towline
 from tests.server.process import BrokerProcess
-from tests.spark.session import environment
+from tests.spark.session import PATIENCE_S, environment
 from towline.cli import run
 from towline.spark.jobs.session import why_not
 
@@ -203,7 +203,7 @@ def test_spark_submit_runs_a_job(mq: towline.Client, tmp_path: Path) -> None:
     command = [str(submit), "--master", "local[1]", str(towline.__main__.__file__), "spark", "archive"]
     command += [str(tmp_path / "archive"), "--path", str(tmp_path / "data"), "-o", "json"]
     done = subprocess.run(
-        command, env={**os.environ, **environment()}, capture_output=True, text=True, timeout=100, check=False
+        command, env={**os.environ, **environment()}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1])["rows"] == 10

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import towline
+from tests.parts import named
 from tests.server.process import BrokerProcess
 from towline.errors import Conflict
 from towline.spark.jobs import manifest
@@ -32,9 +33,7 @@ ROUNDS = 9
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest) -> str:
-    given: str = request.config.getoption("--hdfs")
-    if not given:
-        pytest.skip("no HDFS was named: --hdfs hdfs://HOST:PORT/FOLDER")
+    given = named(request.config, "--hdfs", "hdfs://HOST:PORT/FOLDER")
     return f"{given.rstrip('/')}/{secrets.token_hex(4)}"
 
 

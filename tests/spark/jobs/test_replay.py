@@ -127,6 +127,10 @@ def test_a_replay_that_was_cut_short_sends_nothing_twice(
         replay(spark, shelf, door(broker), "cut", str(state), staged=staged)
     for lane in ("high", "middle"):
         assert sorted(bodies(mq, "orders", lane)) == of_lane(lane)
+    # Another one, which knows nothing of this, is not taken for it because it has the same name.
+    other = Chosen(key="key-7", to_topic="others")
+    replay(spark, shelf, door(broker), "cut", str(tmp_path / "elsewhere"), chosen=other, staged=staged)
+    assert sorted(bodies(mq, "others") + bodies(mq, "others", "high")) == [n for n in range(COUNT) if n % 100 == 7]
 
 
 def test_an_ordered_topic_gets_every_key_in_order(

@@ -12,10 +12,10 @@ makes each chunk visible all at once, and remembered for ever, at the price of w
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -23,11 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from towline.client.fleet import rendezvous
 from towline.client.outgoing import as_durability
 from towline.errors import BadRequest, Conflict, NotFound
 from towline.model import LANES, check_topic
-from towline.spark.encoding import Encoder, Numbers
+from towline.spark.encoding import Encoder, Numbering
 from towline.spark.jobs.manifest import Archive, Entry, parts_of
 from towline.spark.jobs.place import Place
 from towline.spark.jobs.tasks import in_tasks
@@ -44,8 +43,6 @@ CHUNK_ROWS: Final = 500_000
 RUN_CHUNKS: Final = 4
 """So many chunks of a lane, one behind the other, are the work of one task: starting one takes its time."""
 FRAME_ROWS: Final = 5_000
-FRAMES_PER_ID: Final = 128
-"""A broker remembers the last 256 frames of a producer: no id is used for more than half as many."""
 REQUEST_BYTES: Final = 1 << 20
 """Smaller than it could be: the broker works on one while the next is made."""
 FILTERED: Final = "filtered"
@@ -87,6 +84,9 @@ class Plan(msgspec.Struct):
     """The brokers of the cluster when it was planned, if it is one: what belongs to which follows from these."""
     frame_rows: int = 0
     """Messages of a frame: frames must be the same however often, and at whatever rate, a chunk is sent."""
+    digest: str = ""
+    """Of what is sent. It is part of the name by which brokers know the replay: another one under the same name, whose
+    state is elsewhere, is not taken for this one."""
 
 
 class Replayed(msgspec.Struct):
@@ -131,11 +131,13 @@ def replay(
         waiting = [chunk for chunk in plan.chunks if chunk.number not in done]
         at_once = max(1, spark.sparkContext.defaultParallelism)
         entries = archive.files("messages", chosen.topics)
+        with door.connect() as client:
+            members = members_of(client)
         while waiting:
             runs = [[chunk] for chunk in waiting] if unordered else _runs(waiting, 1 if rate else RUN_CHUNKS)
             wave = runs[: 2 * at_once]
             share = rate / min(at_once, len(wave))
-            work = _Work(job, door, archive.place, own, plan, share, staged, durability)
+            work = _Work(job, door, archive.place, own, plan, members, share, staged, durability)
             pieces = [[(chunk, _files_of(chunk, entries)) for chunk in run] for run in wave]
             replayed.rows += sum(in_tasks(spark, work, pieces, int, f"replay {job}"))
             done |= {chunk.number for run in wave for chunk in run}
@@ -166,6 +168,7 @@ def _plan(  # noqa: PLR0917 all of it is what the plan is about
         # A tenth of a second's messages, so that they flow rather than burst.
         frame_rows = max(1, min(FRAME_ROWS, int(rate / 10))) if rate else FRAME_ROWS
         plan = Plan(str(archive.place), chosen, chunks, members_of(client), frame_rows)
+    plan.digest = blake2b(msgspec.json.encode([plan.archive, chosen, chunks, frame_rows]), digest_size=8).hexdigest()
     own.replace("plan.json", msgspec.json.encode(plan))
     return plan
 
@@ -222,20 +225,6 @@ def _files_of(chunk: Chunk, entries: Sequence[Entry]) -> list[Entry]:
     ]
 
 
-class _Numbering:
-    """The numbers of a chunk's frames: the same whenever it is sent."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._count = 0
-
-    def __call__(self) -> Numbers:
-        block, place = divmod(self._count, FRAMES_PER_ID)
-        self._count += 1
-        digest = hashlib.blake2b(f"{self._name}/{block}".encode(), digest_size=8).digest()
-        return Numbers(int.from_bytes(digest, "big") >> 1 or 1, place + 1)
-
-
 class _Work:
     """What a task does with its chunks; it travels to the task."""
 
@@ -246,24 +235,29 @@ class _Work:
         place: Place,
         own: Place,
         plan: Plan,
+        members: list[str],
         rate: float,
         staged: bool,
         durability: str,
     ) -> None:
         self._job, self._door, self._place, self._own = job, door, place, own
-        self._chosen, self._members, self._frame_rows = plan.chosen, plan.members, plan.frame_rows or FRAME_ROWS
+        self._name = f"{job}:{plan.digest}" if plan.digest else job
+        self._chosen, self._frame_rows = plan.chosen, plan.frame_rows or FRAME_ROWS
+        self._members, self._spread = members, plan.members or members
         self._rate, self._staged, self._durability = rate, staged, durability
 
     def __call__(self, run: list[tuple[Chunk, list[Entry]]]) -> int:
         durability = as_durability(self._durability or None)
-        # All chunks of a replay have one seat, so that a lane that was in order is in order.
-        seat = rendezvous(f"replay:{self._job}", self._members) or ""
         rows = 0
         with self._door.connect() as client:
             for chunk, files in run:
-                sink = f"replay:{self._job}:{chunk.number}"
+                sink = f"replay:{self._name}:{chunk.number}"
                 outlets = Outlets(
-                    *(client, durability, sink, 0, not self._staged, self._members, seat), request_bytes=REQUEST_BYTES
+                    *(client, durability, sink, 0, not self._staged, self._members),
+                    spread=self._spread,
+                    # All chunks of a replay have one seat, so that a lane that was in order is in order.
+                    seat_of=f"replay:{self._job}",
+                    request_bytes=REQUEST_BYTES,
                 )
                 if self._staged and outlets.done:
                     continue
@@ -274,7 +268,7 @@ class _Work:
         return rows
 
     def _send(self, outlets: Outlets, chunk: Chunk, files: list[Entry], topic: str) -> int:
-        numbering = _Numbering(f"replay/{self._job}/{chunk.number}")
+        numbering = Numbering(f"replay/{self._name}/{chunk.number}", by_place=True)
         mixed = chunk.stream.startswith(FILTERED)
         lane = "" if mixed else parts_of(chunk.stream).lane
         encoder = Encoder(
