@@ -61,6 +61,8 @@ class _Group:
         view = self.view
         self.state = state = await view.mq.group(self.topic, self.name)
         with head(self.name, f"on topic {self.topic}", crumb=("Groups", "/groups")):
+            if state.unreadable:
+                badge(f"waits: {state.unreadable}", "bad")
             if state.config.paused:
                 badge("paused" + (f": {state.config.pause_reason}" if state.config.pause_reason else ""), "warn")
                 button("Resume", icon="play_arrow", on_click=self._resume).classes("tl-main-act")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
@@ -22,6 +22,7 @@ from towline import errors
 from towline.console.origin import OwnPagesOnly
 from towline.console.rest import access, alarms, cluster, groups, messages, topics
 from towline.console.rest.callers import Callers
+from towline.console.rest.fields import known_only
 from towline.console.rest.models import Problem
 from towline.console.rest.page import page
 from towline.console.rest.pulls import TIDY_S, Pulls
@@ -88,6 +89,7 @@ def rest_app(url: str, **options: Any) -> FastAPI:
         docs_url=None,  # its pages would come from elsewhere
         redoc_url=None,
         lifespan=lifespan,
+        dependencies=[Depends(known_only)],
         responses={status: {"model": Problem, "description": words} for status, words in _WORDS.items()},
     )
     app.state.callers, app.state.pulls, app.state.lifespan = callers, pulls, lifespan
