@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,8 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
     env = os.environ | environment() | {"SPARK_HOME": str(home), "SPARK_WORKER_DIR": str(folder / "workers")}
     quick = f"{os.environ.get('SPARK_DAEMON_JAVA_OPTS', '')} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     env |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": quick}
+    # Executors take it from their worker: one that is killed leaves its libraries behind.
+    env |= {"JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={tempfile.gettempdir()}"}
     processes, logs = [], []
     try:
         for number, (name, arguments) in enumerate(names):

@@ -15,7 +15,8 @@ from towline.spark.encoding import Encoder, Numbering, Numbers, unnumbered
 def frames(rows: dict[str, Any], schema: pa.Schema | None = None, **options: Any) -> list[tuple[str, int, Frame]]:
     given: dict[str, Any] = {"compress": False, "max_frame_bytes": 1 << 20, "frame_rows": 10_000} | options
     shards = given.pop("shards", {})
-    encoder = Encoder("orders", "middle", "shop", lambda topic: shards.get(topic, 0), **given)
+    priority = given.pop("priority", "")
+    encoder = Encoder("orders", priority, "shop", lambda topic: shards.get(topic, 0), **given)
     found = encoder.frames(pa.RecordBatch.from_pydict(rows, schema), lambda _: Numbers(7, 3), 99)
     return [(one.topic, one.lane, Frame(one.frame).verify().verify_columns()) for one in found]
 
@@ -120,6 +121,15 @@ def test_large_rows_are_cut_into_frames_that_fit() -> None:
 def test_a_row_that_cannot_be_sent_is_told(rows: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         frames(rows)
+
+
+def test_a_priority_for_an_ordered_topic_is_refused() -> None:
+    rows, shards = {"body": [b"x"], "key": ["k"]}, {"orders": 4}
+    with pytest.raises(BadRequest, match="option priority=middle: topic orders is ordered"):
+        frames(rows, shards=shards, priority="middle")
+    with pytest.raises(BadRequest, match="topic orders is ordered: there is no priority in it"):
+        frames(rows | {"priority": ["high"]}, shards=shards)
+    assert len(frames(rows | {"priority": pa.array([None], pa.string())}, shards=shards)) == 1
 
 
 def test_in_an_ordered_topic_delayed_rows_go_in_frames_of_their_own() -> None:

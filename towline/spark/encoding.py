@@ -140,10 +140,11 @@ class Encoder:
             yield check_topic(topic), rows
 
     def _by_priority(self, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+        default = self._priority or "middle"
         if "priority" not in batch.schema.names:
-            yield LANES.index(self._priority), batch
+            yield LANES.index(default), batch
             return
-        for priority, rows in _groups(batch, pc.fill_null(batch.column("priority"), self._priority), "priority"):
+        for priority, rows in _groups(batch, pc.fill_null(batch.column("priority"), default), "priority"):
             if priority not in LANES:
                 raise BadRequest(f"column priority: {priority[:50]!r} is not one of high, middle, low")
             yield LANES.index(priority), rows
@@ -151,6 +152,11 @@ class Encoder:
     def _by_shard(self, topic: str, shards: int, batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
         if "priority" in batch.schema.names and batch.column("priority").null_count < batch.num_rows:
             raise BadRequest(f"topic {topic} is ordered: there is no priority in it")
+        if self._priority:
+            raise BadRequest(
+                f"option priority={self._priority}: topic {topic} is ordered, there is no priority in it: leave the "
+                "option out, or write ordered topics apart from others"
+            )
         names = [name for name in ("shard_key", "key") if name in batch.schema.names]
         chosen = pc.coalesce(*(batch.column(name).cast(pa.binary()) for name in names)) if names else None
         if chosen is None or chosen.null_count:

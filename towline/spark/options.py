@@ -111,6 +111,7 @@ class WriteOptions(NamedTuple):
     door: Door
     topic: str
     priority: str
+    """Empty if none was given: an ordered topic has none."""
     mode: str
     txn_id: str
     rerun: str
@@ -132,8 +133,8 @@ class WriteOptions(NamedTuple):
         txn_id = options.text("txnId")
         if txn_id and not re.fullmatch(r"[A-Za-z0-9._:-]{1,100}", txn_id):
             raise BadRequest("option txnId: use 1 to 100 letters, digits, dots, colons, underscores and hyphens")
-        priority = options.text("priority", "middle")
-        if priority not in ("high", "middle", "low"):
+        priority = options.text("priority")
+        if priority and priority not in ("high", "middle", "low"):
             raise BadRequest(f"option priority={priority!r}: give high, middle or low")
         rerun = options.text("rerun", "check")
         if rerun not in ("check", "trust"):
