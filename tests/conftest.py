@@ -18,6 +18,7 @@ settings.register_profile("steady", settings.get_profile("patient"), derandomize
 
 # Brokers that tests start bring no web console along, unless they ask for one.
 os.environ.setdefault("TOWLINE_CONSOLE", "off")
+os.environ.setdefault("TOWLINE_SEGMENT_BYTES", str(scratch.SEGMENT_BYTES))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["begin", "memory_folder"]
+__all__ = ["SEGMENT_BYTES", "begin", "memory_folder"]
+
+SEGMENT_BYTES = 16 << 20
+"""For brokers that tests start: each of them sets two segments aside, and there are many."""
 
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 1 << 30

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -194,6 +195,7 @@ def test_a_process_that_stood_still_for_too_long_drops_its_work(serve: Callable[
 
 async def test_a_beat_names_what_is_held_and_is_answered_with_what_is_lost(connect: Any) -> None:
     lost: list[LostLease] = []
+    handed_out = threading.Event()
 
     def script(_: Peer, visitor: Visitor) -> None:
         visitor.expect(Pull)
@@ -201,6 +203,7 @@ async def test_a_beat_names_what_is_held_and_is_answered_with_what_is_lost(conne
         while (beat := visitor.next()) == Beat(7, []):
             visitor.answer(Done())
         assert beat == Beat(7, [41])
+        assert handed_out.wait(60)
         visitor.answer(Held([41], [(41, 1, 1, 1, "timeout")]))
         settle = visitor.expect(Settle)
         assert [(act.what, act.pull) for act in settle.acts] == [(ACK, 41)]
@@ -213,6 +216,7 @@ async def test_a_beat_names_what_is_held_and_is_answered_with_what_is_lost(conne
             entered(mq.consumer("orders", group="g", on_lost=lost.append)) as consumer,
         ):
             batch = await do(consumer.pull())
+            handed_out.set()
             await eventually_done(lambda: lost)
             assert [message.lost for message in batch] == [False, True, False]
             assert not batch.lost
@@ -223,11 +227,13 @@ async def test_a_beat_names_what_is_held_and_is_answered_with_what_is_lost(conne
 
 async def test_a_beat_of_one_who_was_given_up_is_told_to_the_user_once(connect: Any) -> None:
     lost: list[LostLease] = []
+    handed_out = threading.Event()
 
     def script(_: Peer, visitor: Visitor) -> None:
         visitor.expect(Pull)
         visitor.answer(*pulled(41, [b"a"]))
         visitor.expect(Beat)
+        assert handed_out.wait(60)
         visitor.fail(LeaseLost.code, "was replaced by another of the same name")
         while not isinstance(request := visitor.next(), Pull):
             if isinstance(request, Beat):
@@ -244,6 +250,7 @@ async def test_a_beat_of_one_who_was_given_up_is_told_to_the_user_once(connect: 
             entered(mq.consumer("orders", group="g", name="me", on_lost=lost.append)) as consumer,
         ):
             [message] = await do(consumer.pull())
+            handed_out.set()
             await eventually_done(lambda: lost)
             assert message.lost
             with pytest.raises(LeaseLost, match="same name"):

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.scratch import SEGMENT_BYTES
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, os, sys
@@ -28,7 +30,7 @@ DEADLINE_S = 120.0
 
 def failing_start(*, listen: str = "127.0.0.1:0", store: str = "memory:", **settings: Any) -> str:
     """Start a broker that must not come up: it exits with code 1 or 2 and one line on stderr, which is given back."""
-    given = json.dumps({"listen": listen, "store": store, **settings})
+    given = json.dumps({"listen": listen, "store": store, "segment_bytes": SEGMENT_BYTES, **settings})
     command = [sys.executable, "-c", SCRIPT, given]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode in (1, 2), done
@@ -41,7 +43,7 @@ class BrokerProcess:
     """Runs until the `with` block ends, then is killed if it has not ended by itself."""
 
     def __init__(self, *, listen: str = "127.0.0.1:0", store: str = "memory:", **settings: Any) -> None:
-        given = json.dumps({"listen": listen, "store": store, **settings})
+        given = json.dumps({"listen": listen, "store": store, "segment_bytes": SEGMENT_BYTES, **settings})
         self.process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, given],
             cwd=ROOT,

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COUNT = 300
+SHARDS = 64
+"""So many that each of three brokers is the home of some."""
 pytestmark = pytest.mark.timeout(900)  # Spark, maybe on a busy machine
 
 
@@ -172,17 +174,17 @@ def test_the_brokers_of_an_epoch_stay_those_it_was_begun_with(brokers: Brokers, 
     """One is forgotten, or joins, between a commit that was cut short and the next: shards move, the epoch does not."""
     topic = f"{topic[:30]}-{change}"
     with towline.connect(brokers.url) as mq:
-        mq.create_topic(topic, shards=12)
+        mq.create_topic(topic, shards=SHARDS)
         everybody = members_of(mq)
 
         def written(members: list[str]) -> tuple[list[Any], list[str]]:
             outlets = Outlets(mq, -1, f"sink:{topic}", 4, False, members)
             assert not outlets.done
-            for n in range(120):
-                outlets.add(Addressed(topic, n % 12, 12, encode([b"%d" % n])))
+            for n in range(2 * SHARDS):
+                outlets.add(Addressed(topic, n % SHARDS, SHARDS, encode([b"%d" % n])))
             return outlets.settle(), outlets.spread
 
-        homes = {lane: rendezvous(f"{topic}/{lane}", everybody) for lane in range(12)}
+        homes = {lane: rendezvous(f"{topic}/{lane}", everybody) for lane in range(SHARDS)}
         seat = rendezvous(f"sink:{topic}", everybody)
         assert set(homes.values()) == set(everybody)
         lost = next(one for one in everybody if one != seat)
@@ -197,7 +199,7 @@ def test_the_brokers_of_an_epoch_stay_those_it_was_begun_with(brokers: Brokers, 
         assert spread == before
         publish(mq, -1, f"sink:{topic}", 4, second, b"digest", spread)
         assert Outlets(mq, -1, f"sink:{topic}", 4, False, after).done
-        assert sorted(n for some in at_each(brokers, topic) for n in some) == list(range(120))
+        assert sorted(n for some in at_each(brokers, topic) for n in some) == list(range(2 * SHARDS))
 
 
 def test_the_jobs_know_all_brokers(spark: SparkSession, brokers: Brokers, topic: str, tmp_path: Path) -> None:

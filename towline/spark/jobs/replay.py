@@ -271,16 +271,17 @@ class _Work:
         numbering = Numbering(f"replay/{self._name}/{chunk.number}", by_place=True)
         mixed = chunk.stream.startswith(FILTERED)
         lane = "" if mixed else parts_of(chunk.stream).lane
+        ordered = bool(outlets.shards(topic))
         encoder = Encoder(
             topic,
-            lane if lane in LANES else "middle",
+            lane if lane in LANES and not ordered else "",
             self._door.token,
             outlets.shards,
             compress=False,
             max_frame_bytes=outlets.max_request_bytes // 2,
             frame_rows=self._frame_rows,
         )
-        by_lane = mixed and not outlets.shards(topic)
+        by_lane = mixed and not ordered
         begin, rows = time.monotonic(), 0
         for batch in _framed(self._batches(chunk, files), self._frame_rows):
             for frame in encoder.frames(_message(batch, by_lane), numbering, time.time_ns() // 1_000):
