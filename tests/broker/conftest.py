@@ -87,6 +87,8 @@ class Got:
 class World:
     """Opens brokers on one kind of store; a second one on the same folder is a restart."""
 
+    store_clock: Clock = SYSTEM
+
     def __init__(self, kind: str, folder: Path) -> None:
         self.kind = kind
         self.folder = folder
@@ -109,7 +111,7 @@ class World:
     @asynccontextmanager
     async def open(self, clock: Clock = SYSTEM, **given: Any) -> AsyncIterator[Bench]:
         settings = self.settings(**given)
-        store = await open_store(settings)
+        store = await open_store(settings, clock=self.store_clock)
         broker = await Broker.open(store, settings, clock=clock)
         try:
             yield Bench(broker, store)

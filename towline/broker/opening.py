@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, StoreFailed
 from towline.settings import BrokerSettings
 from towline.store.log import LogSettings, LogStore
@@ -18,15 +19,15 @@ if TYPE_CHECKING:
 __all__ = ["open_store", "sql_settings"]
 
 
-async def open_store(settings: BrokerSettings) -> Store:
+async def open_store(settings: BrokerSettings, *, clock: Clock = SYSTEM) -> Store:
     scheme, colon, rest = settings.store.partition(":")
     if colon and scheme == "memory" and not rest:
-        return MemoryStore(settings.capacity_messages, settings.capacity_bytes)
+        return MemoryStore(settings.capacity_messages, settings.capacity_bytes, clock)
     if colon and scheme == "file" and rest:
         limits = LogSettings(segment_bytes=settings.segment_bytes, min_free_bytes=settings.min_free_bytes)
         folder = (Path(rest).expanduser() if rest.startswith("~/") else Path(rest)).absolute()
         try:
-            return await LogStore.open(folder, limits)
+            return await LogStore.open(folder, limits, clock=clock)
         except OSError as error:
             advice = _advice(error)
             what = f"{error.filename}: " if error.filename and not advice else ""
@@ -34,7 +35,7 @@ async def open_store(settings: BrokerSettings) -> Store:
                 f"the folder {folder} cannot be opened: {what}{error.strerror or error}{advice}"
             ) from None
     if scheme == "mysql":
-        return await _open_sql(settings)
+        return await _open_sql(settings, clock)
     hint = f"; for a folder: file:{settings.store}" if settings.store.startswith((".", "/", "~")) else ""
     raise BadRequest(f"store {settings.store!r}: write memory:, file:DIR or mysql://USER@HOST:PORT/DATABASE{hint}")
 
@@ -53,12 +54,16 @@ def sql_settings(settings: BrokerSettings) -> SqlSettings:
     )
 
 
-async def _open_sql(settings: BrokerSettings) -> Store:
+async def _open_sql(settings: BrokerSettings, clock: Clock) -> Store:
     database = sql_settings(settings)
     from towline.store.sql import open_sql
 
     return await open_sql(
-        database, owner=settings.name, address=settings.listen, max_frame_bytes=settings.max_frame_bytes
+        database,
+        owner=settings.name,
+        address=settings.listen,
+        max_frame_bytes=settings.max_frame_bytes,
+        clock=clock,
     )
 
 
