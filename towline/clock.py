@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-__all__ = ["SECOND_US", "SYSTEM", "Clock", "ManualClock", "SystemClock"]
+__all__ = ["SECOND_US", "SET_US", "SYSTEM", "Clock", "ManualClock", "SteadyClock", "SystemClock"]
 
 SECOND_US = 1_000_000
+SET_US = SECOND_US
+"""A clock that is off by more than this from what it would be was set."""
 
 
 class Clock(Protocol):
@@ -27,6 +29,33 @@ class SystemClock:
 
     def steady_s(self) -> float:
         return time.monotonic()
+
+
+class SteadyClock:
+    """The time by which things wait for a while: the clock as it was when this was made, and even since, whoever sets
+    the clock. What outlives the process, and what people see, is written by the clock as it is: later by `set_us`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._begin_us = self._drift_us()
+        self.set_us = 0
+        """By how much the clock was set since, as of the last look."""
+
+    def now_us(self) -> int:
+        return self._begin_us + round(self._clock.steady_s() * SECOND_US)
+
+    def look(self) -> None:
+        """See whether the clock was set."""
+        set_us = self._drift_us() - self._begin_us
+        if abs(set_us - self.set_us) > SET_US:
+            self.set_us = set_us
+
+    def on_clock(self, time_us: int) -> int:
+        """When it is that time, by the clock as it is; 0 is never, or at any time."""
+        return time_us and time_us + self.set_us
+
+    def _drift_us(self) -> int:
+        return self._clock.now_us() - round(self._clock.steady_s() * SECOND_US)
 
 
 class ManualClock:

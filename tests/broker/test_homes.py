@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.broker.conftest import ACK, Bench, World
+from tests.broker.test_clock import AHEAD_S, TwoClocks
 from towline.broker.homes import SETTLE_S
 from towline.clock import SYSTEM
 from towline.frame import encode
@@ -115,6 +116,25 @@ def test_a_broker_that_had_nothing_is_not_waited_for_after_a_restart(disk: World
 
     disk.run(before, clock=clock)
     disk.run(after, clock=clock)
+
+
+def test_a_group_made_by_a_clock_that_was_ahead_waits_no_longer_than_others(disk: World) -> None:
+    clock = TwoClocks()
+
+    async def scenario(mq: Bench) -> None:
+        ours = await filled(mq)
+        mq.broker.registry.heard(state("old"))
+        mq.broker.homes.heard("old", [])
+        clock.set(AHEAD_S)
+        await deliverable(mq)
+        clock.set(-AHEAD_S)
+        mq.broker.homes.heard("old", [Backlog("orders", ours, [], {})])
+        assert not set(ours).intersection(await deliverable(mq)), "its consumers may not be attached there yet"
+        clock.advance(2 * SETTLE_S)
+        mq.broker.homes.review()
+        assert await deliverable(mq) == list(range(SHARDS))
+
+    disk.run(scenario, clock=clock)
 
 
 def test_a_broker_tells_what_its_groups_have_left_of_the_shards_of_a_higher_one(disk: World) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.broker.conftest import ACK, World
 from towline.broker.pull_log import LATE_S, PullLog
+from towline.clock import SYSTEM, SteadyClock
 from towline.delivery.events import Acked, Part, Pulled, decode_event
 from towline.errors import DiskFull
 from towline.frame import Frame
@@ -23,7 +24,7 @@ def _pulled(number: int) -> Pulled:
 
 def test_a_late_pull_is_written_by_itself_and_before_what_follows() -> None:
     async def main() -> None:
-        log = PullLog(MemoryStore(), "pull/t/g")
+        log = PullLog(MemoryStore(), "pull/t/g", SteadyClock(SYSTEM))
         log.append_soon(_pulled(1))
         while not log._store.bounds("pull/t/g").end:
             await asyncio.sleep(0)
@@ -41,7 +42,7 @@ def test_a_late_pull_is_written_by_itself_and_before_what_follows() -> None:
 def test_nothing_more_is_granted_while_pulls_cannot_be_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         store = MemoryStore()
-        log = PullLog(store, "pull/t/g")
+        log = PullLog(store, "pull/t/g", SteadyClock(SYSTEM))
 
         def refuse(*_: object) -> None:
             raise DiskFull("no room")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from towline.clock import SECOND_US, Clock
+from towline.clock import SECOND_US, Clock, SteadyClock
 from towline.delivery.transactions import Checked, Mark, Open, Transactions
 from towline.errors import TowlineError
 from towline.model import check_producer_group
@@ -24,8 +24,6 @@ log = logging.getLogger("towline.broker")
 
 CHECKS_MAX: Final = 100
 """Transactions that are asked after in one answer."""
-TIMER_MAX_S: Final = 60.0
-"""The clock may be set while a timer runs, so none runs longer than this."""
 AGAIN_S: Final = 1.0
 
 Key = tuple[str, bytes]
@@ -33,9 +31,12 @@ Key = tuple[str, bytes]
 
 
 class Asking:
-    def __init__(self, state: Transactions, clock: Clock, record: Callable[[Sequence[Mark]], object]) -> None:
+    def __init__(
+        self, state: Transactions, clock: Clock, time: SteadyClock, record: Callable[[Sequence[Mark]], object]
+    ) -> None:
         self._state = state
         self._clock = clock
+        self._time = time
         self._record = record
         self._ready: dict[Key, OrderedDict[str, None]] = {}
         """Transactions that are due, while nobody is there to be asked."""
@@ -83,7 +84,7 @@ class Asking:
 
     def _gather(self) -> None:
         now_us = self._clock.now_us()
-        for waiting in self._state.due(now_us):
+        for waiting in self._state.due(self._time.now_us()):
             mark = self._state.check(waiting.head.id, now_us)
             if isinstance(mark, Checked):
                 key = (waiting.head.producer_group, waiting.head.token)
@@ -135,8 +136,8 @@ class Asking:
             self._timer = None
         due_us = self._state.next_due_us()
         if due_us is not None and not self._closed:
-            delay_s = max((due_us - self._clock.now_us()) / SECOND_US, pause_s, 0.001)
-            self._timer = asyncio.get_running_loop().call_later(min(delay_s, TIMER_MAX_S), self.look_round)
+            delay_s = max((due_us - self._time.now_us()) / SECOND_US, pause_s, 0.001)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.look_round)
 
     def close(self) -> None:
         """Answer all who wait; nobody waits any more."""

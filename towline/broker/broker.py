@@ -43,7 +43,7 @@ from towline.broker.topics import Topics
 from towline.broker.tracing import trace
 from towline.broker.transactions import Escrow
 from towline.broker.waiter import Taker
-from towline.clock import SECOND_US, SYSTEM, Clock
+from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock
 from towline.delivery import Dedup
 from towline.errors import QueueFull, TowlineError
 from towline.model import (
@@ -81,12 +81,13 @@ class Broker:
         self.store = store
         self.settings = settings
         self.clock = clock
+        self.time = SteadyClock(clock)
         self.epoch = 0
         """How many there are; the server says so, where there is one."""
         self.closing = False
         self._durability = Durability.parse(settings.durability)
         self._catalog = Catalog(store, clock, split_lines(settings.business_lines))
-        self._snapshots = Snapshots(store, clock)
+        self._snapshots = Snapshots(store, clock, self.time)
         closing = lambda: self.closing  # noqa: E731
         self.topics = Topics(store, settings, clock, self._catalog, closing=closing, start=self._start)
         self.groups = Groups(
@@ -95,6 +96,7 @@ class Broker:
             clock,
             self._catalog,
             self.topics,
+            time=self.time,
             next_pull=lambda: next(self._pulls),
             closing=closing,
             start=self._start,
@@ -161,7 +163,7 @@ class Broker:
         }
         self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
         self._producers = await recover_producers(
-            self.store, lanes, list(self._agenda.ends()), self._dedup, self.clock.now_us()
+            self.store, lanes, list(self._agenda.ends()), self._dedup, self.time.now_us()
         )
         self._handbacks = Handbacks(self._producers, self._durability)
         self._sender = Sender(
@@ -172,6 +174,7 @@ class Broker:
             durability=self._durability,
             max_frame_bytes=self.settings.max_frame_bytes,
             clock=self.clock,
+            time=self.time,
             scheduler=self.scheduler,
         )
         self.commit_times = self._sender.commit_times
@@ -181,6 +184,7 @@ class Broker:
             self._sender,
             self.settings,
             self._reclaim,
+            time=self.time,
             expect_shards=self.topics.expect_shards,
         )
         await self.transactions.recover()
@@ -476,6 +480,8 @@ class Broker:
         await retain(self.store, self.clock, dict(self.topics), pins, self.settings, self.holds)
 
     async def _save_snapshots(self) -> None:
+        # What is written is by the clock as it is.
+        self.time.look()
         # The schedule first: what it lets go of is then in what is remembered of producers.
         await self._agenda.save()
         ends = {lane.stream: lane.end for topic in self.topics.values() for lane in topic.lanes if lane.end}
@@ -485,5 +491,6 @@ class Broker:
         await self.staging.save()
 
     async def _watch(self) -> None:
+        self.time.look()
         self.scheduler.watch_clock()
         await self.consumers.sweep()

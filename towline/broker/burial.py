@@ -271,7 +271,7 @@ async def resend(
     if unknown:
         known = f"they are numbered {first} to {end - 1}" if first < end else "it has none"
         raise NotFound(f"{dispatcher.label} has no dead letter {unknown[0]}: {known}")
-    dispatcher.group.decide(Resend(tuple(numbers)), dispatcher.clock.now_us())  # it refuses all, or none
+    dispatcher.group.decide(Resend(tuple(numbers)), dispatcher.time.now_us())  # it refuses all, or none
     at = 0
     while at < len(numbers):
         letters = [change(letter) for letter in await _read_letters(dispatcher, stream, numbers[at:])]
@@ -292,7 +292,7 @@ async def _send_again(
         Append(lane.stream, _encode(some, now_us), len(some))
         for lane, some in zip(lanes, by_lane.values(), strict=True)
     ]
-    events = dispatcher.group.decide(Resend(tuple(numbers)), now_us)
+    events = dispatcher.group.decide(Resend(tuple(numbers)), dispatcher.time.now_us())
     appended = dispatcher.record(events, durability, unit)
     assert appended is not None, "there is something to send again"
     for lane, first, one in zip(lanes, appended.firsts, unit, strict=False):

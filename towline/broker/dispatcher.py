@@ -17,7 +17,7 @@ from towline.broker.obituary import Obituary
 from towline.broker.pull_log import PullLog
 from towline.broker.settling import NOTHING, Settling
 from towline.broker.waiter import Taker, Waiter, in_turn
-from towline.clock import SECOND_US, Clock
+from towline.clock import SECOND_US, Clock, SteadyClock
 from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Pull, Skip, missing
 from towline.delivery.events import Failed, GaveUp, Overrun, Pulled, Released
 from towline.errors import LeaseLost, NotFound, TowlineError, Unavailable, Unreadable
@@ -31,10 +31,6 @@ log = logging.getLogger("towline.broker")
 
 LOST_MAX = 1_000
 """Ranges of lost messages that a beat is answered with."""
-TIMER_MAX_S = 60.0
-"""The clock may be set while a timer runs, so none runs longer than this."""
-
-
 PROBE_MIN_S = 0.1
 PROBE_MAX_S = 5.0
 REMIND_S = 300.0
@@ -60,14 +56,19 @@ class Dispatcher:
         lanes: Sequence[Lane],
         store: Store,
         clock: Clock,
+        time: SteadyClock,
         *,
         next_pull: Callable[[], int],
         durability: Durability,
     ) -> None:
         self.group = group
         self.clock = clock
+        self.time = time
+        """What the group goes by: a clock that is set makes none of its waits shorter or longer."""
+        self.made_us = min(group.config.created_at_us - time.set_us, time.now_us())
+        """When the group was made, by the same."""
         self.store = store
-        self.log = PullLog(store, pull_stream(group.config.topic, group.config.name))
+        self.log = PullLog(store, pull_stream(group.config.topic, group.config.name), time)
         owns = [Lane(store, own_stream(group.config.topic, group.config.name, lane)) for lane in LANES]
         self.lanes = [*lanes, *owns]
         self.streams = [lane.stream for lane in self.lanes]
@@ -118,7 +119,7 @@ class Dispatcher:
     ) -> tuple[list[Event], Appended | None]:
         """Decide a command, append its events (and `also`, in one unit), apply them. If the append is refused, nothing
         has happened. (A pull is granted by `_try`, and logged a moment later.)"""
-        events = self.group.decide(command, self.clock.now_us())
+        events = self.group.decide(command, self.time.now_us())
         return events, self.record(events, durability, also)
 
     def record(self, events: Sequence[Event], durability: Durability, also: Sequence[Append] = ()) -> Appended | None:
@@ -229,7 +230,7 @@ class Dispatcher:
             if appended is not None:
                 await appended.done
         elif parcel.limits:
-            self._limits.note(pulled.pull, parcel.limits, self.clock.now_us())
+            self._limits.note(pulled.pull, parcel.limits, self.time.now_us())
             self.arm()
         return pulled.pull, parcel
 
@@ -277,8 +278,8 @@ class Dispatcher:
     async def recall_limits(self, spare_s: float) -> None:
         """After a start: see to the limits of the messages that consumers still hold. Nobody's time is over before
         that."""
-        spared_us = self.clock.now_us() + round(spare_s * SECOND_US)
-        await self._limits.recall(self.store, self.streams, self.clock, self.label, spared_us)
+        spared_us = self.time.now_us() + round(spare_s * SECOND_US)
+        await self._limits.recall(self.store, self.streams, self.time, self.label, spared_us)
         self.arm()
 
     def observe(self) -> None:
@@ -299,7 +300,7 @@ class Dispatcher:
         if self.outage is not None and not self._may_probe(self.outage):
             return None
         command = Pull(member.consumer, self.next_pull(), request.max_messages, request.max_bytes, least)
-        events = self.group.decide(command, self.clock.now_us())
+        events = self.group.decide(command, self.time.now_us())
         if len(events) == 1 and isinstance(events[0], Pulled):
             self.log.append_soon(events[0], stands=request.answers > 1)
             self.group.apply(events[0])
@@ -360,7 +361,7 @@ class Dispatcher:
         tried = False
         while waiters:
             # The first one finds out by trying, which is quicker where mostly one waits.
-            if tried and not self.group.deliverable(self.clock.now_us()):
+            if tried and not self.group.deliverable(self.time.now_us()):
                 break
             waiter, tried = waiters.popleft(), True
             if waiter.future.done():
@@ -543,8 +544,8 @@ class Dispatcher:
         if not recalling and self._limits and (late_us := self._limits.next_us()) is not None:
             wake_us = late_us if wake_us is None else min(wake_us, late_us)
         if wake_us is not None and not self.closed:
-            delay_s = (wake_us - self.clock.now_us()) / SECOND_US
-            self._timer = asyncio.get_running_loop().call_later(min(max(delay_s, 0.0), TIMER_MAX_S), self._on_time)
+            delay_s = (wake_us - self.time.now_us()) / SECOND_US
+            self._timer = asyncio.get_running_loop().call_later(max(delay_s, 0.0), self._on_time)
 
     def _on_time(self) -> None:
         self._timer = None
@@ -552,9 +553,9 @@ class Dispatcher:
             return
         try:
             if not self._limits.recalling:
-                overdue = self._limits.overdue(self.clock.now_us()) if self._limits else ()
+                overdue = self._limits.overdue(self.time.now_us()) if self._limits else ()
                 self.count_failed(self.run(Lapse(overdue))[0])
-            self.group.retries.ripen(self.clock.now_us())
+            self.group.retries.ripen(self.time.now_us())
             self.serve()
             for stir in self._watching:
                 stir(self)
@@ -563,7 +564,7 @@ class Dispatcher:
 
     def extend_leases(self, seconds: float) -> None:
         """None of them times out before that."""
-        self.group.extend_leases(self.clock.now_us() + round(seconds * SECOND_US))
+        self.group.extend_leases(self.time.now_us() + round(seconds * SECOND_US))
 
     def stop(self) -> None:
         """The broker is about to stop: leases are kept as they are."""

@@ -16,7 +16,7 @@ from towline.broker.recovery import Snapshots, recover_group
 from towline.broker.starting import start_of
 from towline.broker.topic import Topic
 from towline.broker.topics import Topics
-from towline.clock import Clock
+from towline.clock import SECOND_US, SET_US, Clock, SteadyClock
 from towline.delivery import Group, Start
 from towline.delivery.events import Paused, Resumed
 from towline.errors import BadRequest, NotFound, TooLarge, TowlineError, Unavailable
@@ -45,6 +45,7 @@ class Groups:
         catalog: Catalog,
         topics: Topics,
         *,
+        time: SteadyClock,
         next_pull: Callable[[], int],
         closing: Callable[[], bool],
         start: Callable[[Coroutine[Any, Any, None]], None],
@@ -52,6 +53,7 @@ class Groups:
         self._store = store
         self._settings = settings
         self._clock = clock
+        self._time = time
         self._catalog = catalog
         self._topics = topics
         self._next_pull = next_pull
@@ -66,12 +68,20 @@ class Groups:
         """Those whose dying messages are on their way to the dead letters; done when they are there."""
 
     async def recover(self, snapshots: Snapshots) -> None:
+        ahead_us = 0
         for (topic, name), config in list(self._catalog.groups.items()):
             if topic not in self._topics:
                 self._catalog.drop_group(topic, name)
                 continue
             shards, known = self._topics[topic].config.shards, snapshots.groups.get((topic, name))
-            self._install(self._topics[topic], await recover_group(self._store, config, known, shards))
+            group = await recover_group(self._store, config, known, shards)
+            ahead_us = max(group.cap_waits(self._time.now_us()), ahead_us)
+            self._install(self._topics[topic], group)
+        if ahead_us > SET_US:
+            log.warning(
+                "back-offs or timeouts have begun by a clock that was %.0f s ahead of what it is now: they begin anew",
+                ahead_us / SECOND_US,
+            )
 
     def _install(self, topic: Topic, group: Group) -> Dispatcher:
         dispatcher = Dispatcher(
@@ -79,6 +89,7 @@ class Groups:
             topic.lanes,
             self._store,
             self._clock,
+            self._time,
             next_pull=self._next_pull,
             durability=self._durability,
         )
@@ -187,9 +198,10 @@ class Groups:
             )
             # For those who ask what became of a message.
             if request.paused and (not old.paused or reason != old.pause_reason):
-                dispatcher.record([Paused(now_us, reason)], Durability.OS)
+                dispatcher.record([Paused(self._time.now_us(), reason)], Durability.OS)
             elif old.paused and not request.paused:
-                dispatcher.record([Resumed(now_us, old.paused_at_us, old.pause_reason)], Durability.OS)
+                resumed = Resumed(self._time.now_us(), old.paused_at_us, old.pause_reason)
+                dispatcher.record([resumed], Durability.OS)
         dispatcher.wake()
 
     async def _change(self, dispatcher: Dispatcher, config: GroupConfig) -> None:

@@ -74,7 +74,7 @@ async def _hand_back(
     part = Part(number, first, frame.count, request.attempt)
     # All of a frame are of the same kind: consumers see to it.
     attempts = attempts_in((frame.limits() or [0])[0])
-    events = take_back(group, part, nack, dispatcher.clock.now_us(), attempts)
+    events = take_back(group, part, nack, dispatcher.time.now_us(), attempts)
     recorded = dispatcher.record(events, durability)
     dispatcher.arm()
     dispatcher.wake()

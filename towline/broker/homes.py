@@ -135,7 +135,7 @@ class Homes:
         if shards is None:
             return
         now_s = self._clock.steady_s()
-        young = self._clock.now_us() - config.created_at_us < SETTLE_S * SECOND_US
+        young = dispatcher.time.now_us() - dispatcher.made_us < SETTLE_S * SECOND_US
         barred: set[int] = set()
         for broker, node in self._registry.nodes.items():
             report = self._reports.get(broker)

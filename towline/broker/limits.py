@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Final
 
 from towline.broker.expiry import FLAGS_AT
-from towline.clock import Clock
+from towline.clock import SteadyClock
 from towline.delivery import Group, Part
 from towline.errors import TowlineError
 from towline.frame import Frame
@@ -120,7 +120,7 @@ class Limits:
         """Wait until it is known."""
         await self._recalled.wait()
 
-    async def recall(self, store: Store, streams: Sequence[str], clock: Clock, label: str, spared_us: int) -> None:
+    async def recall(self, store: Store, streams: Sequence[str], time: SteadyClock, label: str, spared_us: int) -> None:
         """After a start, of the pulls that consumers hold: the time of their messages begins anew, because it is not
         known what was done in the broker's absence, and is not over before consumers had time to come back."""
         try:
@@ -129,7 +129,7 @@ class Limits:
                 for part in list(lease.open):
                     limits += await _limits_within(store, streams[part.lane], part)
                 if limits and lease.pull in self._group.leases:
-                    self.note(lease.pull, limits, clock.now_us(), spared_us)
+                    self.note(lease.pull, limits, time.now_us(), spared_us)
         except TowlineError as error:
             log.error("%s: the limits of messages that are out cannot be read: %s", label, error)
         finally:

@@ -7,8 +7,9 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from towline.clock import SteadyClock
 from towline.delivery import Event, encode_event
-from towline.delivery.events import Pulled
+from towline.delivery.events import Pulled, shifted
 from towline.errors import TowlineError, Unavailable
 from towline.frame import encode_events
 from towline.model import Durability
@@ -29,13 +30,15 @@ class PullLog:
     """A pull need not be in the log before its consumer is told: if a crash undoes it, its number is never given to
     anyone else, and the messages are delivered again. So it is written behind the answer: with the next event of the
     group, which mostly is the ack of just these messages, or a moment later, whatever comes first. Memory is ahead of
-    the log by such events only."""
+    the log by such events only. The group goes by a steady clock; in the log, events have the times of the clock as it
+    is."""
 
-    __slots__ = ("_closed", "_due_s", "_failed", "_late", "_loop", "_position", "_store", "stream")
+    __slots__ = ("_closed", "_due_s", "_failed", "_late", "_loop", "_position", "_store", "_time", "stream")
 
-    def __init__(self, store: Store, stream: str) -> None:
+    def __init__(self, store: Store, stream: str, time: SteadyClock) -> None:
         self.stream = stream
         self._store = store
+        self._time = time
         self._loop: asyncio.AbstractEventLoop | None = None
         self._position = store.bounds(stream).end
         self._late: list[Event] = []
@@ -57,6 +60,8 @@ class PullLog:
             raise Unavailable(f"{self.stream} is closed")
         if self._late:
             events = [*self._late, *events]
+        if set_us := self._time.set_us:
+            events = [shifted(event, set_us) for event in events]
         frame = encode_events([encode_event(event) for event in events], produced_at_us=events[0].at_us)
         appended = self._store.append([*also, Append(self.stream, frame, len(events), control=True)], durability)
         self._position = appended.firsts[-1] + len(events)

@@ -14,7 +14,7 @@ from towline.broker.config_file import NEWER, ConfigFile, DataVersion
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.ordering import shards_in
 from towline.broker.scheduling import delay_mark
-from towline.clock import Clock
+from towline.clock import Clock, SteadyClock
 from towline.delivery import Dedup, Event, Group, GroupSnapshot, Producers, decode_event, mend, restore, snapshot
 from towline.delivery.dedup import Seen
 from towline.delivery.events import Started
@@ -52,9 +52,11 @@ class _ProducersDocument(msgspec.Struct, array_like=True):
 class Snapshots:
     """Writes what recovery begins with. A snapshot never speaks of anything that is not durable."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, time: SteadyClock) -> None:
         self._store = store
         self._clock = clock
+        self._time = time
+        self._set_us = 0
         self._file = ConfigFile(store, OFFSETS, _Offsets, indent=1)
         self._version = DataVersion()
         self._written: dict[tuple[str, str], int] = {}
@@ -106,24 +108,27 @@ class Snapshots:
     ) -> None:
         kept = [one for one in dispatchers if not one.group.config.ephemeral and not one.closed]
         positions = {(one.group.config.topic, one.group.config.name): one.position for one in kept}
-        changed = positions != self._written
+        set_us = self._time.set_us
+        changed = positions != self._written or set_us != self._set_us
         if not changed and self._before != self._written:
             # What only the older snapshot needs must not hold back retention for ever.
             await self._file.settle()
             self._before = self._written
         version = self._version.next(self._clock.now_us())
-        offsets = _Offsets(version, [snapshot(one.group, one.position) for one in kept]) if changed else None
+        offsets = _Offsets(version, [snapshot(one.group, one.position, set_us) for one in kept]) if changed else None
         forgotten = -1
         while forgotten != producers.forgotten + dedup.forgotten:
             # What is refused meanwhile was never stored: who sends it again must not be told that it was.
             forgotten = producers.forgotten + dedup.forgotten
-            remembered = msgspec.msgpack.encode(_ProducersDocument(ends, producers.snapshot(), dedup.snapshot()))
+            document = _ProducersDocument(ends, producers.snapshot(), dedup.snapshot(set_us))
+            remembered = msgspec.msgpack.encode(document)
             if offsets is None and remembered == self._remembered:
                 return
             await self._store.append([], Durability.FSYNC).done
         if offsets is not None:
             await self._file.save(offsets)
             self._version = version
+            self._set_us = set_us
             self._before, self._written = self._written, positions
         await self._store.save(PRODUCERS, remembered)
         self._remembered = remembered
@@ -200,7 +205,7 @@ async def recover_producers(
             else:
                 ends = decoded.ends
                 producers.restore(decoded.remembered)
-                dedup.restore(decoded.seen)
+                dedup.restore(decoded.seen, now_us)
         except msgspec.MsgspecError as error:
             log.error("%s cannot be read (%s): frames sent before are not recognised if sent again", PRODUCERS, error)
             ends = {stream: store.bounds(stream).end for stream in [*lanes, *slots]}

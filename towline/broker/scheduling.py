@@ -21,7 +21,7 @@ from towline.broker.arrivals import note_arrivals
 from towline.broker.lane import Lane
 from towline.broker.pace import Pace
 from towline.broker.topic import Topic
-from towline.clock import SECOND_US
+from towline.clock import SECOND_US, SET_US
 from towline.delivery.arrivals import Arrival, arrival
 from towline.delivery.near import Entry
 from towline.delivery.parcel import Opened, Origin, join, ready, ready_in_order, resolve_times, split
@@ -44,8 +44,6 @@ UNITS_MAX: Final = 4
 """Units on their way to the disk at a time."""
 MOVE_BYTES: Final = 1 << 20
 BOOK_LAG_US: Final = 8 * SECOND_US
-JUMP_US: Final = SECOND_US
-"""A clock that jumps by more than this is told of."""
 CANCELLED_PER_SLOT: Final = 20_000
 """A slot with more cancelled messages than this is rewritten without them."""
 
@@ -118,7 +116,7 @@ class Scheduler:
         clock = self.agenda.clock
         drift_us = clock.now_us() - round(clock.steady_s() * SECOND_US)
         jump_us, self._drift_us = drift_us - (drift_us if self._drift_us is None else self._drift_us), drift_us
-        if abs(jump_us) > JUMP_US:
+        if abs(jump_us) > SET_US:
             tell_jump(jump_us)
         self.follow_clock()
         if abs(jump_us) > SECOND_US // 50:
@@ -133,7 +131,7 @@ class Scheduler:
             ahead_us = self.schedule.until_us - now_us
             self.agenda.append([], [mark])
             log.log(
-                logging.WARNING if ahead_us > JUMP_US else logging.INFO,
+                logging.WARNING if ahead_us > SET_US else logging.INFO,
                 "delayed messages were delivered by a clock that was %s ahead of what it is now: they stay delivered; "
                 "new ones are due by the clock as it is",
                 _span(ahead_us),
@@ -467,13 +465,13 @@ def tell_jump(jump_us: int) -> None:
     if jump_us > 0:
         log.warning(
             "the clock jumped %s forward: what is due by the new time is delivered now, and lifetimes and retention go "
-            "by it; if it is wrong, set it right soon",
+            "by it; back-offs and timeouts do not. If it is wrong, set it right soon",
             _span(jump_us),
         )
     else:
         log.warning(
-            "the clock was set back by %s: what waited for a time before that waits for it again; new delays, and "
-            "retries, count from the clock as it is",
+            "the clock was set back by %s: what waited for a time before that waits for it again; new delays count "
+            "from the clock as it is, and back-offs and timeouts go on as they were",
             _span(-jump_us),
         )
 

@@ -12,7 +12,7 @@ from towline.broker.ordering import refuse_mixed
 from towline.broker.placing import Placed, place
 from towline.broker.scheduling import Booking, Scheduler, delay_mark
 from towline.broker.topic import Topic
-from towline.clock import Clock
+from towline.clock import Clock, SteadyClock
 from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge, Unavailable
@@ -56,12 +56,14 @@ class Sender:
         durability: Durability,
         max_frame_bytes: int,
         clock: Clock,
+        time: SteadyClock,
         scheduler: Scheduler,
     ) -> None:
         self._store = store
         self._producers = producers
         self._dedup = dedup
         self.clock = clock
+        self._time = time
         self.scheduler = scheduler
         self.find_topic = find_topic
         self._durability = durability
@@ -192,7 +194,7 @@ class Sender:
         visible = done if len(lanes) == 1 else _together(lanes, done)
         self._submit(lanes, kept, frames, sent, visible)
         if placed is not None:
-            self._dedup.remember(placed.new, sent.appended_at_us)
+            self._dedup.remember(placed.new, self._time.now_us())
             _when(done, partial(self._forget_refused, placed))
         if mark is not None:
             mark.appended(sent)
@@ -264,7 +266,7 @@ class Sender:
     def _screen(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame]) -> Screened:
         """Take out what came already."""
         unit = [(topic, frame) for (topic, _, _), frame in zip(outgoing, frames, strict=True)]
-        return self._dedup.screen(unit, self.clock.now_us())
+        return self._dedup.screen(unit, self._time.now_us())
 
     def check(self, data: bytes | memoryview, token: bytes) -> Frame:
         if len(data) > self._max_frame_bytes:
@@ -300,7 +302,7 @@ class Sender:
             told: list[Repeat] | None = [] if one is not None else None
             if frame.flags & DEDUP:
                 at = None if one is None else Seen(lane, one.first, one.at_us)
-                told = self._dedup.recall(n, topic, frame, at, self.clock.now_us())
+                told = self._dedup.recall(n, topic, frame, at, self._time.now_us())
             if told is None:
                 raise BadRequest(
                     f"producer {first.producer_id:x} sends frame {first.producer_seq} again with other frames"

@@ -49,7 +49,7 @@ class Settling:
                 if several and act.what == ACK and not act.up_to:
                     if act.pull in self._gathered or len(self._gathered) == GATHER_MAX:
                         self._record()
-                    events = dispatcher.group.decide(command, dispatcher.clock.now_us())
+                    events = dispatcher.group.decide(command, dispatcher.time.now_us())
                     self._gathered[act.pull] = number, act, events
                     continue
                 self._record()
@@ -66,9 +66,9 @@ class Settling:
         if limits:
             vain = {number for number, _, _ in self._refused}
             pulls = {act.pull for number, act in enumerate(acts) if number not in vain}
-            limits.progress(pulls, dispatcher.clock.now_us())
+            limits.progress(pulls, dispatcher.time.now_us())
         # Acks make room, and free shards, but nothing becomes due by them.
-        if not only_acks or dispatcher.group.deliverable(dispatcher.clock.now_us()):
+        if not only_acks or dispatcher.group.deliverable(dispatcher.time.now_us()):
             dispatcher.wake()
         elif dispatcher.group.shards is not None:
             dispatcher.arm()  # a shard that is free now may have something that is due later

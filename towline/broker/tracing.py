@@ -216,7 +216,8 @@ class _Scan:
             self._steps.append(TraceStep(config.paused_at_us, "paused", reason=config.pause_reason))
         if now is None:
             return Traced(self._settled_status(), 0, 0, self._steps, self._whole, cursor)
-        return Traced(now.status, now.attempt, now.due_us, self._steps, self._whole, cursor)
+        due_us = self._dispatcher.time.on_clock(now.due_us)
+        return Traced(now.status, now.attempt, due_us, self._steps, self._whole, cursor)
 
     def _settled_status(self) -> str:
         """It is behind the group's position and in no list: the last event says how it left."""

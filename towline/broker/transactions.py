@@ -20,7 +20,7 @@ from towline.broker.asking import Asking
 from towline.broker.config_file import fits_log
 from towline.broker.ordering import refuse_mixed
 from towline.broker.sending import Outgoing, Sender
-from towline.clock import SECOND_US, Clock
+from towline.clock import SECOND_US, SET_US, Clock, SteadyClock
 from towline.delivery.dedup import Repeat, dedup_ids_of
 from towline.delivery.transactions import (
     Committed,
@@ -81,11 +81,13 @@ class Escrow:
         settings: BrokerSettings,
         make_room: Callable[[], Awaitable[None]],
         *,
+        time: SteadyClock,
         expect_shards: Callable[[str, int], None],
     ) -> None:
         self._store = store
         self._expect_shards = expect_shards
         self._clock = clock
+        self._time = time
         self._sender = sender
         self._settings = settings
         self._make_room = make_room
@@ -94,11 +96,12 @@ class Escrow:
         self._next_prepared = store.bounds(PREPARED).end
         self._next_mark = store.bounds(MARKS).end
         self._saved: tuple[int, int] | None = None
+        self._saved_set_us = 0
         self._refusals = 0
         """Records that a database did not take."""
         self._turns: dict[str, _Turns] = {}
         self._closing = False
-        self.asking = Asking(self._state, clock, lambda marks: self._record(marks, Durability.OS))
+        self.asking = Asking(self._state, clock, time, lambda marks: self._record(marks, Durability.OS))
 
     def __len__(self) -> int:
         """Transactions that wait to be decided."""
@@ -156,7 +159,7 @@ class Escrow:
         first, known = appended.firsts[0], self._state.open.get(head.id)
         before = None if known is None else (known.first, known.written_at_us)
         self._next_prepared = first + count
-        self._state.prepared(head, first, appended.at_us)
+        self._state.prepared(head, first, appended.at_us, self._time.now_us())
 
         def finish(done: asyncio.Future[None]) -> None:
             if not done.cancelled() and done.exception() is not None:
@@ -264,7 +267,7 @@ class Escrow:
             waiting = self._state.open.get(mark.id)
             if waiting is not None and isinstance(mark, Committed | RolledBack):
                 self.asking.drop(waiting)
-            self._state.apply(mark, at_us)
+            self._state.apply(mark, at_us, self._time.now_us())
 
     def _check_token(self, transaction: str, token: bytes) -> None:
         waiting, finished = self._state.open.get(transaction), self._state.finished.get(transaction)
@@ -290,13 +293,29 @@ class Escrow:
         if request.transaction:
             waiting = self._state.open.get(request.transaction)
             if waiting is not None:
-                return wire.Transactions([_open_state(waiting)], total)
+                return wire.Transactions([self._open_state(waiting)], total)
             finished = self._state.finished.get(request.transaction)
             if finished is None:
                 raise NotFound(f"there is no transaction {request.transaction} on this broker")
             return wire.Transactions([_finished_state(request.transaction, finished)], total)
         shown = [one for one in self._state.open.values() if one.parked or not request.parked]
-        return wire.Transactions([_open_state(one) for one in shown[: request.limit]], total)
+        return wire.Transactions([self._open_state(one) for one in shown[: request.limit]], total)
+
+    def _open_state(self, waiting: Open) -> wire.TransactionState:
+        head = waiting.head
+        return wire.TransactionState(
+            head.id,
+            "parked" if waiting.parked else "prepared",
+            head.producer_group,
+            head.name,
+            head.token.decode("utf-8", "replace"),
+            head.at_us,
+            head.messages,
+            head.size_bytes,
+            head.topics,
+            waiting.checks,
+            self._time.on_clock(waiting.next_check_us),
+        )
 
     # Looking after itself
 
@@ -321,6 +340,13 @@ class Escrow:
             for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
                 with _told(MARKS, chunk):
                     self._state.apply(decode_mark(record), chunk.appended_at_us)
+        ahead_us = self._state.cap_waits(self._time.now_us())
+        if ahead_us > SET_US:
+            log.warning(
+                "pauses between checks of prepared transactions have begun by a clock that was %.0f s ahead of what it "
+                "is now: they begin anew",
+                ahead_us / SECOND_US,
+            )
         self.asking.arm()
 
     async def _chunks(self, stream: str, at: int) -> AsyncIterator[Chunk]:
@@ -342,12 +368,13 @@ class Escrow:
         refusals = -1
         while refusals != self._refusals:
             position, refusals = (self._next_prepared, self._next_mark), self._refusals
-            if position == (self._saved or (0, 0)):
+            set_us = self._time.set_us
+            if position == (self._saved or (0, 0)) and set_us == self._saved_set_us:
                 return
-            document = msgspec.msgpack.encode(self._state.snapshot(*position))
+            document = msgspec.msgpack.encode(self._state.snapshot(*position, set_us))
             await self._store.append([], Durability.FSYNC).done
         await self._store.save(DOCUMENT, document)
-        self._saved = position
+        self._saved, self._saved_set_us = position, set_us
 
     def pins(self) -> dict[str, int]:
         """What retention must leave alone, by stream."""
@@ -448,23 +475,6 @@ def _told(stream: str, chunk: Chunk) -> Iterator[None]:
 def _marks(marks: Sequence[Mark]) -> Append:
     frame = encode_events([encode_mark(mark) for mark in marks], produced_at_us=marks[0].at_us)
     return Append(MARKS, frame, len(marks), control=True)
-
-
-def _open_state(waiting: Open) -> wire.TransactionState:
-    head = waiting.head
-    return wire.TransactionState(
-        head.id,
-        "parked" if waiting.parked else "prepared",
-        head.producer_group,
-        head.name,
-        head.token.decode("utf-8", "replace"),
-        head.at_us,
-        head.messages,
-        head.size_bytes,
-        head.topics,
-        waiting.checks,
-        waiting.next_check_us,
-    )
 
 
 def _finished_state(transaction: str, finished: Finished) -> wire.TransactionState:

@@ -30,6 +30,8 @@ class Seen(NamedTuple):
     seq: int
     """Below 0 it is a delayed message: `~seq` is its number in the schedule."""
     at_us: int
+    since_us: int = 0
+    """Since when it is remembered. It is its time, unless the clock was set."""
 
 
 class Repeat(NamedTuple):
@@ -69,8 +71,8 @@ class Screened:
             for key, (n, place) in self.fresh.items():
                 if n in delayed:
                     new[key] = Seen(lanes[n], ~(firsts[n] + place), at_us)
-        repeats = [Repeat(n, index, *seen) for n, index, seen in self.seen]
-        repeats += [Repeat(n, index, *new[key]) for n, index, key in self.twins]
+        repeats = [Repeat(n, index, *seen[:3]) for n, index, seen in self.seen]
+        repeats += [Repeat(n, index, *new[key][:3]) for n, index, key in self.twins]
         return new, sorted(repeats)
 
 
@@ -87,18 +89,19 @@ class Dedup:
 
     def find(self, topic: str, dedup_id: bytes, now_us: int) -> Seen | None:
         seen = self._seen.get((topic, dedup_id))
-        return seen if seen is not None and seen.at_us > now_us - self._window_us else None
+        return seen if seen is not None and seen.since_us > now_us - self._window_us else None
 
     def remember(self, new: dict[Key, Seen], now_us: int) -> None:
         for key, seen in new.items():
             self._seen.pop(key, None)
-            self._seen[key] = seen
+            self._seen[key] = seen._replace(since_us=now_us)
         self._forget_old(now_us)
 
     def forget(self, new: dict[Key, Seen]) -> None:
         """They were not stored after all."""
         for key, seen in new.items():
-            if self._seen.get(key) == seen:
+            known = self._seen.get(key)
+            if known is not None and known[:3] == seen[:3]:
                 del self._seen[key]
                 self.forgotten += 1
 
@@ -109,7 +112,7 @@ class Dedup:
 
     def _forget_old(self, now_us: int) -> None:
         seen, old_us = self._seen, now_us - self._window_us
-        while seen and (len(seen) > self._max_ids or next(iter(seen.values())).at_us <= old_us):
+        while seen and (len(seen) > self._max_ids or next(iter(seen.values())).since_us <= old_us):
             seen.popitem(last=False)
 
     # Frames
@@ -150,7 +153,7 @@ class Dedup:
             if here is not None and (seen is None or seen[:2] == here[:2]):
                 here = here._replace(seq=here.seq + (1 if here.seq >= 0 else -1))
             elif seen is not None:
-                repeats.append(Repeat(n, index, *seen))
+                repeats.append(Repeat(n, index, *seen[:3]))
             else:
                 return None
         return repeats
@@ -163,25 +166,33 @@ class Dedup:
             return
         for place, dedup_id in enumerate(frame.texts(DEDUP) or []):
             if dedup_id and self.find(topic, dedup_id, first.at_us) is None:
-                self._seen[topic, dedup_id] = first._replace(seq=first.seq + place)
+                self._seen[topic, dedup_id] = _since(first._replace(seq=first.seq + place), now_us)
 
     def replay_delayed(self, topic: str, frame: Frame, places: Iterable[Seen], now_us: int) -> None:
         """A delayed frame, or what went to one slot of it, and where each of its messages was put."""
         for place, dedup_id in zip(places, frame.texts(DEDUP) or [], strict=False):
             known = not dedup_id or self.find(topic, dedup_id, place.at_us) is not None
             if not known and place.at_us > now_us - self._window_us:
-                self._seen[topic, dedup_id] = place
+                self._seen[topic, dedup_id] = _since(place, now_us)
 
     def replayed(self, now_us: int) -> None:
         """All stored frames have been met: lanes were gone through one after another, time goes through all of them."""
-        self._seen = OrderedDict(sorted(self._seen.items(), key=lambda item: item[1].at_us))
+        self._seen = OrderedDict(sorted(self._seen.items(), key=lambda item: item[1].since_us))
         self._forget_old(now_us)
 
-    def snapshot(self) -> list[tuple[Key, Seen]]:
-        return list(self._seen.items())
+    def snapshot(self, set_us: int = 0) -> list[tuple[Key, Seen]]:
+        """By a clock that is ahead by `set_us` of the one that ids are remembered by."""
+        if not set_us:
+            return list(self._seen.items())
+        return [(key, seen._replace(since_us=seen.since_us + set_us)) for key, seen in self._seen.items()]
 
-    def restore(self, snapshot: Sequence[tuple[Key, Seen]]) -> None:
-        self._seen = OrderedDict(snapshot)
+    def restore(self, snapshot: Sequence[tuple[Key, Seen]], now_us: int) -> None:
+        self._seen = OrderedDict((key, _since(seen, now_us)) for key, seen in snapshot)
+
+
+def _since(seen: Seen, now_us: int) -> Seen:
+    """What was remembered by a clock that was ahead is remembered from now on, and for no longer than its window."""
+    return seen._replace(since_us=min(seen.since_us or seen.at_us, now_us))
 
 
 def dedup_ids_of(topic: str, frame: Frame) -> list[bytes]:

@@ -28,6 +28,7 @@ __all__ = [
     "Started",
     "decode_event",
     "encode_event",
+    "shifted",
 ]
 
 
@@ -157,6 +158,12 @@ Event = (
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+
+
+def shifted(event: Event, by_us: int) -> Event:
+    """The same event by a clock that is ahead by so much."""
+    times = {name: getattr(event, name, 0) for name in ("at_us", "due_us", "deadline_us")}
+    return msgspec.structs.replace(event, **{name: time_us + by_us for name, time_us in times.items() if time_us})
 
 
 def encode_event(event: Event) -> bytes:

@@ -43,7 +43,7 @@ from towline.delivery.events import (
 from towline.delivery.filling import fill
 from towline.delivery.lease import Act, Lease, lost
 from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals, messages_in
-from towline.delivery.retry import AT_ONCE, RetryQueue, due_after
+from towline.delivery.retry import AT_ONCE, RetryQueue, due_after, wait_of
 from towline.delivery.seek import apply_moved, within_bounds
 from towline.delivery.settled import SettledPulls
 from towline.delivery.shards import Shards, behind
@@ -404,7 +404,10 @@ class Group:
     def _enter(self, state: State, part: Part, event: Moving) -> None:
         if state is State.RETRYING:
             again = part if isinstance(event, Returned) else Part(part.lane, part.first, part.count, part.attempt + 1)
-            self.retries.add(again, event.due_us if isinstance(event, Failed) else AT_ONCE)
+            if isinstance(event, Failed):
+                self.retries.add(again, event.due_us, wait_of(event))
+            else:
+                self.retries.add(again, AT_ONCE)
         elif state is State.DYING:
             assert isinstance(event, GaveUp), event
             self.dying[part] = event.reason
@@ -420,7 +423,8 @@ class Group:
     def grant(self, event: Pulled) -> None:
         """Give the consumer its lease: of a pull just applied, or one that a snapshot remembers."""
         assert event.pull not in self.leases, event
-        self.leases[event.pull] = Lease(event.pull, event.consumer, event.deadline_us, event.parts)
+        timeout_us = event.deadline_us and event.deadline_us - event.at_us
+        self.leases[event.pull] = Lease(event.pull, event.consumer, event.deadline_us, event.parts, timeout_us)
         self._count_in_flight(event.consumer, messages_in(event.parts))
         if self.shards is not None:
             for part in event.parts:
@@ -436,6 +440,24 @@ class Group:
         for lease in self.leases.values():
             if 0 < lease.deadline_us < until_us:
                 lease.deadline_us = until_us
+        self._sort_deadlines()
+
+    def cap_waits(self, now_us: int) -> int:
+        """After replay, maybe by a clock that is behind the one of the events: no back-off or timeout lasts longer from
+        now on than as a whole. It is not recorded: whoever comes back says so again. By how much one ends sooner,
+        at most."""
+        sooner_us = self.retries.cap_waits(now_us)
+        for lease in self.leases.values():
+            if lease.timeout_us:
+                latest_us = now_us + lease.timeout_us
+                sooner_us = max(lease.deadline_us - latest_us, sooner_us)
+                lease.deadline_us = min(lease.deadline_us, latest_us)
+        self._sort_deadlines()
+        for lane in range(self.topic_lanes):
+            self.refresh(lane)
+        return sooner_us
+
+    def _sort_deadlines(self) -> None:
         self._deadlines = [(lease.deadline_us, lease.pull) for lease in self.leases.values() if lease.deadline_us]
         heapq.heapify(self._deadlines)
 

@@ -27,12 +27,26 @@ _NOTHING: Final = PartSet()
 class Lease:
     """The parts of a pull that are still open, and how the others were settled."""
 
-    __slots__ = ("_attempts", "consumer", "deadline_us", "gone", "open", "pull", "settled", "size", "taken", "why")
+    __slots__ = (
+        "_attempts",
+        "consumer",
+        "deadline_us",
+        "gone",
+        "open",
+        "pull",
+        "settled",
+        "size",
+        "taken",
+        "timeout_us",
+        "why",
+    )
 
-    def __init__(self, pull: int, consumer: str, deadline_us: int, parts: Iterable[Part]) -> None:
+    def __init__(self, pull: int, consumer: str, deadline_us: int, parts: Iterable[Part], timeout_us: int = 0) -> None:
         self.pull = pull
         self.consumer = consumer
         self.deadline_us = deadline_us
+        self.timeout_us = timeout_us
+        """From the pull to its deadline; 0 if it has none, or that is not known."""
         self.open = PartSet(parts)
         self._attempts: Attempts = ()
         self.settled: dict[Act, PartSet] = {}

@@ -10,11 +10,11 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
-from towline.delivery.events import Part
+from towline.delivery.events import Failed, Part
 
-__all__ = ["AT_ONCE", "ROUND_US", "RetryQueue", "due_after"]
+__all__ = ["AT_ONCE", "ROUND_US", "Retry", "RetryQueue", "due_after", "wait_of"]
 
 AT_ONCE: Final = 0
 """Due at any time, also when the clock is set back."""
@@ -25,12 +25,20 @@ _first = attrgetter("first")
 _part = attrgetter("part")
 
 
-class _Entry:
-    __slots__ = ("attempt", "count", "due_us", "first", "lane")
+class Retry(NamedTuple):
+    part: Part
+    due_us: int
+    wait_us: int = 0
+    """Its back-off; 0 if that is not known."""
 
-    def __init__(self, part: Part, due_us: int) -> None:
+
+class _Entry:
+    __slots__ = ("attempt", "count", "due_us", "first", "lane", "wait_us")
+
+    def __init__(self, part: Part, due_us: int, wait_us: int) -> None:
         self.lane, self.first, self.count, self.attempt = part
         self.due_us = due_us
+        self.wait_us = wait_us
 
     @property
     def end(self) -> int:
@@ -44,8 +52,15 @@ class _Entry:
         """What remains on both sides."""
         sides = ((self.first, min(first, self.end)), (max(end, self.first), self.end))
         return [
-            _Entry(Part(self.lane, low, high - low, self.attempt), self.due_us) for low, high in sides if low < high
+            _Entry(Part(self.lane, low, high - low, self.attempt), self.due_us, self.wait_us)
+            for low, high in sides
+            if low < high
         ]
+
+    def follows(self, other: _Entry) -> bool:
+        """Whether both could be one."""
+        mine = self.lane, self.first, self.attempt, self.due_us, self.wait_us
+        return mine == (other.lane, other.end, other.attempt, other.due_us, other.wait_us)
 
 
 class RetryQueue:
@@ -63,39 +78,53 @@ class RetryQueue:
         self._heap: list[tuple[int, int, _Entry]] = []
         self._ready: dict[int, list[_Entry]] = {}
         self._tails: dict[tuple[int, int, int], _Entry] = {}
-        """By lane, attempt and due time: the waiting entry that a neighbour may be added to."""
+        """By lane, attempt and due time: the waiting entry that a neighbour may be added to, if it waits as long."""
         self._number = 0
         self.size = 0
         self.messages = 0
 
     def __iter__(self) -> Iterator[tuple[Part, int]]:
-        """All parts with the time at which they are due, in order by lane and sequence number, as few as can be."""
+        """All parts with the time at which they are due, in order by lane and sequence number."""
+        return ((part, due_us) for part, due_us, _ in self.entries())
+
+    def entries(self) -> Iterator[Retry]:
+        """The same, each with its back-off, as few as can be."""
         entries = [entry for row in self._ready.values() for entry in row]
         entries += [entry for _, _, entry in self._heap]
         entries.sort(key=attrgetter("lane", "first"))
-        last: tuple[Part, int] | None = None
+        last: _Entry | None = None
         for entry in entries:
-            lane, first, count, attempt = entry.part
-            if last is not None and last == (Part(lane, last[0].first, first - last[0].first, attempt), entry.due_us):
-                last = Part(lane, last[0].first, last[0].count + count, attempt), entry.due_us
+            if last is not None and entry.follows(last):
+                last = _Entry(last.part._replace(count=last.count + entry.count), last.due_us, last.wait_us)
                 continue
             if last is not None:
-                yield last
-            last = entry.part, entry.due_us
+                yield Retry(last.part, last.due_us, last.wait_us)
+            last = entry
         if last is not None:
-            yield last
+            yield Retry(last.part, last.due_us, last.wait_us)
 
-    def add(self, part: Part, due_us: int) -> None:
+    def cap_waits(self, now_us: int) -> int:
+        """Let nothing wait for longer than its back-off from now on, nor lie ready before it is due. By how much
+        something is due sooner, at most."""
+        retries, sooner_us = list(self.entries()), 0
+        self._heap, self._ready, self._tails, self.size, self.messages = [], {}, {}, 0, 0
+        for part, due_us, wait_us in retries:
+            latest_us = now_us + wait_us if wait_us else due_us
+            sooner_us = max(due_us - latest_us, sooner_us)
+            self.add(part, min(due_us, latest_us), wait_us)
+        return sooner_us
+
+    def add(self, part: Part, due_us: int, wait_us: int = 0) -> None:
         self.messages += part.count
+        entry = _Entry(part, due_us, wait_us)
         if part.lane < self._in_place:
-            self._insert(_Entry(part, due_us))
+            self._insert(entry)
             return
         key = part.lane, part.attempt, due_us
         neighbour = self._tails.get(key)
-        if neighbour is not None and neighbour.end == part.first:
+        if neighbour is not None and entry.follows(neighbour):
             neighbour.count += part.count
             return
-        entry = _Entry(part, due_us)
         self._number += 1
         self.size += 1
         heapq.heappush(self._heap, (due_us, self._number, entry))
@@ -211,7 +240,7 @@ class RetryQueue:
         row, at = self._put(entry)
         self.size += 1
         before = row[at - 1] if at else None
-        if before and (before.end, before.attempt, before.due_us) == (entry.first, entry.attempt, entry.due_us):
+        if before and entry.follows(before):
             before.count += entry.count
             del row[at]
             self.size -= 1
@@ -226,4 +255,13 @@ class RetryQueue:
 
 def due_after(now_us: int, wait_s: float) -> int:
     due_us = now_us + round(wait_s * 1_000_000)
-    return due_us if wait_s < 1 else -(-due_us // ROUND_US) * ROUND_US
+    return due_us if wait_s < 1 else _round_up(due_us)
+
+
+def wait_of(failed: Failed) -> int:
+    """The back-off, rounded up: that of neighbours which fail one after the other is the same."""
+    return _round_up(failed.due_us - failed.at_us)
+
+
+def _round_up(time_us: int) -> int:
+    return -(-time_us // ROUND_US) * ROUND_US

@@ -11,6 +11,7 @@ from towline.delivery.events import Part, Pulled
 from towline.delivery.group import Group
 from towline.delivery.lease import Act, Lease
 from towline.delivery.parts import PartSet
+from towline.delivery.retry import Retry
 from towline.delivery.states import State
 from towline.model import LANES, GroupConfig, lane_name
 
@@ -24,6 +25,7 @@ class LeaseSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     pull: int
     consumer: str
     deadline_us: int = 0
+    timeout_us: int = 0
     open: list[Part] = []
     settled: dict[Act, list[Part]] = {}
     taken: bool = False
@@ -40,7 +42,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
     """The next sequence number of each lane, by its name: the topic's high, middle and low, or its shards, then the
     group's own. (A list, in the same order, in documents of earlier versions.)"""
     leases: list[LeaseSnapshot]
-    retries: list[tuple[Part, int]]
+    retries: list[Retry]
     dying: list[tuple[Part, str]]
     resent: list[tuple[int, int]]
     counters: dict[str, int]
@@ -57,7 +59,8 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         return [self.offsets[name] for name in names] if self.offsets.keys() == set(names) else None
 
 
-def snapshot(group: Group, position: int) -> GroupSnapshot:
+def snapshot(group: Group, position: int, set_us: int = 0) -> GroupSnapshot:
+    """By a clock that is ahead by `set_us` of the one that the group goes by."""
     shards = group.shards.count if group.shards is not None else 0
     last = islice(reversed(group.settled.values()), SETTLED_MAX)
     return GroupSnapshot(
@@ -65,12 +68,12 @@ def snapshot(group: Group, position: int) -> GroupSnapshot:
         group=group.config.name,
         position=position,
         offsets={lane_name(lane, shards): at for lane, at in enumerate(group.next)},
-        leases=[_lease_out(lease) for lease in group.leases.values()],
-        retries=list(group.retries),
+        leases=[_lease_out(lease, set_us) for lease in group.leases.values()],
+        retries=[one._replace(due_us=one.due_us and one.due_us + set_us) for one in group.retries.entries()],
         dying=list(group.dying.items()),
         resent=list(group.resent),
         counters={state.name: count for state, count in group.counters.items()},
-        settled=[_lease_out(lease) for lease in last][::-1],
+        settled=[_lease_out(lease, set_us) for lease in last][::-1],
         turns=group.turns,
     )
 
@@ -81,26 +84,34 @@ def restore(config: GroupConfig, document: GroupSnapshot, shards: int = 0) -> Gr
     assert places is not None, (document.topic, document.group, document.offsets, shards)
     group.next = places
     for lease in document.leases:
-        group.grant(Pulled(0, lease.pull, lease.consumer, lease.deadline_us, tuple(lease.open)))
+        at_us = lease.deadline_us - lease.timeout_us
+        group.grant(Pulled(at_us, lease.pull, lease.consumer, lease.deadline_us, tuple(lease.open)))
         _settled_in(group.leases[lease.pull], lease)
-    for part, due_us in document.retries:
-        group.retries.add(part, due_us)
+    for retry in document.retries:
+        group.retries.add(*retry)
     group.dying = dict(document.dying)
     group.resent = list(document.resent)
     group.turns = document.turns
     group.counters = {State[name]: count for name, count in document.counters.items()}
     for lease in document.settled:
-        group.settled.remember(_settled_in(Lease(lease.pull, lease.consumer, lease.deadline_us, ()), lease))
+        settled = Lease(lease.pull, lease.consumer, lease.deadline_us, (), lease.timeout_us)
+        group.settled.remember(_settled_in(settled, lease))
     for lane in range(shards):
         group.refresh(lane)
     return group
 
 
-def _lease_out(lease: Lease) -> LeaseSnapshot:
-    settled = {act: list(parts) for act, parts in lease.settled.items()}
-    gone = list(lease.gone)
+def _lease_out(lease: Lease, set_us: int) -> LeaseSnapshot:
     return LeaseSnapshot(
-        lease.pull, lease.consumer, lease.deadline_us, list(lease.open), settled, lease.taken, gone, lease.why
+        lease.pull,
+        lease.consumer,
+        lease.deadline_us and lease.deadline_us + set_us,
+        lease.timeout_us,
+        list(lease.open),
+        {act: list(parts) for act, parts in lease.settled.items()},
+        lease.taken,
+        list(lease.gone),
+        lease.why,
     )
 
 

@@ -137,6 +137,12 @@ class Open(msgspec.Struct, array_like=True):
     def parked(self) -> bool:
         return not self.next_check_us
 
+    @property
+    def pause_us(self) -> int:
+        """How long it waits to be asked after, since it was asked after last, or prepared."""
+        first_us = self.head.check_after_us
+        return min(first_us << min(self.checks, 20), max(CHECK_MAX_US, first_us))
+
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
     committed: bool
@@ -227,14 +233,15 @@ class Transactions:
 
     # Applying
 
-    def prepared(self, head: Prepared, first: int, written_at_us: int) -> None:
-        """A record is there. If its transaction is known already, it was only carried forward."""
+    def prepared(self, head: Prepared, first: int, written_at_us: int, now_us: int | None = None) -> None:
+        """A record is there. If its transaction is known already, it was only carried forward. `now_us` is the time by
+        which it waits, if that is another than what the head says."""
         known = self.open.get(head.id)
         if known is not None:
             known.first, known.written_at_us = first, written_at_us
         elif head.id not in self.finished:
-            self.open[head.id] = Open(head, first, written_at_us)
-            self._plan(self.open[head.id], head.at_us + head.check_after_us)
+            waiting = self.open[head.id] = Open(head, first, written_at_us)
+            self._plan(waiting, (head.at_us if now_us is None else now_us) + waiting.pause_us)
 
     def refused(self, head: Prepared, first: int, before: tuple[int, int] | None) -> Open | None:
         """The record from `first` on is not there after all: its transaction is where it was before, or, given back,
@@ -247,7 +254,8 @@ class Transactions:
         waiting.first, waiting.written_at_us = before
         return None
 
-    def apply(self, mark: Mark, written_at_us: int) -> None:
+    def apply(self, mark: Mark, written_at_us: int, now_us: int | None = None) -> None:
+        """`now_us` is the time by which it waits, if that is another than what the mark says."""
         waiting = self.open.get(mark.id)
         if isinstance(mark, Committed | RolledBack):
             self._finish(mark, written_at_us)
@@ -257,8 +265,7 @@ class Transactions:
             waiting.next_check_us = 0
         else:
             waiting.checks += 1
-            pause_us = waiting.head.check_after_us << min(waiting.checks, 20)
-            self._plan(waiting, mark.at_us + min(pause_us, max(CHECK_MAX_US, waiting.head.check_after_us)))
+            self._plan(waiting, (mark.at_us if now_us is None else now_us) + waiting.pause_us)
 
     def _finish(self, mark: Committed | RolledBack, written_at_us: int) -> None:
         waiting = self.open.pop(mark.id, None)
@@ -290,8 +297,13 @@ class Transactions:
         """The first record of prepared frames that somebody may still ask for; `end` if there is none."""
         return min((waiting.first for waiting in self.open.values()), default=end)
 
-    def snapshot(self, prepared: int, marks: int) -> TransactionsSnapshot:
-        return TransactionsSnapshot(prepared, marks, list(self.open.values()), list(self.finished.items()))
+    def snapshot(self, prepared: int, marks: int, set_us: int = 0) -> TransactionsSnapshot:
+        """By a clock that is ahead by `set_us` of the one that they wait by."""
+        opened = [
+            msgspec.structs.replace(one, next_check_us=one.next_check_us and one.next_check_us + set_us)
+            for one in self.open.values()
+        ]
+        return TransactionsSnapshot(prepared, marks, opened, list(self.finished.items()))
 
     def restore(self, snapshot: TransactionsSnapshot) -> None:
         self.open = OrderedDict((waiting.head.id, waiting) for waiting in snapshot.open)
@@ -299,3 +311,14 @@ class Transactions:
         for waiting in self.open.values():
             if not waiting.parked:
                 self._plan(waiting, waiting.next_check_us)
+
+    def cap_waits(self, now_us: int) -> int:
+        """After replay, maybe by a clock that is behind the one of the marks: no pause lasts longer from now on than as
+        a whole. By how much one ends sooner, at most."""
+        sooner_us = 0
+        for waiting in self.open.values():
+            latest_us = now_us + waiting.pause_us
+            if waiting.next_check_us > latest_us:
+                sooner_us = max(waiting.next_check_us - latest_us, sooner_us)
+                self._plan(waiting, latest_us)
+        return sooner_us

@@ -174,7 +174,7 @@ def _open_parts(group: Mapping[str, Any], shards: int) -> Iterator[Row]:
         for lane, first, count, attempt in lease.get("open", ()):
             name = lane_name(lane, shards)
             yield name, first, first + count - 1, "RUNNING", attempt, lease["consumer"], None, None
-    for (lane, first, count, attempt), due_us in group.get("retries", ()):
+    for (lane, first, count, attempt), due_us, *_ in group.get("retries", ()):
         status = "FAIL" if attempt > 1 else "NEW"  # given back, without having failed
         yield lane_name(lane, shards), first, first + count - 1, status, attempt, None, None, due_us
     for (lane, first, count, attempt), reason in group.get("dying", ()):
