@@ -43,6 +43,17 @@ def test_it_must_last_before_it_is_told_and_what_was_not_told_is_not_cleared() -
     assert states(watch.look(known, late, 91 * S)) == [("begun", "orders", "billing")]
 
 
+def test_a_clock_that_was_ahead_and_is_set_right_delays_no_alarm() -> None:
+    watch, known = Watch(), rules(AlarmRule("slow", "backlog", 10, emails=OPS, for_s=60, repeat_s=600))
+    many = [Reading("backlog", 11, "orders", "billing")]
+    assert watch.look(known, many, 7200 * S) == []
+    assert watch.look(known, many, 1 * S) == []
+    assert states(watch.look(known, many, 61 * S)) == [("begun", "orders", "billing")]
+    assert watch.look(known, many, 7200 * S) != []
+    assert watch.look(known, many, 62 * S) == []
+    assert states(watch.look(known, many, 662 * S)) == [("goes on", "orders", "billing")]
+
+
 def test_what_the_same_people_are_told_goes_into_one_notice() -> None:
     watch = Watch()
     known = rules(

@@ -347,3 +347,19 @@ def test_a_lifetime_is_by_the_clock(times: Times) -> None:
         assert await times.pulled() == [(b"long", 1), (b"ever", 1)]
 
     times.run(scenario)
+
+
+def test_a_group_is_not_alone_since_a_time_that_the_clock_has_not_come_to(tmp_path: Path) -> None:
+    """An alarm that tells of it would wait for that."""
+    times = Times(World("memory", tmp_path), "", tmp_path)
+
+    async def scenario() -> None:
+        await times.ahead()
+        await times.broker.detach(await times.bench.attach())
+        await times.broker.outlook.census.refresh()
+        await times.right()
+        await times.broker.outlook.census.refresh()
+        group = times.broker.outlook.census.topics["orders"].groups["billing"]
+        assert group.alone_since_us == times.clock.now_us()
+
+    times.run(scenario)

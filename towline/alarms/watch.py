@@ -96,6 +96,8 @@ class Watch:
                 return []
             alarm = self.active[key] = Alarm(*key, reading.value, now_us)
         alarm.value, alarm.emails = reading.value, reading.emails
+        # The clock may have been ahead then: nobody waits for it to be there again.
+        alarm.since_us, alarm.told_at_us = min(alarm.since_us, now_us), min(alarm.told_at_us, now_us)
         if now_us - alarm.since_us < rule.for_s * _SECOND_US:
             return []
         if rule.silenced(now_us):

@@ -96,7 +96,7 @@ class GroupFacts:
         self.out.note(counts["pulled"], now_s)
         self._note_failures(counts["failed"], now_us)
         self.members = len(dispatcher.members)
-        self.alone_since_us = 0 if self.members else self.alone_since_us or now_us
+        self.alone_since_us = 0 if self.members else min(self.alone_since_us or now_us, now_us)
         dispatcher.notice()
         _, first, end = dead_letters(dispatcher)
         state = (dispatcher.position, tuple(group.ends), group.config, first, end)
