@@ -76,11 +76,13 @@ GROUP_ROW = survey.GroupRow(
     "orders", "billing", True, 2, 7, 1_700_000_000_000_001, 3, 2, 1, 12.5, 4, 1_700_000_000_000_002
 )
 
+PLACES = m.Places(1 << 51, [m.Place("orders", 64, [(0, 17), (66, 1 << 40)], [(0, 3, 2, 1), (0, 9, 1, 4)])])
+
 REQUESTS: list[m.Request] = [
     m.Hello(1, 2, "appid-340101;sid-p0912", "s3cret", "towline-test 1"),
     m.Beat(3, [7, 1 << 41]),
     m.Send([m.FrameHead("orders", 0, 100), m.FrameHead("stock", 12, 70_000, 64)], 1),
-    m.Attach("orders", "billing", "c1", GROUP, [7, 1 << 41]),
+    m.Attach("orders", "billing", "c1", GROUP, [7, 1 << 41], PLACES),
     m.Pull(1, 500, 1 << 20, 2000, 10, [ACT], 64),
     m.Settle(1, [ACT, m.Act(0, 8, [], True)]),
     m.Detach(1),
@@ -159,7 +161,7 @@ ANSWERS: list[m.Answer] = [
     m.Welcome(1, "towline", 3, 16_842_752, 30.0),
     m.Sent([1000, 1 << 40], 1_700_000_000_000_005, True, [(1, 3, 2, 17, 1_700_000_000_000_004)], [1]),
     m.Held([7], [(8, 1, 100, 3, "timeout")]),
-    m.Attached(1, [7, 8], GROUP, 64, [GROUP]),
+    m.Attached(1, [7, 8], GROUP, 64, [GROUP], PLACES),
     m.Pulled((1 << 40) + 5, [PART], [(0, "lease-lost", "too late")], more=True),
     m.Settled([(1, "lease-lost", "too late")]),
     m.Topics([TOPIC_STATE]),

@@ -45,6 +45,8 @@ DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGrou
 }
 PARTS: list[type[msgspec.Struct]] = [
     m.FrameHead,
+    m.Place,
+    m.Places,
     m.Act,
     m.Part,
     m.LaneState,

@@ -16,6 +16,7 @@ from tests.server.process import BrokerProcess
 from tests.server.raw_client import RawClient
 from towline.errors import BadFrame, BadName, BadRequest, Conflict, NotFound, ProtocolError, Refused, TooLarge
 from towline.frame import encode
+from towline.model import GroupConfig
 from towline.protocol.envelope import PREFACE, PREFIX, encode_envelope
 from towline.protocol.messages import (
     Act,
@@ -26,8 +27,11 @@ from towline.protocol.messages import (
     FrameHead,
     GroupInfo,
     Hello,
+    Place,
+    Places,
     Pull,
     Pulled,
+    Request,
     Send,
     Sent,
     Settle,
@@ -240,21 +244,63 @@ def test_too_many_items_are_refused(broker: BrokerProcess) -> None:
             Settle(1, [Act(0, 1)] * 10_001),
             Settle(1, [Act(0, 1, [(0, 0, 1)] * 10_001)]),
             Attach("t", "g", "c", None, list(range(10_001))),
+            at(Place("t", 0, [(0, 1)] * 1_028)),
+            at(Place("t", 0, [(1, 20_000)], [(1, number, 1, 1) for number in range(10_001)])),
+            at(*[Place("t")] * 20_001),
         ):
             with pytest.raises(ProtocolError):
                 client.call(request, Done)
 
 
-@pytest.mark.parametrize("kind", [Pull, Settle])
-def test_acts_that_would_keep_the_broker_busy_for_long_are_refused_unread(
+@pytest.mark.parametrize("kind", [Pull, Settle, Attach])
+def test_lists_that_would_keep_the_broker_busy_for_long_are_refused_unread(
     broker: BrokerProcess, kind: type[msgspec.Struct]
 ) -> None:
     spans = [(0, number, 1) for number in range(9_000)]
     acts = [Act(0, 1, spans)] * 20
-    request = Settle(1, acts) if kind is Settle else Pull(1, 1, 1, acts=acts)
+    request: Request = Settle(1, acts) if kind is Settle else Pull(1, 1, 1, acts=acts)
+    if kind is Attach:
+        request = at(*[Place("t", 0, [(1, 9_000)], [(*span, 1) for span in spans])] * 17)
     with RawClient.hello(broker.port) as client:
-        with pytest.raises(TooLarge, match="send several"):
+        with pytest.raises(TooLarge, match="name fewer" if kind is Attach else "send several"):
             client.call(request, Done)
+        client.call(Beat(), Done)
+
+
+def at(*places: Place, topic: str = "t") -> Attach:
+    """A consumer without a group, which says where it was."""
+    return Attach(topic, "~me", "me", GroupConfig("t", "~me", ephemeral=True), [], Places(1, list(places)))
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        (at(Place("t", 0, [(1, -1)])), ProtocolError, "Expected `int` >= 0"),
+        (at(Place("t", 0, [(-1, 1)])), ProtocolError, "Expected `int` >= 0"),
+        (at(Place("t", 0, [(1_027, 1)])), ProtocolError, "Expected `int` <= 1026"),
+        (at(Place("t", 0, [(1, 1 << 63)])), ProtocolError, "does not decode"),
+        (at(Place("t", 0, [(1, 5)], [(1, 0, 0, 1)])), ProtocolError, "Expected `int` >= 1"),
+        (at(Place("t", 0, [(1, 5)], [(1, 0, 1, 0)])), ProtocolError, "Expected `int` >= 1"),
+        (at(Place("t", 0, [(6, 1)])), BadRequest, "lane 6 of topic t, whose lanes are 0 to 5"),
+        (at(Place("t", 2, [(0, 1)], [(5, 0, 1, 1)])), BadRequest, "lane 5 of topic t, whose lanes are 0 to 4"),
+        (at(Place("t", 0, [(1, 1), (1, 2)])), BadRequest, "two places in a lane of topic t"),
+        (at(Place("t", 0, [(1, 5)], [(1, 4, 2, 1)])), BadRequest, "messages 4 to 5 .* the next one is 5"),
+        (at(Place("t", 0, [], [(1, 0, 1, 1)])), BadRequest, "messages 0 to 0 .* the next one is 0"),
+        (at(Place("t", 0, [(1, 5)], [(1, 2, 2, 1), (1, 3, 1, 2)])), BadRequest, "message 3 .* named twice"),
+        (at(Place("t", 0, [(1, 5)], [(1, 1, (1 << 63) - 1, 1)])), BadRequest, "the next one is 5"),
+        (at(Place("other")), BadRequest, "topic other, which is not among the topics of t"),
+        (at(Place("t"), Place("t")), BadRequest, "two places in topic t"),
+        (at(Place("Upper")), BadName, "topic 'Upper'"),
+        (at(Place("other.x"), topic="t.*"), BadRequest, r"topic other.x, which is not among the topics of t\.\*"),
+        (at(Place("t.*"), topic="t.*"), BadName, r"topic 't\.\*'"),
+    ],
+)
+def test_a_place_where_no_consumer_can_be_is_refused(
+    broker: BrokerProcess, request_: Attach, error: type[Exception], words: str
+) -> None:
+    with RawClient.hello(broker.port) as client:
+        with pytest.raises(error, match=words):
+            client.call(request_, Done)
         client.call(Beat(), Done)
 
 

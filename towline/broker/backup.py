@@ -139,7 +139,8 @@ def _messages(broker: Broker) -> int:
 def renewed_epoch(document: bytes) -> bytes:
     """The epoch of a restored store: behind all that the broker may have had since the backup, so that no consumer of
     that time takes a new pull for one of its own."""
-    return msgspec.json.encode({"epoch": msgspec.json.decode(document, type=dict[str, int])["epoch"] + RESTARTS_MAX})
+    known = msgspec.json.decode(document, type=dict[str, int])
+    return msgspec.json.encode({**known, "epoch": known["epoch"] + RESTARTS_MAX})
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -84,6 +85,8 @@ class Broker:
         self.time = SteadyClock(clock)
         self.epoch = 0
         """How many there are; the server says so, where there is one."""
+        self.store_id = 0
+        """The same for as long as the store exists."""
         self.closing = False
         self._durability = Durability.parse(settings.durability)
         self._catalog = Catalog(store, clock, split_lines(settings.business_lines))
@@ -143,8 +146,10 @@ class Broker:
 
     async def _recover(self) -> None:
         document = await self.store.load(EPOCH)
-        self.epoch = (msgspec.json.decode(document, type=dict[str, int])["epoch"] if document else 0) + 1
-        await self.store.save(EPOCH, msgspec.json.encode({"epoch": self.epoch}))
+        known = msgspec.json.decode(document, type=dict[str, int]) if document else {"epoch": 0}
+        self.epoch = known["epoch"] + 1
+        self.store_id = known.get("store", 0) or secrets.randbits(52)
+        await self.store.save(EPOCH, msgspec.json.encode({"epoch": self.epoch, "store": self.store_id}))
         self._pulls = itertools.count(self.epoch * PULLS_PER_EPOCH + 1)
         await self.registry.load(self.epoch)
         await self._catalog.load()
@@ -281,7 +286,7 @@ class Broker:
         await self.consumers.detach(member)
 
     async def kick(self, topic: str, group: str, consumer: str) -> None:
-        """What a consumer holds goes back to its group; it may attach again, and then begins anew."""
+        """What a consumer holds goes back to its group; it may attach again, and then holds nothing."""
         done = self.consumers.leave(self.groups.named(topic, group).member(consumer), vanished=False)
         if done is not None:
             await done
@@ -290,6 +295,8 @@ class Broker:
         """Messages of another broker, which a consumer failed with and cannot give back there."""
         check_topic(request.topic)
         check_group(request.group)
+        if request.config is not None and request.config.ephemeral:
+            self.groups.named(request.topic, request.group)  # only its consumer knows where it begins
         frame = self._sender.check(data, token)
         dispatcher = await self.groups.for_consumer(wire.Attach(request.topic, request.group, "", request.config))
         return await self._handbacks.take(dispatcher, request, frame)

@@ -17,6 +17,7 @@ from towline.broker.fan import Fan, Fans
 from towline.broker.groups import Groups
 from towline.broker.maintenance import sweep_members
 from towline.broker.member import Member
+from towline.broker.starting import check_places, place_of
 from towline.broker.topics import Topics
 from towline.broker.waiter import Taker
 from towline.errors import NotFound, TowlineError
@@ -71,18 +72,33 @@ class Consumers:
 
     async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> Fan:
         """Attach to all topics under a prefix, as far as one `may`; to those as well that are made later."""
-        return await self._fans.open(request, partial(self.attach, address=address), may)
+        return await self._fans.open(self._checked(request), partial(self.attach, address=address), may)
 
     async def attach(self, request: wire.Attach, *, address: str = "") -> Member:
         check_topic(request.topic)
         check_group(request.group)
         check_consumer(request.consumer)
-        dispatcher = await self._groups.for_consumer(request)
+        dispatcher = await self._groups.for_consumer(self._checked(request))
         member = Member(self._broker, dispatcher, request.consumer, address, self._clock.steady_s())
         self._orphans.pop((request.topic, request.group, request.consumer), None)
         self._deserted.pop(dispatcher, None)
         dispatcher.attach(member, request.holding)
         return member
+
+    def _checked(self, request: wire.Attach) -> wire.Attach:
+        """Without places that are of another store: their numbers mean nothing here."""
+        if request.places is None:
+            return request
+        check_places(request.topic, request.places)
+        ours = request.places.store == self._broker.store_id
+        return request if ours else msgspec.structs.replace(request, places=None)
+
+    def places(self, member: Member | Fan) -> wire.Places | None:
+        """Where a consumer without a group is that was just attached: in the topics where it may have begun anew."""
+        if not member.config.ephemeral:
+            return None
+        begun = [one.dispatcher for one in member.members if not one.dispatcher.group.turns]
+        return wire.Places(self._broker.store_id, [place_of(dispatcher) for dispatcher in begun])
 
     # Working
 

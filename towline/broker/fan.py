@@ -116,13 +116,18 @@ class Fan:
         if self._joining:
             self._stirred.set()
 
-    async def join(self) -> None:
-        """Join the topics that are to be joined. One that is gone by now, or may not be joined, is left out."""
+    async def join(self, places: wire.Places | None = None) -> None:
+        """Join the topics that are to be joined. One that is gone by now, or may not be joined, is left out. `places`
+        are where the consumer says that it was."""
+        known = {} if places is None else {place.topic: place for place in places.topics}
         while self._joining and not self._left:
             name, new = self._joining.popitem()
             # All messages of a topic that is made while we are here are new.
             config = msgspec.structs.replace(self.config, topic=name, **({"start": "earliest"} if new else {}))
             request = wire.Attach(name, self.config.name, self.consumer, config, self._request.holding)
+            if places is not None:
+                here = wire.Places(places.store, [known[name]] if name in known else [])
+                request = msgspec.structs.replace(request, places=here)
             try:
                 member = await self._join(request)
             except (NotFound, TooLarge) as error:
@@ -332,7 +337,7 @@ class Fans:
             # The one before it may be here still: that its connection broke can be noticed later.
             fan.invite(new.union(*(other.unjoined for other in self._fans if other.place == fan.place)), new=True)
         self._fans.add(fan)
-        await fan.join()
+        await fan.join(request.places)
         return fan
 
     def made(self, topic: str) -> None:

@@ -13,7 +13,7 @@ from towline.broker.burial import bury, dead_letters
 from towline.broker.catalog import Catalog
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.recovery import Snapshots, recover_group
-from towline.broker.starting import start_of
+from towline.broker.starting import resumed, start_of
 from towline.broker.topic import Topic
 from towline.broker.topics import Topics
 from towline.clock import SECOND_US, SET_US, Clock, SteadyClock
@@ -139,11 +139,11 @@ class Groups:
         config = request.config or GroupConfig(request.topic, request.group)
         if (config.topic, config.name) != (request.topic, request.group):
             raise BadRequest(f"settings of group {config.name} on topic {config.topic} do not fit this request")
-        return await self._make(topic, config)
+        return await self._make(topic, config, request.places)
 
     # Making, changing and deleting
 
-    async def _make(self, topic: Topic, config: GroupConfig) -> Dispatcher:
+    async def _make(self, topic: Topic, config: GroupConfig, places: wire.Places | None = None) -> Dispatcher:
         if self._closing():
             raise Unavailable("the broker is shutting down")
         if len(topic.groups) >= MAX_GROUPS_PER_TOPIC:
@@ -152,9 +152,12 @@ class Groups:
         config = msgspec.structs.replace(config, created_at_us=self._clock.now_us(), start=start)
         dispatcher = self._install(topic, Group(config, topic.config.shards))
         try:
-            positions = await start_of(self._store, topic, config.start)
-            owns = tuple(lane.end for lane in dispatcher.lanes[len(topic.lanes) :])
-            _, appended = dispatcher.run(Start(positions + owns), Durability.FSYNC)
+            if places is not None and config.ephemeral:
+                begin = resumed(dispatcher, places.topics)
+            else:
+                positions = await start_of(self._store, topic, config.start)
+                begin = Start(positions + tuple(lane.end for lane in dispatcher.lanes[len(topic.lanes) :]))
+            _, appended = dispatcher.run(begin, Durability.FSYNC)
             assert appended is not None
             await appended.done
         except BaseException:

@@ -435,7 +435,8 @@ class Session(Connection):
         if self.state is State.CLOSED:
             broker.consumers.disconnected(member)
             raise Unavailable("the connection is gone")
-        return Attached(self._members.add(member), member.held, member.config, member.shards, member.take_news())
+        number, places = self._members.add(member), broker.consumers.places(member)
+        return Attached(number, member.held, member.config, member.shards, member.take_news(), places)
 
     def _may_consume(self, topic: str) -> bool:
         return self._guard is None or self._guard.may("consume", "topic", topic)

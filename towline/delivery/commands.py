@@ -25,9 +25,10 @@ __all__ = [
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Begin a new group at these sequence numbers, one for each lane."""
+    """Begin a new group at these sequence numbers, one for each lane; and before them, with these messages."""
 
     positions: tuple[int, ...]
+    open: tuple[Part, ...] = ()
 
 
 class Pull(msgspec.Struct, frozen=True):

@@ -53,6 +53,8 @@ class Started(_Event, frozen=True, array_like=True, tag=1):
     """The group begins at these sequence numbers of its lanes."""
 
     positions: tuple[int, ...]
+    open: tuple[Part, ...] = ()
+    """Messages before them that are to be delivered all the same: a group before this one was not done with them."""
 
 
 class Pulled(_Event, frozen=True, array_like=True, tag=2):

@@ -197,7 +197,7 @@ class Group:
             case Lapse():
                 return self._decide_lapse(command, now_us)
             case Start():
-                return [Started(now_us, command.positions)]
+                return [Started(now_us, command.positions, command.open)]
             case Bury():
                 return [Buried(now_us, command.parts, command.dead_first)]
             case Skip():
@@ -340,6 +340,8 @@ class Group:
         elif isinstance(event, Started):
             assert len(event.positions) == len(self.next), event
             self.next = list(event.positions)
+            for part in event.open:
+                self.retries.add(part, AT_ONCE)
         elif isinstance(event, Resent):
             self._apply_resent(event)
         elif isinstance(event, Moved):

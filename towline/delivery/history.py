@@ -49,8 +49,9 @@ def concerns(event: Event, messages: set[tuple[int, int]], dead: set[int]) -> Pa
         found = next((n for n in dead for first, count in event.dead if first <= n < first + count), None)
         return None if found is None else Part(-1, found, 1, 0)
     if isinstance(event, Started):
-        # The group began behind the message, which is not for it then.
-        passed = next(((lane, seq) for lane, seq in messages if seq < event.positions[lane]), None)
+        # The group began behind the message, which is not for it then, unless that is said.
+        meant = {(lane, seq) for lane, seq in messages for part in event.open if _holds(part, lane, seq)}
+        passed = next(((lane, seq) for lane, seq in messages - meant if seq < event.positions[lane]), None)
         return None if passed is None else Part(*passed, 1, 0)
     if isinstance(event, Moved):
         lanes = {lane for lane, _ in event.moves}
@@ -61,6 +62,10 @@ def concerns(event: Event, messages: set[tuple[int, int]], dead: set[int]) -> Pa
             if of == lane and first <= seq < first + count:
                 return Part(lane, seq, 1, attempt)
     return None
+
+
+def _holds(part: Part, lane: int, seq: int) -> bool:
+    return part.lane == lane and part.first <= seq < part.end
 
 
 def dead_number(parts: tuple[Part, ...], dead_first: int, one: Part) -> int:

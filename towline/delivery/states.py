@@ -118,7 +118,8 @@ TRANSITIONS: tuple[Transition, ...] = (
         "others of its pull were moved, so the pull ended; due at once, same attempt",
     ),
 )
-"""`Started`, `Paused` and `Resumed` are not here: they move no message."""
+"""`Started`, `Paused` and `Resumed` are not here: they move no message. What `Started` names is RETRYING from the
+beginning."""
 
 RULES: dict[type[Event], Transition] = {rule.event: rule for rule in TRANSITIONS if rule.event is not Moved}
 """For events that name the messages they move. `Moved` names positions: see `seek`."""

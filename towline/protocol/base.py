@@ -8,14 +8,19 @@ import msgspec
 
 from towline.model import MAX_SHARDS
 
-__all__ = ["MANY", "Answer", "Lane", "Name", "Natural", "Request", "Text"]
+__all__ = ["LISTS_MAX_BYTES", "MANY", "Answer", "AnyLane", "Lane", "Name", "Natural", "Request", "Text"]
 
 Name = Annotated[str, msgspec.Meta(max_length=100)]
 Text = Annotated[str, msgspec.Meta(max_length=8192)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Lane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS - 1)]
+AnyLane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS + 2)]
+"""A lane of the topic, or behind them one of the group's own."""
 MANY: Final = 10_000
 """The longest list in a request."""
+LISTS_MAX_BYTES: Final = 1 << 20
+"""A request with lists of lists. Without this it could hold millions of spans, and a broker do nothing else for
+seconds."""
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):

@@ -6,10 +6,48 @@ from typing import Annotated
 
 import msgspec
 
-from towline.model import GroupConfig
-from towline.protocol.base import MANY, Answer, Name, Natural, Request, Text
+from towline.model import MAX_SHARDS, MAX_TOPICS, GroupConfig
+from towline.protocol.base import MANY, Answer, AnyLane, Name, Natural, Request, Text
 
-__all__ = ["Act", "Attach", "Attached", "Detach", "Held", "Lost", "Part", "Pull", "Pulled", "Settle", "Settled"]
+__all__ = [
+    "Act",
+    "Attach",
+    "Attached",
+    "Detach",
+    "Held",
+    "Lost",
+    "Part",
+    "Place",
+    "Places",
+    "Pull",
+    "Pulled",
+    "Settle",
+    "Settled",
+]
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+_Attempt = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a consumer without a group is in a topic."""
+
+    topic: Name
+    shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS)] = 0
+    """Those of the topic, if it is an ordered one: a topic that has others is another one."""
+    lanes: Annotated[list[tuple[AnyLane, Natural]], msgspec.Meta(max_length=MAX_SHARDS + 3)] = []
+    """(lane, number) of the next message that it was not given; of other lanes that is the first."""
+    open: Annotated[list[tuple[AnyLane, Natural, _Count, _Attempt]], msgspec.Meta(max_length=MANY)] = []
+    """(lane, first, count, attempt) of messages before those that it was given and has not settled: they come again."""
+
+
+class Places(msgspec.Struct, frozen=True, array_like=True):
+    """Where a consumer without a group is in its topics."""
+
+    store: Natural
+    """Whose numbers these are: a store that was set up anew has others."""
+    topics: Annotated[list[Place], msgspec.Meta(max_length=MAX_TOPICS)] = []
+    """A topic that is not named is new to the consumer, all of it."""
 
 
 class Attach(Request, frozen=True, array_like=True):
@@ -24,6 +62,8 @@ class Attach(Request, frozen=True, array_like=True):
     """How the group is made if it does not exist yet."""
     holding: Annotated[list[int], msgspec.Meta(max_length=MANY)] = []  # noqa: RUF012 - a Struct copies it
     """The pulls that the consumer is working on. Others that it had been given go back to the group."""
+    places: Places | None = None
+    """Where an ephemeral group begins if it does not exist any more; without it, as its settings say."""
 
 
 class Attached(Answer, frozen=True, array_like=True):
@@ -38,6 +78,8 @@ class Attached(Answer, frozen=True, array_like=True):
     groups: list[GroupConfig] = []  # noqa: RUF012 - a Struct copies it
     """Of a subscription by prefix: groups that were there before, with other settings than were asked for; not all, if
     there are many."""
+    places: Places | None = None
+    """Of a consumer without a group: where it is in the topics of which its group has been given nothing yet."""
 
 
 class Act(msgspec.Struct, frozen=True, array_like=True):

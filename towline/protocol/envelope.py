@@ -32,7 +32,8 @@ import towline.protocol.survey
 import towline.protocol.transactions  # noqa: F401 - it adds to the messages that there are
 from towline.errors import ProtocolError, TooLarge, TowlineError
 from towline.frame.spare import SPARE
-from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Pull, Request, Settle
+from towline.protocol.base import LISTS_MAX_BYTES
+from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Attach, Pull, Request, Settle
 
 __all__ = [
     "PREFACE",
@@ -54,10 +55,8 @@ _ADOPT_BYTES = 64 << 10
 """From this size on, what was read into the scratch buffer stays there and the scratch buffer is replaced: making a new
 one is cheaper than a copy."""
 _SMALL_BYTES = 4 << 10
-ACTS_MAX_BYTES = 1 << 20
-"""Acts of one request. They are lists of lists: without this, a request could hold millions of spans, and a broker do
-nothing else for seconds."""
-_WITH_ACTS = frozenset({Pull.kind, Settle.kind})
+_ACTS = "acts", "send several"
+_WITH_LISTS = {Pull.kind: _ACTS, Settle.kind: _ACTS, Attach.kind: ("places", "name fewer")}
 _HTTP = int.from_bytes(b"HTTP", "little")
 """The length that the first bytes of a web server would mean."""
 _EARNED_BYTES = 1 << 20
@@ -91,8 +90,9 @@ def decode_request(envelope: Envelope) -> Request:
     decoder = _REQUESTS.get(envelope.kind)
     if decoder is None:
         raise ProtocolError(f"unknown request kind {envelope.kind}: the client may be newer than this broker")
-    if len(envelope.head) > ACTS_MAX_BYTES and envelope.kind in _WITH_ACTS:
-        raise TooLarge(f"acts of {len(envelope.head)} bytes in one request: {ACTS_MAX_BYTES} may be; send several")
+    if len(envelope.head) > LISTS_MAX_BYTES and envelope.kind in _WITH_LISTS:
+        what, instead = _WITH_LISTS[envelope.kind]
+        raise TooLarge(f"{what} of {len(envelope.head)} bytes in one request: {LISTS_MAX_BYTES} may be; {instead}")
     request: Request = _decode(decoder, envelope)
     return request
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from towline.model import MAX_SHARDS
-from towline.protocol.base import MANY, Answer, Lane, Name, Natural, Request, Text
+from towline.protocol.base import MANY, Answer, AnyLane, Lane, Name, Natural, Request, Text
 from towline.protocol.consuming import Part
 
 __all__ = [
@@ -24,9 +23,6 @@ __all__ = [
     "TraceStep",
     "Traced",
 ]
-
-_AnyLane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS + 2)]
-"""A lane of the topic, or behind them one of the group's own."""
 
 
 class Browse(Request, frozen=True, array_like=True):
@@ -106,7 +102,7 @@ class TraceCursor(msgspec.Struct, frozen=True, array_like=True):
     letters, its last event, whether nothing was missing so far, and when the message was appended."""
 
     at: Natural
-    copies: Annotated[list[tuple[_AnyLane, Natural]], msgspec.Meta(max_length=MANY)]
+    copies: Annotated[list[tuple[AnyLane, Natural]], msgspec.Meta(max_length=MANY)]
     dead: Annotated[list[Natural], msgspec.Meta(max_length=MANY)]
     last: Name
     whole: bool

@@ -8,7 +8,21 @@ travel behind the head as opaque attachments; the head states their lengths. An 
 from __future__ import annotations
 
 from towline.protocol.base import Answer, Request
-from towline.protocol.consuming import Act, Attach, Attached, Detach, Held, Lost, Part, Pull, Pulled, Settle, Settled
+from towline.protocol.consuming import (
+    Act,
+    Attach,
+    Attached,
+    Detach,
+    Held,
+    Lost,
+    Part,
+    Place,
+    Places,
+    Pull,
+    Pulled,
+    Settle,
+    Settled,
+)
 from towline.protocol.dead_letters import DeadPurged, PurgeDead, Resend, Resent, Revised, ReviseDead
 from towline.protocol.delayed import (
     Arrived,
@@ -92,6 +106,8 @@ __all__ = [
     "MemberState",
     "MoveDelayed",
     "Part",
+    "Place",
+    "Places",
     "Pull",
     "Pulled",
     "PurgeDead",
