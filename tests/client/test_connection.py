@@ -60,7 +60,7 @@ class Someone:
         self.answers: list[Attached] = []
         self.error: TowlineError | None = None
 
-    def attach(self) -> Attach:
+    def attach(self, max_bytes: int) -> Attach:
         return Attach("orders", "g", "me", None, [41])
 
     def attached(self, answer: Attached) -> None:

@@ -57,7 +57,9 @@ def test_of_a_consumer_by_prefix_only_what_is_not_ordered_is_handed_over() -> No
         section.flags[0] = NACKED
         leases[pull] = SimpleNamespace(shards=shards, sections=[section])
     acts = [Act(1, 1, [(0, 40, 1)]), Act(1, 2, [(0, 40, 1)]), Act(ACK, 1)]
-    subscription: Any = SimpleNamespace(nacks=deque(acts), lease=leases.get, unanswered=list)
+    subscription: Any = SimpleNamespace(
+        nacks=deque(acts), lease=leases.get, unanswered=list, settled_elsewhere=lambda pull, spans: None
+    )
     handover = Handover(subscription, SimpleNamespace())  # type: ignore[arg-type]
     assert len(handover) == 1
     assert list(subscription.nacks) == [acts[0], acts[2]]

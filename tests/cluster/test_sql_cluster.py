@@ -262,3 +262,33 @@ def test_spark_reads_all_realms_and_writes_to_each_once(brokers: Brokers, topic:
         assert sum(piece.count for span in spans for piece in place.records(span)) == 40
     finally:
         place.close()
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+async def test_an_unnamed_consumer_goes_on_at_its_place_when_another_broker_takes_over(
+    connect: Any, brokers: Brokers, topic: str, start: str
+) -> None:
+    async with (
+        entered(connect(brokers.url, timeout=60)) as near,
+        entered(connect(brokers.url, timeout=60)) as far,
+    ):
+        await do(near.send(topic, b"early"))
+        async with entered(far.consumer(topic, start=start)) as consumer:
+            if start == "earliest":
+                await do((await do(consumer.pull(wait=60))).ack())
+            await do(near.send_many(topic, [b"done", b"held", b"acked in vain"]))
+            done, _, in_vain = await do(consumer.pull(wait=60))
+            done.ack()
+            await do(consumer.flush())
+            await do(near.send(topic, b"waits"))
+            brokers.kill(owner_of(brokers, topic))
+            in_vain.ack()
+            await do(near.send(topic, b"last"))
+            seen: list[bytes] = []
+            while len(seen) < 3:
+                batch = await do(consumer.pull(wait=60))
+                assert batch, seen
+                seen += batch.bodies()
+                await do(batch.ack())
+            assert seen == [b"held", b"waits", b"last"]
+            assert consumer.lost == 1

@@ -67,8 +67,8 @@ class Member(Protocol):
 
     id: int
 
-    def attach(self) -> Attach:
-        """How to come back: it names what is held."""
+    def attach(self, max_bytes: int) -> Attach:
+        """How to come back, in so many bytes: it names what is held."""
 
     def attached(self, answer: Attached) -> None:
         """Take note of what is still held."""
@@ -324,7 +324,7 @@ class Connection:
         self.state = State.ATTACHING
         number = self._take_number()
         self._greeting[number] = self._on_attached
-        return [encode_envelope(number, self.member.attach())]
+        return [encode_envelope(number, self.member.attach(answer.max_request_bytes))]
 
     def _on_attached(self, envelope: Envelope) -> list[Buffer]:
         answer, member = decode_answer(envelope), self.member

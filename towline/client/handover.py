@@ -109,6 +109,7 @@ class Handover:
             elif messages:
                 spans = [(message._section.lane, message.seq, 1) for message in messages]
                 self._subscription.nacks.append(Act(ACK, act.pull, spans))
+                self._subscription.settled_elsewhere(act.pull, spans)
         for call in self._calls:
             # What it carried is told by others now. Until it was, the pulls count as held: a broker that returns takes
             # back whatever we do not hold.

@@ -38,7 +38,9 @@ NACK: Final = 1
 GIVE_BACK: Final = 3
 
 _ACKED_RUNS: Final = re.compile(bytes([ACKED]) + b"+")
+_NACKED_RUNS: Final = re.compile(bytes([NACKED]) + b"+")
 _OPEN_RUNS: Final = re.compile(bytes([OPEN]) + b"+")
+_SETTLED_RUNS: Final = re.compile(b"[" + bytes([ACKED, TOLD]) + b"]+")
 _ACKED_TO_TOLD: Final = bytes.maketrans(bytes([ACKED]), bytes([TOLD]))
 _OPEN_TO_TOLD: Final = bytes.maketrans(bytes([OPEN, ACKED]), bytes([TOLD, TOLD]))
 _OPEN_TO_ACKED: Final = bytes.maketrans(bytes([OPEN]), bytes([ACKED]))
@@ -292,6 +294,20 @@ class Lease:
         if len(self.sections) == 1:
             return self.sections[0].flags.count(OPEN)
         return sum([section.flags.count(OPEN) for section in self.sections])
+
+    def acked(self) -> list[tuple[int, int, int]]:
+        """The messages that were acked, whether or not the broker was told."""
+        return self._runs(_SETTLED_RUNS)
+
+    def nacked(self) -> list[tuple[int, int, int]]:
+        return self._runs(_NACKED_RUNS)
+
+    def _runs(self, runs: re.Pattern[bytes]) -> list[tuple[int, int, int]]:
+        return [
+            (section.lane, section.first + run.start(), run.end() - run.start())
+            for section in self.sections
+            for run in runs.finditer(bytes(section.flags))
+        ]
 
     def take_acks(self) -> list[Act]:
         """The acks that the broker has not been told of; from now on they count as told."""

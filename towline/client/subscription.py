@@ -20,6 +20,7 @@ from towline.client.lease import ACK, GIVE_BACK, Lease, LostLease, all_refused, 
 from towline.client.limits import Appetite, Limits, fits, is_behind, is_full, stands
 from towline.client.losses import Losses
 from towline.client.message import ACKED
+from towline.client.progress import Progress
 from towline.client.steps import Flow, Start, Wait
 from towline.client.terms import Terms
 from towline.client.verdict import describe
@@ -27,6 +28,7 @@ from towline.client.wishes import Wishes
 from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, Unavailable, from_code
 from towline.model import AT_MOST_ONCE, GroupConfig, is_pattern
 from towline.protocol import split_attachments
+from towline.protocol.base import LISTS_MAX_BYTES
 from towline.protocol.messages import Act, Attach, Attached, Beat, Detach, Held, Pull, Pulled, Settle, Settled
 
 __all__ = ["Subscription"]
@@ -83,6 +85,9 @@ class Subscription:
         self._clock = clock
         self._idle_timeout_s = idle_timeout_s
         self._leases: dict[int, Lease] = {}
+        self._progress = Progress() if config.ephemeral else None
+        self._told_by_place: set[int] = set()
+        """Pulls whose acts are under way, and have reached the broker in another way: as the place where we are."""
         self.nacks: deque[Act] = deque()
         self._dirty: deque[Lease] = deque()
         self._settling: dict[Call, None] = {}
@@ -132,9 +137,10 @@ class Subscription:
 
     # Coming and going
 
-    def attach(self) -> Attach:
+    def attach(self, max_bytes: int = LISTS_MAX_BYTES) -> Attach:
         holding = [*self._leases] if self.spool is None else [*self.spool.pulls(), *self._leases]
-        return Attach(self.topic, self.group, self.consumer, self.config, holding[-_MAX_HOLDING:])
+        places = None if self._progress is None else self._progress.places(self._leases.values(), max_bytes)
+        return Attach(self.topic, self.group, self.consumer, self.config, holding[-_MAX_HOLDING:], places)
 
     def attached(self, answer: Attached) -> None:
         self.id = answer.subscription
@@ -143,10 +149,29 @@ class Subscription:
         held = set(answer.held)
         if self.spool is not None:
             self.spool.still_held(held)
+        if self._progress is not None:
+            self._begun_anew(self._progress.attached(answer.places))
         for lease in list(self._leases.values()):
             # One that is settled already may be gone because of just that: the acts on the way will tell.
             if lease.pull not in held and lease.open_count and not self._is_once(lease):
                 self._lose(lease, "they were given to others while the connection was broken")
+
+    def _begun_anew(self, topics: set[str]) -> None:
+        """The broker has forgotten our group, and knows by our place what we have settled. The rest comes again."""
+        over = {lease.pull: lease for lease in self._leases.values() if lease.topic in topics}
+        acts: list[Act] = [act for call in self.unanswered() for act in call.request.acts]  # type: ignore[attr-defined]
+        self._told_by_place = {act.pull for act in acts if act.pull in over or act.pull in self._told_by_place}
+        # One by one: messages add to them from any thread.
+        waiting = [act for act in drained(self.nacks) if act.pull not in over]
+        self.nacks.extendleft(reversed(waiting))
+        for lease in over.values():
+            if self._is_once(lease):
+                continue
+            if lease.open_count:
+                self._lose(lease, "the broker does not know us any more, and delivers them again")
+            else:
+                lease.take_acks()
+                del self._leases[lease.pull]
 
     def expelled(self, error: TowlineError) -> None:
         self._error = error
@@ -378,6 +403,8 @@ class Subscription:
             lease.topic, lease.shards = answer.topic or self.topic, answer.shards or self.shards
             if timeout_s := self.terms.of(lease.topic).timeout_s:
                 lease.ends_at = self._clock() + timeout_s
+            if self._progress is not None:
+                self._progress.given(lease, answer.parts, once=self._is_once(lease))
 
     def _is_final(self, call: Call) -> bool:
         """What it brought is delivered at most once, and cannot be given back."""
@@ -434,7 +461,7 @@ class Subscription:
                 return
             raise
         for index, code, text in call.answer.refused:
-            if index == len(acts):
+            if index == len(acts) and act.pull not in self._told_by_place:
                 raise from_code(code, text)
         if (lost := robbery(settled)) is not None:
             raise lost
@@ -492,19 +519,24 @@ class Subscription:
         for index, code, text in answer.refused:
             if 0 <= index < len(acts):
                 self._refused(acts[index], code, text, quiet=acts[index] is confirmed)
-        for act in acts:
+        vain = {index for index, _, _ in answer.refused}
+        for number, act in enumerate(acts):
             lease = self._leases.get(act.pull)
             if lease is None:
                 continue
+            if self._progress is not None and number not in vain:
+                self._progress.answered(lease, act, self.terms.of(lease.topic).retry.max_attempts)
             if act.up_to:
                 for older in self._older(act):
                     del self._leases[older.pull]
+                    if self._progress is not None:
+                        self._progress.settled(older.topic, older.acked())
             lease.unanswered -= 1
             if lease.finished:
                 del self._leases[act.pull]
 
     def _refused(self, act: Act, code: str, text: str, *, quiet: bool) -> None:
-        if code == Closed.code or act.what == GIVE_BACK:
+        if code == Closed.code or act.what == GIVE_BACK or act.pull in self._told_by_place:
             return
         lease = self._leases.pop(act.pull, None)
         if lease is not None:
@@ -539,6 +571,12 @@ class Subscription:
             lease = self._leases.get(act.pull)
             if lease is not None:
                 lease.unanswered -= 1
+
+    def settled_elsewhere(self, pull: int, spans: list[tuple[int, int, int]]) -> None:
+        """Another broker sees to these messages."""
+        lease = self._leases.get(pull)
+        if self._progress is not None and lease is not None:
+            self._progress.settled(lease.topic, spans)
 
     def put_back(self, lease: Lease) -> None:
         """Nobody will look at what this pull brought."""
