@@ -60,7 +60,7 @@ class Lane:
 
     def submitted(self, first: int, append: Append, at_us: int, done: asyncio.Future[None]) -> None:
         """A frame is on its way into the store."""
-        _, frame, count, source, _ = append
+        _, frame, count, source, *_ = append
         self._pending.append((first + count, done))
         self.bytes_in += len(frame)
         if len(frame) <= RECENT_BYTES:
@@ -103,7 +103,7 @@ def submit_all(
     lanes: Sequence[Lane], firsts: Sequence[int], unit: Sequence[Append], at_us: int, done: asyncio.Future[None]
 ) -> None:
     """`submitted` for each frame of a unit, and the lane that it goes to."""
-    for lane, first, (_, frame, count, source, _) in zip(lanes, firsts, unit, strict=True):
+    for lane, first, (_, frame, count, source, *_) in zip(lanes, firsts, unit, strict=True):
         length = len(frame)
         lane._pending.append((first + count, done))
         lane.bytes_in += length

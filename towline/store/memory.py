@@ -109,7 +109,7 @@ class MemoryStore:
         return f"the memory store's capacity of {self._capacity_messages} messages and {self._capacity_bytes} bytes"
 
     def _keep(self, append: Append) -> int:
-        name, frame, count, source, control = append
+        name, frame, count, source, control, _ = append
         assert count > 0, append
         assert len(source) <= 16, append
         # A view may be of a buffer that is soon filled anew, or far larger than what it shows.

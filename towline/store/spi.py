@@ -31,6 +31,9 @@ class Append(NamedTuple):
     """The sender's address, at most 16 bytes (IPv4 in 4, IPv6 in 16); kept beside the frame."""
     control: bool = False
     """Delivery events and the like: taken from a reserve when the store is full, so that consumers and acks go on."""
+    instead: bytes | None = None
+    """Of such events: what is stored in their place if messages of their unit are refused late (see `Appended`). It is
+    a frame of as many records; empty is nothing, and None is what they are."""
 
 
 class Appended(NamedTuple):
@@ -40,8 +43,10 @@ class Appended(NamedTuple):
     at_us: int
     done: asyncio.Future[None]
     """Resolved when the unit is as durable as was asked for; fails with the error if it never will be. A store may find
-    out late that messages are too large for it: then it fails with `TooLarge`, the events of the unit (`control`) are
-    stored all the same, and the numbers of its messages stay taken, and are read as lost."""
+    out late that messages are too large for it: then it fails with `TooLarge`, the events of the unit (`control`), or
+    what is to be `instead` of them, are stored all the same, and the numbers of its messages stay taken, and are read
+    as lost. Those of copies that a broker makes for itself (dead letters, which are `control`) are given again: it
+    makes one after the other."""
 
 
 class Bounds(NamedTuple):

@@ -243,7 +243,7 @@ class LogStore:
         items: list[tuple[Stream, int, Append]] = []
         new: dict[str, Stream] = {}
         for item in unit:
-            name, frame, _, _, is_control = item
+            name, frame, _, _, is_control, _ = item
             stream = streams.get(name)
             if stream is None:
                 stream = new.get(name)

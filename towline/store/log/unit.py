@@ -41,7 +41,7 @@ class Unit:
         number, position, size = self.segment.number, self.position, len(items)
         buffers, entries, firsts = self.buffers, self.entries, []
         received = self.durability is Durability.RECEIVED
-        for index, (stream, length, (_, frame, count, source, _)) in enumerate(items):
+        for index, (stream, length, (_, frame, count, source, *_)) in enumerate(items):
             assert count > 0, "a frame holds at least one record"
             assert len(source) <= 16, "a source is an IP address"
             base, frame_length, name = stream.next, len(frame), stream.encoded

@@ -35,6 +35,14 @@ class Trim(NamedTuple):
     freed_bytes: int
 
 
+class Standing(NamedTuple):
+    """What is stored of an entry, whatever becomes of the messages of its job."""
+
+    where: Into
+    run: Run
+    chunk: Chunk
+
+
 class Packing(NamedTuple):
     """How rows are made: their encoding, and in pieces of about how many bytes."""
 
@@ -50,7 +58,19 @@ _ROW_BYTES: Final = 64
 class Job:
     """Something that is in a transaction whole, and done when that is committed."""
 
-    __slots__ = ("done", "entries", "events", "keyed", "made", "rows", "size", "statements", "tables", "trims")
+    __slots__ = (
+        "copies",
+        "done",
+        "entries",
+        "events",
+        "keyed",
+        "made",
+        "rows",
+        "size",
+        "statements",
+        "tables",
+        "trims",
+    )
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self.done = done
@@ -62,8 +82,11 @@ class Job:
         self.keyed: set[Table] = set()
         """Those of them that get messages with keys."""
         self.trims: list[Trim] = []
-        self.events: dict[int, tuple[Into, Run]] = {}
-        """The rows of entries that are events: these count from when they were appended, and cannot be refused."""
+        self.events: dict[int, Standing] = {}
+        """Entries that are events: these count from when they were appended, and cannot be refused. By their number,
+        what stands if messages are: they themselves, or what is to be instead."""
+        self.copies: set[int] = set()
+        """Entries that are messages which the broker copies for itself."""
         self.statements: list[bytes] = []
         """Whatever else belongs to it."""
         self.rows = 0
@@ -71,21 +94,24 @@ class Job:
 
     def add_frame(self, stream: Stream, append: Append, serial: int, at_us: int, packing: Packing) -> int:
         """Number a frame and make its rows; the number of its first record."""
-        _, data, count, source, control = append
+        _, data, count, source, control, instead = append
         # A view may be of a buffer that is soon filled anew.
         data = data if isinstance(data, bytes) else bytes(data)
         first, frame = stream.next, Frame(data)
         assert count > 0, append
-        body_at, kept = bare(frame) if stream.messages is not None else (WHOLE, data)
-        table = stream.frames
-        more = describe(table.name, frame)
-        row = (stream.id, first + count, count, len(data), serial, at_us, source, body_at, kept, *more)
-        self._add(into(table, _FRAME + COLUMNS.get(table.name, ())), packing.encoding.rows([row]))
-        if control and stream.messages is None:
-            self.events[len(self.entries)] = self.made[-1]
+        chunk = Chunk(first, count, 0, data, at_us, source)
+        number = len(self.entries)
+        self._add(*_frame_row(stream, frame, chunk, serial, packing))
         if stream.messages is not None:
             self._add_messages(stream, frame, Origin(first, at_us, source), packing)
-        self.entries.append(Entry(stream, Chunk(first, count, 0, data, at_us, source)))
+            if control:
+                self.copies.add(number)
+        elif control and instead is None:
+            self.events[number] = Standing(*self.made[-1], chunk)
+        elif control and instead:
+            other = msgspec.structs.replace(chunk, frame=instead)
+            self.events[number] = Standing(*_frame_row(stream, Frame(instead), other, serial, packing), other)
+        self.entries.append(Entry(stream, chunk))
         self.size += len(data)
         stream.next = first + count
         return first
@@ -97,15 +123,23 @@ class Job:
         return not self.entries or any(messages)
 
     def hollow(self) -> None:
-        """Leave messages out. Their numbers stay taken, and are read as lost."""
-        self.made = list(self.events.values())
+        """Leave messages out. Their numbers stay taken, and are read as lost; but those of copies are free again, for
+        whoever makes one waits for it."""
+        self.made = [(where, run) for where, run, _ in self.events.values()]
         self.rows = sum(run.rows for _, run in self.made)
         self.tables.clear()
         self.keyed.clear()
-        self.entries = [
-            entry if number in self.events else Entry(entry.stream, msgspec.structs.replace(entry.chunk, frame=b""))
-            for number, entry in enumerate(self.entries)
-        ]
+        entries, events = list[Entry](), dict[int, Standing]()
+        for number, (stream, chunk) in enumerate(self.entries):
+            standing = self.events.get(number)
+            if standing is not None:
+                events[len(entries)] = standing
+                entries.append(Entry(stream, standing.chunk))
+            elif number in self.copies and stream.next == chunk.first + chunk.count:
+                stream.next = chunk.first
+            else:
+                entries.append(Entry(stream, msgspec.structs.replace(chunk, frame=b"")))
+        self.entries, self.events = entries, events
 
     def _add_messages(self, stream: Stream, frame: Frame, origin: Origin, packing: Packing) -> None:
         encoding, piece_bytes = packing
@@ -129,6 +163,25 @@ class Job:
     def _add(self, where: Into, run: Run) -> None:
         self.made.append((where, run))
         self.rows += run.rows
+
+
+def _frame_row(stream: Stream, frame: Frame, chunk: Chunk, serial: int, packing: Packing) -> tuple[Into, Run]:
+    """The row of a frame."""
+    table = stream.frames
+    body_at, kept = bare(frame) if stream.messages is not None else (WHOLE, bytes(chunk.frame))
+    row = (
+        stream.id,
+        chunk.first + chunk.count,
+        chunk.count,
+        len(chunk.frame),
+        serial,
+        chunk.appended_at_us,
+        chunk.source,
+        body_at,
+        kept,
+        *describe(table.name, frame),
+    )
+    return into(table, _FRAME + COLUMNS.get(table.name, ())), packing.encoding.rows([row])
 
 
 def batches(jobs: Sequence[Job], statement_bytes: int) -> Iterator[tuple[Into, list[bytes]]]:

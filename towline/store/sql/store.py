@@ -142,7 +142,7 @@ class SqlStore:
     def _check_room(self, unit: Sequence[Append]) -> None:
         limit, label = self.database.settings.queue_bytes, self.database.label
         length, largest, control = 0, 0, True
-        for _, frame, _, _, is_control in unit:
+        for _, frame, _, _, is_control, _ in unit:
             length += len(frame)
             largest = max(largest, len(frame))
             control = control and is_control

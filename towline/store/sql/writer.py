@@ -294,10 +294,11 @@ class Writer:
         else:
             turn.group, turn.rows = [], 0
             self.queued_bytes -= culprit.size
-        if not culprit.done.done():
+        told = not culprit.done.done()
+        if told:
             culprit.done.set_exception(error)
             culprit.done.exception()
-        log.error("%s", error)
+        log.log(logging.INFO if told else logging.ERROR, "%s", error)
 
     def _hanging_on(self, turn: _Turn, ready: int) -> tuple[set[Job], set[Stream]]:
         """A job with all that came behind it for the same streams, and these."""
