@@ -18,7 +18,7 @@ from tests.delivery.driver import (
     Driver,
 )
 from towline.delivery import Bury, Group, Part, Resend, Skip, Start, decode_event, filling, settled, snapshot
-from towline.delivery.events import Event, Overrun, Skipped
+from towline.delivery.events import Buried, Event, Overrun, Resent, Skipped
 from towline.errors import Conflict, LeaseLost
 from towline.model import Span
 
@@ -391,6 +391,32 @@ def test_a_group_comes_back_as_it_was(from_snapshot: int | None) -> None:
         mq.ack(pull=2, consumer=BOB)
     with pytest.raises(Conflict):
         mq.ack(Span(HIGH, 0, 1), pull=1)
+
+
+def test_a_burial_and_a_resend_that_are_not_stored_are_taken_back() -> None:
+    # Given messages that are dying, and a dead letter
+    mq = Driver()
+    mq.append(MIDDLE, 4)
+    mq.pull(ANN, 4)
+    mq.nack(Span(MIDDLE, 0, 1), pull=1, dead=True)
+    mq.do(Bury((Part(MIDDLE, 0, 1, 1),), 0))
+    mq.nack(Span(MIDDLE, 1, 3), pull=1, dead=True)
+    before = snapshot(mq.group, 7)
+    # When copies of them turn out to be refused
+    for command, reasons in ((Bury((Part(MIDDLE, 2, 1, 1),), 1), [""]), (Resend((0,)), [])):
+        [event] = mq.group.decide(command, 0)
+        mq.group.apply(event)
+        assert isinstance(event, (Buried, Resent))
+        mq.group.take_back(event, reasons)
+    # Then the same messages are dying and dead as before
+    after = snapshot(mq.group, 7)
+    assert sum(part.count for part in mq.group.dying) == 3
+    assert all(mq.group.is_dying(Part(MIDDLE, seq, 1, 1)) for seq in (1, 2, 3))
+    assert not mq.group.is_dying(Part(MIDDLE, 1, 2, 1)), "they are in parts now"
+    assert (after.resent, after.counters) == (before.resent, before.counters)
+    # And one of them may be a part of its own
+    mq.group.set_apart(Part(MIDDLE, 2, 1, 1))
+    assert sorted(mq.group.dying) == [Part(MIDDLE, seq, 1, 1) for seq in (1, 2, 3)]
 
 
 def test_settled_pulls_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

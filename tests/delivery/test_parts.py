@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.delivery import Part
-from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals
+from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals, remove_interval
 from towline.model import Span
 
 Single = tuple[int, int, int]
@@ -120,3 +120,16 @@ def test_intervals_are_merged_when_they_touch(some: list[tuple[int, int]]) -> No
     for (first, count), (following, _) in pairwise(merged):
         assert first + count < following
     assert [in_intervals(merged, number) for number in range(80)] == [n in numbers(some) for n in range(80)]
+
+
+@given(st.sets(st.integers(0, 30)), st.data())
+def test_what_was_put_into_intervals_is_taken_out_again(others: set[int], data: st.DataObject) -> None:
+    first, count = data.draw(st.integers(0, 30)), data.draw(st.integers(1, 8))
+    others -= set(range(first, first + count))
+    some: list[tuple[int, int]] = []
+    for number in others:
+        add_interval(some, number, 1)
+    before = list(some)
+    add_interval(some, first, count)
+    remove_interval(some, first, count)
+    assert some == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
 from typing import Final, NamedTuple
 
@@ -12,12 +12,12 @@ from towline.broker.delivering import Parcel, collect
 from towline.broker.dispatcher import Dispatcher
 from towline.clock import SECOND_US
 from towline.delivery import Bury, Part, Resend, Skip
-from towline.delivery.parts import cut
+from towline.delivery.events import Buried, Resent
 from towline.errors import NotFound, TooLarge
 from towline.frame import Frame, encode
 from towline.model import LANES, Durability, dead_stream, lane_name, message_id
 from towline.protocol import messages as wire
-from towline.store import Append, Appended, Chunk
+from towline.store import Append, Chunk
 
 __all__ = ["ATTEMPT", "DIED_AT", "ORIGIN", "REASON", "bury", "expire", "purge", "rank", "resend", "revise"]
 
@@ -27,6 +27,9 @@ ORIGIN: Final = "towline-origin"
 ATTEMPT: Final = "towline-attempt"
 REASON: Final = "towline-reason"
 DIED_AT: Final = "towline-died-at"
+ADDED: Final = (ORIGIN, ATTEMPT, REASON, DIED_AT)
+LEFT_OUT: Final = ((REASON,), ADDED)
+"""What a letter that is too large is tried without."""
 
 BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 4 << 20
@@ -59,34 +62,42 @@ def dead_letters(dispatcher: Dispatcher) -> tuple[str, int, int]:
 
 async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
     """Copy all that is dying to the dead letters. The copy and the event that says so are one unit, so that a crash
-    leaves both or neither."""
-    while dispatcher.group.dying and not dispatcher.closed:
-        dying = dispatcher.group.dying
-        parts = _some(dying)
-        reasons = list(islice(dying.values(), len(parts)))
+    leaves both or neither. What is too large for them goes on dying: it is tried again when this is called later."""
+    most = BATCH_MESSAGES
+    dispatcher.refusals.keep(dispatcher.group.dying)
+    while (chosen := _some(dispatcher, most)) and not dispatcher.closed:
+        parts, reasons = list(chosen), list(chosen.values())
         parcel = await collect(dispatcher.store, dispatcher.lanes, _runs(parts), BATCH_BYTES)
         if dispatcher.closed:
             return
-        if not all(part in dying or any(cut(one, part) == part for one in dying) for part in parts):
+        if not all(dispatcher.group.is_dying(part) for part in parts):
             # The group was moved meanwhile: some are dying no more.
             continue
         for span, why in parcel.lost:
             log.error("%s: a dead message cannot be read and is skipped: %s: %s", dispatcher.label, span, why)
             dispatcher.run(Skip(0, (span,), why))
-        appended = _bury_read(dispatcher, parts, reasons, parcel, durability)
-        if appended is not None:
-            await appended.done
+        letters, buried = _compose(dispatcher, parts, reasons, parcel)
+        if not letters:
+            continue
+        try:
+            await _bury(dispatcher, letters, buried, durability)
+            most = min(2 * most, BATCH_MESSAGES)
+        except TooLarge as error:
+            most = max(len(letters) // 2, 1)
+            if len(letters) == 1 and dispatcher.group.is_dying(next(iter(buried))):
+                await _bury_less(dispatcher, letters[0], buried, error, durability)
 
 
-def _some(dying: Iterable[Part]) -> list[Part]:
-    """A few of the dying: at most a batch."""
-    chosen: list[Part] = []
-    room = BATCH_MESSAGES
-    for part in islice(dying, BATCH_MESSAGES):
-        if not room:
+def _some(dispatcher: Dispatcher, most: int) -> dict[Part, str]:
+    """A few of the dying, with their reasons: at most so many messages."""
+    chosen: dict[Part, str] = {}
+    for part, reason in dispatcher.group.dying.items():
+        if not most:
             break
-        chosen.append(part if part.count <= room else part._replace(count=room))
-        room -= chosen[-1].count
+        if dispatcher.refusals.may_try(part):
+            taken = part if part.count <= most else part._replace(count=most)
+            chosen[taken] = reason
+            most -= taken.count
     return chosen
 
 
@@ -102,18 +113,12 @@ def _runs(parts: Iterable[Part]) -> list[Part]:
     return runs
 
 
-def _bury_read(
-    dispatcher: Dispatcher,
-    parts: Sequence[Part],
-    reasons: Sequence[str],
-    parcel: Parcel,
-    durability: Durability,
-) -> Appended | None:
-    if not parcel.parts:
-        return None
-    now_us = dispatcher.clock.now_us()
-    died_at = f"{now_us / SECOND_US:.6f}"
-    data, at, letters, buried = b"".join(parcel.buffers), 0, list[Letter](), []
+def _compose(
+    dispatcher: Dispatcher, parts: Sequence[Part], reasons: Sequence[str], parcel: Parcel
+) -> tuple[list[Letter], dict[Part, str]]:
+    """The letters of what was read, as many as go into a frame, and which messages they are, with the reasons."""
+    died_at = f"{dispatcher.clock.now_us() / SECOND_US:.6f}"
+    data, at, letters, buried = b"".join(parcel.buffers), 0, list[Letter](), dict[Part, str]()
     owner, room = 0, LETTERS_BYTES
     for one in parcel.parts:
         frame = Frame(data[at : at + one.length])
@@ -132,23 +137,45 @@ def _bury_read(
                 owner += 1
             part = parts[owner]
             piece = Part(part.lane, first, min(part.end, end) - first, part.attempt)
-            buried.append(piece)
+            buried[piece] = reasons[owner]
             about += [{ATTEMPT: str(part.attempt), REASON: reasons[owner], DIED_AT: died_at}] * piece.count
             first = piece.end
         letters += _letters(dispatcher, frame, one, bodies[:count], about)
         if count < one.count:
             break
-    try:
-        frame_bytes = _encode(letters, now_us)
-    except TooLarge:
-        # Keys and headers take the most: one by one then.
-        letters, buried = letters[:1], [buried[0]._replace(count=1)]
-        frame_bytes = _encode_alone(letters[0], now_us)
+    return letters, buried
+
+
+async def _bury(
+    dispatcher: Dispatcher, letters: Sequence[Letter], buried: Mapping[Part, str], durability: Durability
+) -> None:
+    now_us, reasons = dispatcher.clock.now_us(), list(buried.values())
     stream, _, end = dead_letters(dispatcher)
-    also = Append(stream, frame_bytes, len(letters), control=True)
-    _, appended = dispatcher.run(Bury(tuple(buried), end), durability, [also])
+    copies = [Append(stream, _encode(letters, now_us), len(letters), control=True)]
+    [event] = dispatcher.group.decide(Bury(tuple(buried), end), dispatcher.time.now_us())
+    assert isinstance(event, Buried), event
+    await dispatcher.record_copies(event, reasons, copies, durability).done
     dispatcher.obituary.note(len(letters), reasons[0])
-    return appended
+
+
+async def _bury_less(
+    dispatcher: Dispatcher, letter: Letter, buried: Mapping[Part, str], error: TooLarge, durability: Durability
+) -> None:
+    """A letter is too large, maybe only because of what is known of its death: that may be left out. What was sent may
+    not, for it may be sent again."""
+    [part] = buried
+    for names in LEFT_OUT:
+        kept = {name: value for name, value in letter.headers.items() if name not in names}
+        try:
+            await _bury(dispatcher, [letter._replace(headers=kept)], buried, durability)
+            return
+        except TooLarge as refused:
+            error = refused
+        if dispatcher.closed or not dispatcher.group.is_dying(part):
+            return
+    dispatcher.group.set_apart(part)
+    message = f"dying message {letter.headers[ORIGIN] or part.first}"
+    dispatcher.refusals.note(part, f"{dispatcher.label}: {message}, which is too large for the dead letters,", error)
 
 
 def _letters(
@@ -207,15 +234,6 @@ def _encode(letters: Sequence[Letter], now_us: int) -> bytes:
     )
 
 
-def _encode_alone(letter: Letter, now_us: int) -> bytes:
-    try:
-        return _encode([letter], now_us)
-    except TooLarge:
-        # It fills a frame by itself: what is known of its death has no room beside it.
-        kept = {name: value for name, value in letter.headers.items() if name not in (ORIGIN, ATTEMPT, REASON, DIED_AT)}
-        return _encode([letter._replace(headers=kept)], now_us)
-
-
 async def revise(dispatcher: Dispatcher, request: wire.ReviseDead, durability: Durability) -> wire.Revised:
     """Send one dead letter again, changed."""
 
@@ -263,7 +281,8 @@ async def resend(
     change: Callable[[Letter], Letter] = lambda letter: letter,
 ) -> wire.Resent:
     """Put dead letters on the group's own lanes, where only this group gets them; as many at a time as a frame may
-    hold. The copies and the event that marks the letters are one unit."""
+    hold. The copies and the event that marks the letters are one unit. What a database does not take is not sent, and
+    not marked; all else is."""
     stream, first, end = dead_letters(dispatcher)
     waiting = _not_resent(dispatcher, first, end) if not request.dead else []
     numbers = sorted(set(request.dead)) or list(islice(chain.from_iterable(waiting), request.limit))
@@ -272,12 +291,34 @@ async def resend(
         known = f"they are numbered {first} to {end - 1}" if first < end else "it has none"
         raise NotFound(f"{dispatcher.label} has no dead letter {unknown[0]}: {known}")
     dispatcher.group.decide(Resend(tuple(numbers)), dispatcher.time.now_us())  # it refuses all, or none
-    at = 0
+    at, refused = 0, dict[int, TooLarge]()
     while at < len(numbers):
         letters = [change(letter) for letter in await _read_letters(dispatcher, stream, numbers[at:])]
-        await _send_again(dispatcher, numbers[at : at + len(letters)], letters, durability)
+        refused |= await _send_some(dispatcher, numbers[at : at + len(letters)], letters, durability)
         at += len(letters)
+    for number, error in refused.items():
+        raise TooLarge(
+            f"dead letter {number} of {dispatcher.label} stays where it is, {len(numbers) - len(refused)} of "
+            f"{len(numbers)} were sent again: {error}"
+        )
     return wire.Resent(len(numbers), max(sum(map(len, waiting)) - len(numbers), 0))
+
+
+async def _send_some(
+    dispatcher: Dispatcher, numbers: Sequence[int], letters: Sequence[Letter], durability: Durability
+) -> dict[int, TooLarge]:
+    """Send letters again; those that are too large."""
+    try:
+        await _send_again(dispatcher, numbers, letters, durability)
+    except TooLarge as error:
+        if len(letters) == 1:
+            return {numbers[0]: error}
+        half = len(letters) // 2
+        return {
+            **await _send_some(dispatcher, numbers[:half], letters[:half], durability),
+            **await _send_some(dispatcher, numbers[half:], letters[half:], durability),
+        }
+    return {}
 
 
 async def _send_again(
@@ -292,9 +333,9 @@ async def _send_again(
         Append(lane.stream, _encode(some, now_us), len(some))
         for lane, some in zip(lanes, by_lane.values(), strict=True)
     ]
-    events = dispatcher.group.decide(Resend(tuple(numbers)), dispatcher.time.now_us())
-    appended = dispatcher.record(events, durability, unit)
-    assert appended is not None, "there is something to send again"
+    [event] = dispatcher.group.decide(Resend(tuple(numbers)), dispatcher.time.now_us())
+    assert isinstance(event, Resent), event
+    appended = dispatcher.record_copies(event, (), unit, durability)
     for lane, first, one in zip(lanes, appended.firsts, unit, strict=False):
         lane.submitted(first, one, appended.at_us, appended.done)
     await appended.done

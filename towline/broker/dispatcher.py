@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence, Set
+from itertools import chain
 
 import msgspec
 
@@ -15,12 +16,13 @@ from towline.broker.limits import Limits
 from towline.broker.member import Member
 from towline.broker.obituary import Obituary
 from towline.broker.pull_log import PullLog
+from towline.broker.refusals import Refusals
 from towline.broker.settling import NOTHING, Settling
 from towline.broker.waiter import Taker, Waiter, in_turn
 from towline.clock import SECOND_US, Clock, SteadyClock
-from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Pull, Skip, missing
-from towline.delivery.events import Failed, GaveUp, Overrun, Pulled, Released
-from towline.errors import LeaseLost, NotFound, TowlineError, Unavailable, Unreadable
+from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Part, Pull, Skip, missing
+from towline.delivery.events import Buried, Failed, GaveUp, Overrun, Pulled, Released, Resent
+from towline.errors import LeaseLost, NotFound, TooLarge, TowlineError, Unavailable, Unreadable
 from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
 from towline.protocol import messages as wire
 from towline.store import Append, Appended, Store
@@ -78,6 +80,12 @@ class Dispatcher:
             lane.watch(self._changed, number)
         self.members: dict[str, Member] = {}
         self.obituary = Obituary(self.label, clock)
+        self.refusals = Refusals[Part](clock)
+        """Dying messages that are too large for the dead letters."""
+        self.copying: dict[asyncio.Future[None], tuple[Part, ...]] = {}
+        """Units of copies, with the event that speaks of them, that are on their way; and what dies by them."""
+        self.taken_back = 0
+        """How many of them were refused."""
         self.on_dying: Callable[[Dispatcher], None] = lambda _: None
         self.closed = False
         self.stopping = False
@@ -114,25 +122,53 @@ class Dispatcher:
 
     # The one step
 
-    def run(
-        self, command: Command, durability: Durability = Durability.OS, also: Sequence[Append] = ()
-    ) -> tuple[list[Event], Appended | None]:
-        """Decide a command, append its events (and `also`, in one unit), apply them. If the append is refused, nothing
-        has happened. (A pull is granted by `_try`, and logged a moment later.)"""
+    def run(self, command: Command, durability: Durability = Durability.OS) -> tuple[list[Event], Appended | None]:
+        """Decide a command, append its events, apply them. If the append is refused, nothing has happened. (A pull is
+        granted by `_try`, and logged a moment later.)"""
         events = self.group.decide(command, self.time.now_us())
-        return events, self.record(events, durability, also)
+        return events, self.record(events, durability)
 
-    def record(self, events: Sequence[Event], durability: Durability, also: Sequence[Append] = ()) -> Appended | None:
+    def record(self, events: Sequence[Event], durability: Durability) -> Appended | None:
         if not events:
             return None
-        appended = self.log.append(events, durability, also)
+        appended = self.log.append(events, durability)
+        dying = False
         for event in events:
             self.group.apply(event)
+            dying = dying or isinstance(event, GaveUp)
             if isinstance(event, Overrun):
                 log.warning("%s: retention dropped messages before they were consumed: %s", self.label, event.parts)
-        if self.group.dying:
+        if dying:
             self.on_dying(self)
         return appended
+
+    def record_copies(
+        self, event: Buried | Resent, reasons: Sequence[str], copies: Sequence[Append], durability: Durability
+    ) -> Appended:
+        """Record an event in one unit with the copies of messages that it speaks of. If these are refused, now or late,
+        nothing has happened."""
+        nothing = msgspec.structs.replace(event, **({"parts": ()} if isinstance(event, Buried) else {"dead": ()}))
+        # Whoever copies has to know what becomes of it.
+        appended = self.log.append([event], max(durability, Durability.OS), copies, [nothing])
+        self.group.apply(event)
+
+        def finish(done: asyncio.Future[None]) -> None:
+            del self.copying[done]
+            if not done.cancelled() and isinstance(done.exception(), TooLarge):
+                self.taken_back += 1
+                self.group.take_back(event, reasons)
+
+        if not appended.done.done():
+            self.copying[appended.done] = event.parts if isinstance(event, Buried) else ()
+            appended.done.add_done_callback(finish)
+        return appended
+
+    def pins(self) -> dict[int, int]:
+        """By lane, the oldest message that must not be dropped."""
+        pins = self.group.pins()
+        for part in chain.from_iterable(self.copying.values()):
+            pins[part.lane] = min(part.first, pins.get(part.lane, part.first))
+        return pins
 
     # Pulling
 

@@ -49,7 +49,7 @@ def lane_pins(topic: Topic) -> dict[str, int]:
     """By stream, the oldest message that some group still needs although it has been delivered."""
     pins: dict[str, int] = {}
     for dispatcher in topic.groups.values():
-        for lane, first in dispatcher.group.pins().items():
+        for lane, first in dispatcher.pins().items():
             stream = dispatcher.streams[lane]
             pins[stream] = min(first, pins.get(stream, first))
     return pins

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -67,6 +68,9 @@ async def _wanted(dispatcher: Dispatcher, request: ordering.Seek) -> Moves:
 
 
 async def _move(dispatcher: Dispatcher, moves: Moves, reason: str, durability: Durability) -> None:
+    while dispatcher.copying:
+        # What is being copied may turn out to be dying still.
+        await asyncio.wait(dispatcher.copying)
     _, appended = dispatcher.run(Move(moves, reason), durability)
     dispatcher.wake()
     dispatcher.arm()

@@ -53,17 +53,24 @@ class PullLog:
         self.catch_up()
         return self._position
 
-    def append(self, events: Sequence[Event], durability: Durability, also: Sequence[Append] = ()) -> Appended:
-        """Append events, and `also` in one unit with them. If it is refused, nothing has happened."""
+    def append(
+        self,
+        events: Sequence[Event],
+        durability: Durability,
+        also: Sequence[Append] = (),
+        instead: Sequence[Event] | None = None,
+    ) -> Appended:
+        """Append events, and `also` in one unit with them. If it is refused, nothing has happened; if `also` is refused
+        late, as many others stand `instead`."""
         if self._closed:
             # The group may have been deleted, and its stream be another's by now.
             raise Unavailable(f"{self.stream} is closed")
         if self._late:
             events = [*self._late, *events]
-        if set_us := self._time.set_us:
-            events = [shifted(event, set_us) for event in events]
-        frame = encode_events([encode_event(event) for event in events], produced_at_us=events[0].at_us)
-        appended = self._store.append([*also, Append(self.stream, frame, len(events), control=True)], durability)
+            instead = None if instead is None else [*self._late, *instead]
+        other = None if instead is None else self._encode(instead)
+        own = Append(self.stream, self._encode(events), len(events), control=True, instead=other)
+        appended = self._store.append([*also, own], durability)
         self._position = appended.firsts[-1] + len(events)
         self._late.clear()
         self._failed = False
@@ -98,3 +105,8 @@ class PullLog:
         """Nothing more is written. What was late is as if a crash had undone it."""
         self._closed = True
         self._late.clear()
+
+    def _encode(self, events: Sequence[Event]) -> bytes:
+        if set_us := self._time.set_us:
+            events = [shifted(event, set_us) for event in events]
+        return encode_events([encode_event(event) for event in events], produced_at_us=events[0].at_us)

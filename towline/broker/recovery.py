@@ -107,19 +107,20 @@ class Snapshots:
         self, dispatchers: Iterable[Dispatcher], producers: Producers, dedup: Dedup, ends: dict[str, int]
     ) -> None:
         kept = [one for one in dispatchers if not one.group.config.ephemeral and not one.closed]
-        positions = {(one.group.config.topic, one.group.config.name): one.position for one in kept}
         set_us = self._time.set_us
-        changed = positions != self._written or set_us != self._set_us
-        if not changed and self._before != self._written:
+        if self._before != self._written and self._positions(kept) == self._written and set_us == self._set_us:
             # What only the older snapshot needs must not hold back retention for ever.
             await self._file.settle()
             self._before = self._written
         version = self._version.next(self._clock.now_us())
-        offsets = _Offsets(version, [snapshot(one.group, one.position, set_us) for one in kept]) if changed else None
-        forgotten = -1
-        while forgotten != producers.forgotten + dedup.forgotten:
-            # What is refused meanwhile was never stored: who sends it again must not be told that it was.
-            forgotten = producers.forgotten + dedup.forgotten
+        refused = -1
+        while refused != (refused := _refused(kept, producers, dedup)):
+            # What is refused meanwhile was never stored: who sends it again must not be told that it was, and what died
+            # is not among the dead letters.
+            positions = self._positions(kept)
+            changed = positions != self._written or set_us != self._set_us
+            groups = [snapshot(one.group, one.position, set_us) for one in kept] if changed else []
+            offsets = _Offsets(version, groups) if changed else None
             document = _ProducersDocument(ends, producers.snapshot(), dedup.snapshot(set_us))
             remembered = msgspec.msgpack.encode(document)
             if offsets is None and remembered == self._remembered:
@@ -133,10 +134,19 @@ class Snapshots:
         await self._store.save(PRODUCERS, remembered)
         self._remembered = remembered
 
+    @staticmethod
+    def _positions(dispatchers: Iterable[Dispatcher]) -> dict[tuple[str, str], int]:
+        return {(one.group.config.topic, one.group.config.name): one.position for one in dispatchers}
+
     def pins(self) -> dict[str, int]:
         """The events that recovery still needs, by pull log: also if it has to begin with the snapshot before the last
         one, because that is damaged."""
         return {pull_stream(topic, group): self._before.get((topic, group), 0) for topic, group in self._written}
+
+
+def _refused(dispatchers: Iterable[Dispatcher], producers: Producers, dedup: Dedup) -> int:
+    """How often something was taken back because it was not stored."""
+    return producers.forgotten + dedup.forgotten + sum(one.taken_back for one in dispatchers)
 
 
 async def recover_group(store: Store, config: GroupConfig, document: GroupSnapshot | None, shards: int = 0) -> Group:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import lt
 from typing import Final
 
@@ -42,7 +42,7 @@ from towline.delivery.events import (
 )
 from towline.delivery.filling import fill
 from towline.delivery.lease import Act, Lease, lost
-from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals, messages_in
+from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals, messages_in, remove_interval
 from towline.delivery.retry import AT_ONCE, RetryQueue, due_after, wait_of
 from towline.delivery.seek import apply_moved, within_bounds
 from towline.delivery.settled import SettledPulls
@@ -422,6 +422,18 @@ class Group:
             add_interval(self.resent, first, count)
             self.counters[State.DEAD] -= count
 
+    def take_back(self, event: Buried | Resent, reasons: Sequence[str]) -> None:
+        """An event that was applied is not stored after all, because the copies of its messages were refused. Of a
+        burial, the reasons are those of its parts."""
+        if isinstance(event, Resent):
+            for first, count in event.dead:
+                remove_interval(self.resent, first, count)
+                self.counters[State.DEAD] += count
+            return
+        for part, reason in zip(event.parts, reasons, strict=True):
+            self.dying[part] = reason
+            self.counters[State.DEAD] -= part.count
+
     def grant(self, event: Pulled) -> None:
         """Give the consumer its lease: of a pull just applied, or one that a snapshot remembers."""
         assert event.pull not in self.leases, event
@@ -474,6 +486,15 @@ class Group:
             self.in_flight[consumer] = count
         else:
             self.in_flight.pop(consumer, None)
+
+    def is_dying(self, part: Part) -> bool:
+        return part in self.dying or any(cut(one, part) == part for one in self.dying)
+
+    def set_apart(self, part: Part) -> None:
+        """Let a part of what is dying, or all of it, be one of its own. Nothing has happened by that."""
+        reason = next(why for one, why in self.dying.items() if cut(one, part) == part)
+        self.remove_dying(part)
+        self.dying[part] = reason
 
     def remove_dying(self, part: Part) -> None:
         """A part of what is dying may be buried before the rest of its range."""

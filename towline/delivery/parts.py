@@ -9,7 +9,7 @@ from operator import attrgetter
 from towline.delivery.events import Part
 from towline.model import Span
 
-__all__ = ["PartSet", "add_interval", "cut", "disjoint", "in_intervals", "messages_in"]
+__all__ = ["PartSet", "add_interval", "cut", "disjoint", "in_intervals", "messages_in", "remove_interval"]
 
 _first = attrgetter("first")
 
@@ -119,6 +119,15 @@ def add_interval(intervals: list[tuple[int, int]], first: int, count: int) -> No
         first = min(first, intervals[low][0])
         end = max(end, intervals[high - 1][0] + intervals[high - 1][1])
     intervals[low:high] = [(first, end - first)]
+
+
+def remove_interval(intervals: list[tuple[int, int]], first: int, count: int) -> None:
+    """Take `count` numbers from `first` on, which must be within one of the intervals, out of such a list."""
+    at = bisect_right(intervals, first, key=_interval_first) - 1
+    begin, end = intervals[at][0], _interval_end(intervals[at])
+    assert begin <= first and first + count <= end, (intervals, first, count)  # noqa: PT018
+    rest = [(begin, first - begin), (first + count, end - first - count)]
+    intervals[at : at + 1] = [one for one in rest if one[1]]
 
 
 def in_intervals(intervals: list[tuple[int, int]], number: int) -> bool:
