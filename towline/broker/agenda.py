@@ -19,7 +19,7 @@ from towline.delivery.parcel import Parcel, decode_parcel, encode_parcels
 from towline.delivery.schedule import NEAR_US, Schedule, ScheduleSnapshot, Slot
 from towline.delivery.schedule_events import ScheduleEvent, decode_schedule_event, encode_schedule_event
 from towline.delivery.wheel import Place
-from towline.errors import QueueFull, StoreDamaged
+from towline.errors import QueueFull, StoreDamaged, TooLarge
 from towline.frame import Frame, encode_events
 from towline.model import Durability
 from towline.store import Append, Appended, Read, Store
@@ -51,9 +51,13 @@ def put(parcels: Sequence[Placed], era: int) -> tuple[list[Append], list[Placed]
     return appends, [(place, parcel) for place, some in by_place.items() for parcel in some]
 
 
-def marks(events: Sequence[ScheduleEvent]) -> Append:
-    frame = encode_events([encode_schedule_event(event) for event in events])
-    return Append(MARKS, frame, len(events), control=True)
+def marks(events: Sequence[ScheduleEvent], instead: Sequence[ScheduleEvent] | None = None) -> Append:
+    other = None if instead is None else _encode(instead)
+    return Append(MARKS, _encode(events), len(events), control=True, instead=other)
+
+
+def _encode(events: Sequence[ScheduleEvent]) -> bytes:
+    return encode_events([encode_schedule_event(event) for event in events])
 
 
 def parcels_in(read: Read, stream: str) -> Iterator[tuple[int, Parcel, int]]:
@@ -85,7 +89,7 @@ class Agenda:
         self._borrow_bytes = borrow_bytes
         self._borrowed = 0
         self._refusals = 0
-        """Units of parcels that a database did not take."""
+        """Units that a database did not take."""
         self._ends: dict[str, int] = {}
         self._pending: dict[asyncio.Future[None], int] = {}
         self._file = ConfigFile(store, OFFSETS, _Offsets, indent=1)
@@ -97,17 +101,39 @@ class Agenda:
     # Recording
 
     def append(
-        self, parcels: Sequence[Placed], events: Sequence[ScheduleEvent], also: Sequence[Append] = ()
+        self,
+        parcels: Sequence[Placed],
+        events: Sequence[ScheduleEvent],
+        also: Sequence[Append] = (),
+        instead: Sequence[ScheduleEvent] | None = None,
     ) -> Appended:
         """Record events, put parcels into slots and append `also`, as one unit. If that is refused, nothing has
-        happened. The first sequence numbers of the answer are those of `also`."""
+        happened; if it is late, other events stand `instead`, and the caller takes back what these do not say. The
+        first sequence numbers of the answer are those of `also`."""
         puts, lying = put(parcels, self.schedule.era)
         unit = [*also, *puts]
         if events:
-            unit.append(marks(events))
+            unit.append(marks(events, instead))
         appended = self._append(unit)
         self.note(lying, events, appended, len(also))
         return appended
+
+    def when_refused(self, appended: Appended, take_back: Callable[[], None]) -> None:
+        """Do this if messages of a unit are refused late. No snapshot speaks of the unit before that is known."""
+
+        def finish(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and isinstance(done.exception(), TooLarge):
+                self._refusals += 1
+                take_back()
+
+        appended.done.add_done_callback(finish)
+
+    def wait_for(self, appended: Appended, due_us: int) -> None:
+        """Deliver nothing that is due from then on before this unit is durable, or refused."""
+        done = appended.done
+        if not done.done():
+            self._pending[done] = min(due_us, self._pending.get(done, due_us))
+            done.add_done_callback(lambda done: self._pending.pop(done, None))
 
     def note(self, lying: Sequence[Placed], events: Sequence[ScheduleEvent], appended: Appended, skip: int) -> None:
         """Remember what was appended: behind the first `skip` frames of the unit come the parcels, then the events."""
@@ -190,7 +216,8 @@ class Agenda:
 
     async def parcels(self, slot: Slot, ids: Collection[int] = ()) -> AsyncIterator[tuple[int, Parcel]]:
         """All parcels of a slot, as long as it is there; given ids, those that may hold one of them."""
-        for first, end in slot.spans_with(ids) if ids else [(slot.next, slot.end)]:
+        held = [(seq, seq + 1) for seq in sorted(slot.held) if seq < slot.next]
+        for first, end in [*held, *(slot.spans_with(ids) if ids else [(slot.next, slot.end)])]:
             async for found in self._parcels(slot, first, end):
                 yield found
 
@@ -311,7 +338,7 @@ class Agenda:
         before = dict(kept.ends)
         for slot in kept.slots:
             stream = Place(slot.level, slot.number).stream
-            before[stream] = min(slot.next, before.get(stream, slot.next))
+            before[stream] = min(slot.first, before.get(stream, slot.first))
         going = [stream for stream, at in before.items() if self.store.bounds(stream).first < at]
         await asyncio.gather(*(self.store.trim(stream, before[stream]) for stream in going))
         if self.store.bounds(MARKS).first < kept.position - 1:
@@ -320,9 +347,9 @@ class Agenda:
     def pins(self) -> dict[str, int]:
         """What waits, and what recovery needs: delayed messages outlive retention."""
         pins: dict[str, int] = {}
-        waiting = [(slot.place, slot.next) for slot in self.schedule.slots.values()]
+        waiting = [(slot.place, slot.first) for slot in self.schedule.slots.values()]
         before = () if self._before is None else self._before.slots
-        for place, first in [*waiting, *((Place(one.level, one.number), one.next) for one in before)]:
+        for place, first in [*waiting, *((Place(one.level, one.number), one.first) for one in before)]:
             pins[place.stream] = min(first, pins.get(place.stream, first))
         if self.position:
             pins[MARKS] = max((self._before.position if self._before is not None else 0) - 1, 0)

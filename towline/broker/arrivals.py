@@ -32,9 +32,9 @@ FIND_MAX: Final = 100
 
 
 def note_arrivals(arrivals: Mapping[str, Sequence[Arrival]]) -> list[Append]:
-    """What is to be appended when messages come to their lanes, by topic."""
+    """What is to be appended when messages come to their lanes, by topic; not if they are refused there."""
     return [
-        Append(arrived_stream(topic), encode_arrivals(some), len(some), control=True)
+        Append(arrived_stream(topic), encode_arrivals(some), len(some), control=True, instead=b"")
         for topic, some in arrivals.items()
     ]
 

@@ -127,6 +127,7 @@ class Broker:
         broker = await cls.recovered(store, settings, clock=clock)
         for loop in (*broker.scheduler.loops(), *broker.outlook.loops()):
             broker._start(loop)
+        broker.scheduler.held.try_again()
         broker._start(broker.staging.go_on())
         broker._start(every(settings.maintenance_s, "maintenance", broker.maintain))
         broker._start(every(min(max(settings.heartbeat_s / 10, 0.02), 1.0), "heartbeat watch", broker._watch))
@@ -471,6 +472,7 @@ class Broker:
     async def _maintain(self) -> None:
         self.groups.bury_rest()
         self.scheduler.pass_quietly()
+        self.scheduler.held.try_again()
         if self.settings.retention_s:
             self.scheduler.rewrite_older(self.clock.now_us() - round(self.settings.retention_s * SECOND_US))
         await self._save_snapshots()

@@ -10,6 +10,8 @@ import heapq
 from collections.abc import AsyncIterator, Callable, Collection
 from typing import Final
 
+import msgspec
+
 from towline.broker.agenda import Agenda
 from towline.broker.arrivals import find_arrivals
 from towline.broker.scheduling import Scheduler
@@ -220,14 +222,16 @@ async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMov
         for _ in range(ROUNDS_MAX):
             found = await _find(agenda, request.topic, ids - moved, request.key)
             found = [one for one in found if one[0].id not in moved]
-            there = _still_there(agenda, found)
-            if request.dry_run:
-                there_ids = {position.id for position, _ in there}
-                return DelayedMoved(len(there), sorted(ids - there_ids), at_us)
-            if there:
-                _check_room(agenda, len(there))
-                await _move(scheduler, there, request.topic, at_us)
-                moved |= {position.id for position, _ in there}
+            # Until it is known that they are elsewhere, they are neither moved nor passed over where they were.
+            async with scheduler.moving:
+                there = _still_there(agenda, found)
+                if request.dry_run:
+                    there_ids = {position.id for position, _ in there}
+                    return DelayedMoved(len(there), sorted(ids - there_ids), at_us)
+                if there:
+                    _check_room(agenda, len(there))
+                    await _move(scheduler, there, request.topic, at_us)
+                    moved |= {position.id for position, _ in there}
             if len(there) == len(found):
                 break
     return DelayedMoved(len(moved), sorted(ids - moved), at_us)
@@ -243,7 +247,11 @@ async def _move(scheduler: Scheduler, there: Found, topic: str, at_us: int) -> N
         pieces.setdefault(opened.origin(), []).append((opened, position.at, position.at + 1))
     due_us = max(at_us, until_us + 1)
     parcels = [placed for some in pieces.values() for placed in join(some, until_us, due_us)]
-    appended = agenda.append(parcels, _cancelled(there, topic))
+    events = _cancelled(there, topic)
+    nothing = [msgspec.structs.replace(event, positions=[]) for event in events]
+    appended = agenda.append(parcels, events, instead=nothing)
+    agenda.when_refused(appended, lambda: agenda.schedule.take_back_cancelled(events))
+    agenda.wait_for(appended, min(position.due_us for position, _ in there))
     scheduler.wake()
     await appended.done
     _tidy(scheduler, there)

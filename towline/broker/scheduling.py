@@ -13,11 +13,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final, NamedTuple
 
 from towline.broker.agenda import Agenda, Placed, marks, parcels_in, put
 from towline.broker.arrivals import note_arrivals
+from towline.broker.held import Held
 from towline.broker.lane import Lane
 from towline.broker.pace import Pace
 from towline.broker.topic import Topic
@@ -26,10 +26,10 @@ from towline.delivery.arrivals import Arrival, arrival
 from towline.delivery.near import Entry
 from towline.delivery.parcel import Opened, Origin, join, ready, ready_in_order, resolve_times, split
 from towline.delivery.schedule import NEAR_US, Slot
-from towline.delivery.schedule_events import Dropped, Due, Moved
+from towline.delivery.schedule_events import Dropped, Due, Moved, Run
 from towline.delivery.wheel import Place
 from towline.delivery.wheel import ripe_at_us as ripe_at
-from towline.errors import QueueFull, TooLarge, TowlineError
+from towline.errors import QueueFull, TooLarge
 from towline.frame import Frame
 from towline.protocol.messages import Sent
 from towline.store import Append, Appended
@@ -47,11 +47,21 @@ BOOK_LAG_US: Final = 8 * SECOND_US
 CANCELLED_PER_SLOT: Final = 20_000
 """A slot with more cancelled messages than this is rewritten without them."""
 
-FULL_S: Final = 1.0
-
 Pieces = list[tuple[Opened, int, int]]
 Source = tuple[str, int, bytes, bytes]
 """Topic, lane number, address and token."""
+
+
+class Arriving(NamedTuple):
+    """What goes to lanes: these, a frame for each, where the messages go, and how many of each topic there are."""
+
+    lanes: list[tuple[Topic, Lane]]
+    unit: list[Append]
+    notes: list[Append]
+    counts: dict[str, int]
+
+
+NOTHING: Final = Arriving([], [], [], {})
 
 
 class Booking(NamedTuple):
@@ -93,12 +103,14 @@ class Scheduler:
         self.changing = asyncio.Lock()
         """Held by whoever cancels or moves messages."""
         self._delivering = asyncio.Lock()
-        self._moving = asyncio.Lock()
+        self.moving = asyncio.Lock()
+        """Held by whoever moves what waits in slots."""
         self._deliver_pace = Pace(agenda.clock, "delivering what is due")
         self._move_pace = Pace(agenda.clock, "moving what comes near")
         self._under_way: deque[asyncio.Future[None]] = deque()
         self._rewriting: dict[Place, int] = {}
         self._drift_us: int | None = None
+        self.held = Held(self)
         agenda.on_land = self._landed
 
     def loops(self) -> list[Awaitable[None]]:
@@ -215,7 +227,7 @@ class Scheduler:
             return False
         self._under_way.append(appended.done)
         while len(self._under_way) > UNITS_MAX:
-            with suppress(TooLarge):  # see `_redeliver`
+            with suppress(TooLarge):  # see `carry`
                 await asyncio.shield(self._under_way.popleft())
         return True
 
@@ -232,12 +244,10 @@ class Scheduler:
         there = []
         for entry in taken:
             if entry.opened is None:
-                stream = entry.place.stream
-                read = await self.agenda.store.read(stream, entry.seq, 1, 1)
-                found = [parcel for seq, parcel, _ in parcels_in(read, stream) if seq == entry.seq]
-                if not found:
+                opened = await self.open_parcel(entry.place, entry.seq)
+                if opened is None:
                     continue
-                self.schedule.near.keep(entry, Opened(found[0]))
+                self.schedule.near.keep(entry, opened)
             there.append(entry)
         return there
 
@@ -251,7 +261,7 @@ class Scheduler:
         end_us = limit_us if last or rest_us is None else rest_us
         until_us = max(limit_us if last else end_us - 1, schedule.until_us)
         pieces: dict[Source, Pieces] = {}
-        ahead, stops = [], []
+        ahead, stops, runs = [], [], list[Run]()
         for entry in taken:
             opened = entry.opened
             assert opened is not None, "it was fetched"
@@ -260,13 +270,27 @@ class Scheduler:
             if stop > entry.at:
                 if opened.times[stop - 1] > until_us:
                     ahead.append((entry.place.number, entry.seq, stop))
-                for start, end in self._runs(schedule.slots.get(entry.place), entry.seq, opened, entry.at, stop):
+                for start, end in self.runs_of(schedule.slots.get(entry.place), entry.seq, opened, entry.at, stop):
                     pieces.setdefault(opened.origin(), []).append((opened, start, end))
+                    runs.append(Run(*entry.place, entry.seq, start, end))
         if until_us <= schedule.until_us and not ahead:
             return None
-        lanes: list[tuple[Topic, Lane]] = []
-        unit: list[Append] = []
-        counts: dict[str, int] = {}
+        kept = schedule.due(until_us, (), ahead, held=runs)
+        try:
+            arriving = self.arriving(pieces)
+            due = schedule.due(until_us, list(arriving.counts.items()), ahead)
+            appended = self.carry(due, kept, runs, arriving=arriving)
+        except TooLarge:
+            # They are, together.
+            appended = self.agenda.append([], [kept])
+            self.held.refused(runs)
+        for entry, stop in zip(taken, stops, strict=True):
+            entry.at = stop
+        return appended
+
+    def arriving(self, pieces: Mapping[Source, Pieces]) -> Arriving:
+        """What is due, as it goes to its lanes."""
+        found = Arriving([], [], [], {})
         firsts: dict[str, int] = {}
         arrivals: dict[str, list[Arrival]] = {}
         for topic, number, frame, ids, source in self._frames(pieces):
@@ -274,52 +298,36 @@ class Scheduler:
             first = firsts.get(lane.stream, lane.next)
             firsts[lane.stream] = first + count
             arrivals.setdefault(name, []).append(arrival(number, first, ids))
-            counts[name] = counts.get(name, 0) + count
-            lanes.append((topic, lane))
-            unit.append(Append(lane.stream, frame, count, source))
-        due = schedule.due(until_us, list(counts.items()), ahead)
-        appended = self.agenda.append([], [due], [*unit, *note_arrivals(arrivals)])
-        for entry, stop in zip(taken, stops, strict=True):
-            entry.at = stop
-        self.delivered += sum(counts.values())
-        _show(lanes, unit, appended)
-        appended.done.add_done_callback(partial(self._delivered, pieces))
+            found.counts[name] = found.counts.get(name, 0) + count
+            found.lanes.append((topic, lane))
+            found.unit.append(Append(lane.stream, frame, count, source))
+        found.notes.extend(note_arrivals(arrivals))
+        return found
+
+    def carry(
+        self,
+        event: Due | Moved,
+        kept: Due | Moved,
+        runs: Sequence[Run],
+        *,
+        arriving: Arriving = NOTHING,
+        parcels: Sequence[Placed] = (),
+    ) -> Appended:
+        """Record that these messages went elsewhere, in one unit with them. If they are refused late, they are held."""
+        schedule, count = self.schedule, sum(arriving.counts.values())
+        slots = {slot.place: slot for run in runs if (slot := schedule.slots.get(run.place)) is not None}
+        appended = self.agenda.append(parcels, [event], [*arriving.unit, *arriving.notes], [kept])
+        self.delivered += count
+        _show(arriving.lanes, arriving.unit, appended)
+
+        def take_back() -> None:
+            self.delivered -= count
+            schedule.take_back(event, runs, slots)
+            if not (isinstance(event, Due) and event.released):
+                self.held.refused(runs)
+
+        self.agenda.when_refused(appended, take_back)
         return appended
-
-    def _delivered(self, pieces: Mapping[Source, Pieces], done: asyncio.Future[None]) -> None:
-        if not done.cancelled() and isinstance(done.exception(), TooLarge):
-            self._under_way.append(asyncio.ensure_future(self._redeliver(pieces)))
-
-    async def _redeliver(self, pieces: Mapping[Source, Pieces]) -> None:
-        """A database does not take one of these messages, and so none of their unit, but the mark: they go to their
-        lanes one by one, and that one is dropped."""
-        singles = [
-            (source, opened, at)
-            for source, some in pieces.items()
-            for opened, start, end in some
-            for at in range(start, end)
-        ]
-        for source, opened, at in singles:
-            try:
-                await self._deliver_alone(source, opened, at)
-            except TowlineError as error:
-                [number] = opened.ids(at, at + 1)
-                log.error("delayed message %d of topic %s is due, and dropped: %s", number, source[0], error)
-
-    async def _deliver_alone(self, source: Source, opened: Opened, at: int) -> None:
-        [(topic, number, frame, ids, address)] = self._frames({source: [(opened, at, at + 1)]})
-        lane = topic.lanes[number]
-        unit = [Append(lane.stream, frame, 1, address)]
-        while True:
-            try:
-                arrived = note_arrivals({topic.config.name: [arrival(number, lane.next, ids)]})
-                appended = self.agenda.append([], [], [*unit, *arrived])
-                break
-            except QueueFull:
-                await self._on_full()
-                await asyncio.sleep(FULL_S)
-        _show([(topic, lane)], unit, appended)
-        await appended.done
 
     def _frames(self, pieces: Mapping[Source, Pieces]) -> Iterator[tuple[Topic, int, bytes, Sequence[int], bytes]]:
         """What is due, by where it came from, as frames for the lanes, and the ids of the messages. To a shard it comes
@@ -337,7 +345,7 @@ class Scheduler:
             for frame, numbers, source in ready_in_order(some):
                 yield topic, number, frame, numbers, source
 
-    def _runs(self, slot: Slot | None, seq: int, opened: Opened, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    def runs_of(self, slot: Slot | None, seq: int, opened: Opened, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Which of these messages are to be delivered: (from, to)."""
         if self.schedule.is_dropped(opened.parcel):
             return
@@ -354,7 +362,7 @@ class Scheduler:
 
     async def move_step(self) -> bool:
         """Read a slot into memory, or move a part of one nearer. False if there is nothing to do now."""
-        async with self._moving:
+        async with self.moving:
             slot = self.schedule.to_load(self.agenda.clock.now_us())
             if slot is not None:
                 await self._load(slot)
@@ -385,19 +393,32 @@ class Scheduler:
             return
         read = await self.agenda.read(stream, slot.next, MOVE_BYTES)
         pieces: dict[Source, Pieces] = {}
-        messages = 0
+        messages, runs = 0, list[Run]()
         for seq, parcel, _ in parcels_in(read, stream):
             if parcel.number != slot.place.number:
                 continue
             opened = Opened(parcel)
             messages += parcel.count
-            for start, stop in self._runs(slot, seq, opened, 0, parcel.count):
+            for start, stop in self.runs_of(slot, seq, opened, 0, parcel.count):
                 pieces.setdefault(opened.origin(), []).append((opened, start, stop))
-        parcels = [placed for some in pieces.values() for placed in join(some, schedule.until_us)]
-        moved = Moved(slot.place.level, slot.place.number, read.next, messages)
-        appended = self.agenda.append(parcels, [moved])
+                runs.append(Run(*slot.place, seq, start, stop))
+        moved = Moved(*slot.place, read.next, messages)
+        kept = Moved(*slot.place, read.next, messages, runs)
+        try:
+            parcels = [placed for some in pieces.values() for placed in join(some, schedule.until_us)]
+            appended = self.carry(moved, kept, runs, parcels=parcels)
+        except TooLarge:
+            # They are, together.
+            appended = self.agenda.append([], [kept])
+            self.held.refused(runs)
         slot.since_us = appended.at_us
-        await appended.done
+        with suppress(TooLarge):  # see `carry`
+            await appended.done
+
+    async def open_parcel(self, place: Place, seq: int) -> Opened | None:
+        read = await self.agenda.store.read(place.stream, seq, 1, 1)
+        found = [parcel for number, parcel, _ in parcels_in(read, place.stream) if number == seq]
+        return Opened(found[0]) if found else None
 
     def rewrite_older(self, before_us: int) -> None:
         """Have everything that was written before then written anew: what is delayed for years must not hold on to log
@@ -453,7 +474,7 @@ class Scheduler:
     async def settle(self) -> None:
         """Wait until consumers see what has been delivered so far."""
         seen = set[asyncio.Future[None]]()
-        while more := [future for future in self._under_way if future not in seen]:
+        while more := [future for future in [*self._under_way, *self.held.under_way()] if future not in seen]:
             seen.update(more)
             for error in await asyncio.gather(*more, return_exceptions=True):
                 if error is not None and not isinstance(error, TooLarge):

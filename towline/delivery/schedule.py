@@ -6,12 +6,15 @@
 Where the clock is behind it, because it was ahead and has been corrected, a new *era* begins: `until_us` goes back to
 where the clock is, and new messages are due by that. Parcels say in which era they were written; for those of earlier
 ones, the time up to which they were delivered stays a *floor* until the clock is there again.
+
+Messages that the store does not take where they are to go are *held*: they stay in their parcel and their slot,
+whatever has become of the others there, and whatever the time is.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -20,7 +23,7 @@ import msgspec
 from towline.clock import SECOND_US
 from towline.delivery.near import Near
 from towline.delivery.parcel import Parcel
-from towline.delivery.schedule_events import Cancelled, Dropped, Due, Moved, ScheduleEvent
+from towline.delivery.schedule_events import Cancelled, Dropped, Due, Moved, Run, ScheduleEvent
 from towline.delivery.wheel import Place, is_over, ripe_at_us
 
 __all__ = ["CANCELLED_MAX", "Position", "Schedule", "ScheduleSnapshot", "Slot", "SlotSnapshot"]
@@ -66,6 +69,12 @@ class SlotSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     last_us: int = 0
     """When the last of it is due; 0 is not known."""
     era: int = 0
+    held: list[tuple[int, list[int]]] = []
+
+    @property
+    def first(self) -> int:
+        """The first parcel that is needed."""
+        return min(self.next, *(seq for seq, _ in self.held)) if self.held else self.next
 
 
 class ScheduleSnapshot(msgspec.Struct, frozen=True):
@@ -96,6 +105,7 @@ class Slot:
         "cancelled",
         "end",
         "era",
+        "held",
         "last_us",
         "loaded_to",
         "loading",
@@ -124,6 +134,8 @@ class Slot:
         """By parcel, the places of the messages in it that are not to be delivered."""
         self.ahead: dict[int, int] = {}
         """By parcel, how many of its messages were delivered before all others due at the same time were."""
+        self.held: dict[int, set[int]] = {}
+        """By parcel, the places of the messages in it that are held; also of parcels before `next`."""
         self.runs: list[list[int]] = []
         """The lowest and highest id of some parcels in a row, and the first of these: so that one message is found
         without reading all of a slot."""
@@ -131,6 +143,11 @@ class Slot:
         """Slots of seconds: the next parcel to read into the near index. Once all are there, …"""
         self.loaded_to: int | None = None
         """… those from this one on come there by themselves."""
+
+    @property
+    def first(self) -> int:
+        """The first parcel that is needed."""
+        return min(self.next, *self.held) if self.held else self.next
 
     def note(self, seq: int, low: int, high: int, last_us: int) -> None:
         """A parcel with ids from `low` to `high` is in the slot, all of it due by `last_us`."""
@@ -222,10 +239,13 @@ class Schedule:
             slot = self.slots.get(Place(0, number))
             if slot is not None:
                 slot.ahead[seq] = at
+        self._hold(event.held)
+        self._release(event.released)
         # Replay meets parcels before marks: those of a later era were not there yet.
         over = [one for one in self.slots.values() if one.era <= self.era and is_over(one.place, self.until_us)]
         for slot in over:
-            self._remove(slot)
+            if not slot.held:
+                self._remove(slot)
 
     def _apply_moved(self, event: Moved) -> None:
         slot = self.slots.get(Place(event.level, event.number))
@@ -233,10 +253,48 @@ class Schedule:
             return
         slot.next = max(slot.next, event.next)
         slot.messages -= event.messages
-        for seq in [seq for seq in slot.cancelled if seq < slot.next]:
+        self._hold(event.held)
+        for seq in [seq for seq in slot.cancelled if seq < slot.next and seq not in slot.held]:
             self.cancelled -= len(slot.cancelled.pop(seq))
-        if slot.next >= slot.end:
+        if slot.next >= slot.end and not slot.held:
             self._remove(slot)
+
+    def _hold(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            slot = self.slots.get(run.place)
+            if slot is not None:
+                slot.held.setdefault(run.seq, set()).update(range(run.start, run.stop))
+
+    def _release(self, runs: Sequence[Run]) -> None:
+        for run in runs:
+            slot = self.slots.get(run.place)
+            if slot is None or run.seq not in slot.held:
+                continue
+            slot.held[run.seq].difference_update(range(run.start, run.stop))
+            if not slot.held[run.seq]:
+                del slot.held[run.seq]
+            if run.level and slot.next >= slot.end and not slot.held:
+                self._remove(slot)
+
+    def take_back(self, event: Due | Moved, runs: Sequence[Run], slots: Mapping[Place, Slot]) -> None:
+        """An event that was applied is not stored after all, because its messages were refused: instead, these are
+        held. The slots are those that they were in."""
+        if isinstance(event, Due):
+            for topic, count in event.delivered:
+                self.counts[topic] = self.counts.get(topic, 0) + count
+        for place, slot in slots.items():
+            if place not in self.slots:
+                self.slots[place] = slot
+                self.cancelled += sum(map(len, slot.cancelled.values()))
+        self._hold(runs)
+
+    def take_back_cancelled(self, events: Sequence[Cancelled]) -> None:
+        """Messages were to be put elsewhere, and were refused there: they are where they were."""
+        for event in events:
+            slot = self.slots[Place(event.level, event.number)]
+            for seq, indices in event.positions:
+                slot.cancelled[seq].difference_update(indices)
+                self.cancelled -= len(indices)
 
     def _apply_cancelled(self, event: Cancelled) -> None:
         if event.request:
@@ -274,10 +332,25 @@ class Schedule:
     # What is to be done
 
     def due(
-        self, until_us: int, delivered: Sequence[tuple[str, int]] = (), ahead: Sequence[tuple[int, int, int]] = ()
+        self,
+        until_us: int,
+        delivered: Sequence[tuple[str, int]] = (),
+        ahead: Sequence[tuple[int, int, int]] = (),
+        *,
+        held: Sequence[Run] = (),
+        released: Sequence[Run] = (),
     ) -> Due:
         """The mark that everything up to then is in its lane."""
-        return Due(until_us, self.next_id, list(delivered), list(ahead), self.era, list(self.floors))
+        return Due(
+            until_us,
+            self.next_id,
+            list(delivered),
+            list(ahead),
+            self.era,
+            list(self.floors),
+            list(held),
+            list(released),
+        )
 
     def new_era(self, now_us: int) -> Due | None:
         """The mark that the clock was set back, to before what has been delivered; None if it was not."""
@@ -308,7 +381,11 @@ class Schedule:
 
     def ripe(self) -> Slot | None:
         """The next slot that has to be moved into finer ones."""
-        waiting = [one for one in self.slots.values() if one.place.level and ripe_at_us(one.place) <= self.until_us]
+        waiting = [
+            one
+            for one in self.slots.values()
+            if one.place.level and one.next < one.end and ripe_at_us(one.place) <= self.until_us
+        ]
         return min(waiting, key=_begin_us, default=None)
 
     def deliver_at_us(self) -> int | None:
@@ -328,12 +405,12 @@ class Schedule:
     def is_waiting(self, position: Position) -> bool:
         """Whether the message is still where it was found."""
         slot = self.slots.get(position.place)
-        return (
-            slot is not None
-            and slot.next <= position.seq
+        if slot is None or position.at in slot.cancelled.get(position.seq, ()):
+            return False
+        return position.at in slot.held.get(position.seq, ()) or (
+            slot.next <= position.seq
             and position.due_us > self.delivered_us(position.era)
             and position.at >= slot.ahead.get(position.seq, 0)
-            and position.at not in slot.cancelled.get(position.seq, ())
         )
 
     # Documents
@@ -368,6 +445,7 @@ class Schedule:
             slot.ahead = dict(one.ahead)
             slot.last_us = one.last_us or FOREVER_US
             slot.era = one.era
+            slot.held = {seq: set(indices) for seq, indices in one.held}
             self.slots[slot.place] = slot
             self.cancelled += sum(map(len, slot.cancelled.values()))
 
@@ -388,4 +466,5 @@ def _slot_out(slot: Slot) -> SlotSnapshot:
         ahead=sorted(slot.ahead.items()),
         last_us=slot.last_us,
         era=slot.era,
+        held=[(seq, sorted(indices)) for seq, indices in sorted(slot.held.items())],
     )

@@ -6,9 +6,40 @@ parcel was put into a slot is no event: the parcel says it itself.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
-__all__ = ["Cancelled", "Dropped", "Due", "Moved", "ScheduleEvent", "decode_schedule_event", "encode_schedule_event"]
+from towline.delivery.wheel import Place
+
+__all__ = [
+    "Cancelled",
+    "Dropped",
+    "Due",
+    "Moved",
+    "Run",
+    "ScheduleEvent",
+    "decode_schedule_event",
+    "encode_schedule_event",
+]
+
+
+class Run(NamedTuple):
+    """Messages of a parcel: the level and number of its slot, its own number there, and from which to which place."""
+
+    level: int
+    number: int
+    seq: int
+    start: int
+    stop: int
+
+    @property
+    def place(self) -> Place:
+        return Place(self.level, self.number)
+
+    @property
+    def messages(self) -> int:
+        return self.stop - self.start
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True):
@@ -30,6 +61,10 @@ class Due(_Event, frozen=True, array_like=True, tag=1):
     """How often the clock has been set back. The first of an era takes `until_us` back to where the clock is, …"""
     floors: list[tuple[int, int]] = []
     """… and for parcels of earlier ones than these it stays where it was: (era, time)."""
+    held: list[Run] = []
+    """But these are not in their lanes: they are too large for the store, and wait where they are."""
+    released: list[Run] = []
+    """These, which were held, are in their lanes, or in other slots."""
 
 
 class Moved(_Event, frozen=True, array_like=True, tag=2):
@@ -39,6 +74,8 @@ class Moved(_Event, frozen=True, array_like=True, tag=2):
     number: int
     next: int
     messages: int
+    held: list[Run] = []
+    """But these were not: they are too large for the store, and wait where they are."""
 
 
 class Cancelled(_Event, frozen=True, array_like=True, tag=3):
