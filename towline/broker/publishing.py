@@ -18,6 +18,7 @@ import msgspec
 
 from towline.broker.config_file import fits_log
 from towline.broker.ordering import refuse_mixed
+from towline.broker.refusals import Refusals
 from towline.broker.sending import Outgoing, Sender
 from towline.clock import SECOND_US, Clock
 from towline.delivery.dedup import Repeat, dedup_ids_of
@@ -32,7 +33,7 @@ from towline.delivery.publishing import (
     encode_publish_mark,
     encode_staged,
 )
-from towline.errors import BadRequest, NotFound, QueueFull, StoreDamaged, TowlineError, Unavailable
+from towline.errors import BadRequest, NotFound, QueueFull, StoreDamaged, TooLarge, TowlineError, Unavailable
 from towline.frame import FRAME_MAX, Frame, encode_events
 from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability
@@ -74,6 +75,10 @@ class Staging:
         self._state = Publications()
         self._next_record = store.bounds(STAGED).end
         self._next_mark = store.bounds(MARKS).end
+        self._coming: dict[int, tuple[str, asyncio.Future[None]]] = {}
+        """By number, marks that do not count yet: their sinks, and when they are durable."""
+        self._refusals = Refusals[str](clock)
+        """Sinks of which something is held."""
         self._saved: tuple[int, int] | None = None
         self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
         self.closing = False
@@ -168,19 +173,32 @@ class Staging:
             return wire.Published(messages)
 
     async def _roll_forward(self, sink: str, durability: Durability) -> None:
-        """Publish what is left of the epoch that was decided."""
+        """Publish what is left of the epoch that was decided. What is too large is told of in the end."""
+        while coming := [done for one, done in self._coming.values() if one == sink]:
+            # Somebody began with it, and did not wait.
+            await asyncio.wait(coming)
         running = self._state.running.get(sink)
         if running is None:
             return
         under_way: list[asyncio.Future[Any]] = []
-        for number in range(running.done, len(running.records)):
+        refused: TooLarge | None = None
+        for number in running.left:
             self._check_open()
             chunk = await self._read(running.records[number])
-            under_way.append(self._append(chunk, sink, running.epoch, number + 1, durability))
+            try:
+                under_way.append(self._append(chunk, sink, running.epoch, number + 1, durability))
+            except TooLarge as error:
+                refused = error
+                under_way.append(self._hold(sink, running.epoch, number + 1, durability))
             if len(under_way) >= AHEAD:
-                await asyncio.shield(under_way.pop(0))
+                refused = await _refusal(under_way.pop(0)) or refused
         for future in under_way:
-            await asyncio.shield(future)
+            refused = await _refusal(future) or refused
+        if refused is not None:
+            raise TooLarge(
+                f"{len(running.held)} of {len(running.records)} records of epoch {running.epoch} of sink {sink} wait, "
+                f"and are not published: {refused}"
+            )
         await self._trim()
 
     def _append(self, chunk: Chunk, sink: str, epoch: int, done: int, durability: Durability) -> asyncio.Future[Any]:
@@ -193,11 +211,18 @@ class Staging:
         ]
         mark = Advanced(self._clock.now_us(), sink, epoch, done)
         if not outgoing:
-            appended = self._store.append([_marked(mark)], durability)
-            self.apply(mark)
-            return appended.done
+            return self._record_when(mark, durability)
         frames = [Frame(body).verify() for _, _, body in outgoing]
         return self._sender.append(outgoing, frames, durability, head.source, _AdvanceMark(self, mark))
+
+    def _hold(self, sink: str, epoch: int, done: int, durability: Durability) -> asyncio.Future[None]:
+        return self._record_when(Advanced(self._clock.now_us(), sink, epoch, done, held=True), durability)
+
+    def _record_when(self, mark: Advanced, durability: Durability) -> asyncio.Future[None]:
+        """Record that a record is done with, behind those that are on their way."""
+        appended = self._store.append([_marked(mark)], durability)
+        self.apply_when(appended.done, mark, mark)
+        return appended.done
 
     def _has_lane(self, topic: str, lane: int) -> bool:
         """Were the topic deleted meanwhile, the rest would never be published: what was for it is dropped with it."""
@@ -226,6 +251,24 @@ class Staging:
         """The mark has its place."""
         self._next_mark += 1
         self._state.apply(mark)
+
+    def apply_when(self, done: asyncio.Future[None], mark: Advanced, instead: Advanced) -> None:
+        """The mark has its place, and counts once it is known whether the messages that it speaks of are stored."""
+        number, self._next_mark = self._next_mark, self._next_mark + 1
+        self._coming[number] = mark.sink, done
+
+        def finish(done: asyncio.Future[None]) -> None:
+            del self._coming[number]
+            error = None if done.cancelled() else done.exception()
+            if isinstance(error, TooLarge):
+                self._state.apply(instead)
+            elif error is None and not done.cancelled():
+                self._state.apply(mark)
+
+        if done.done():
+            finish(done)
+        else:
+            done.add_done_callback(finish)
 
     # Looking after itself
 
@@ -266,19 +309,24 @@ class Staging:
 
     async def go_on(self) -> None:
         """Publish what was decided: before a start, or when it could not be read then."""
+        self._refusals.keep(self._state.running)
         for sink in list(self._state.running):
+            if not self._refusals.may_try(sink):
+                continue
             try:
                 async with self._alone(sink):
                     if sink not in self._state.running:
                         continue  # by now it is
                     await self._roll_forward(sink, self._durability)
                 log.info("%s: what was decided before is published", sink)
+            except TooLarge as error:
+                self._refusals.note(sink, f"what sink {sink} staged, and is too large for its lane,", error)
             except TowlineError as error:
                 log.error("%s: what was decided is not published yet: %s", sink, error)
 
     async def save(self) -> None:
         """Write what a start begins with, if something happened."""
-        position = (self._next_record, self._next_mark)
+        position = (self._next_record, min(self._coming, default=self._next_mark))
         if position == (self._saved or (0, 0)):
             return
         document = msgspec.msgpack.encode(self._state.snapshot(*position))
@@ -333,22 +381,35 @@ class Staging:
                 del self._locks[sink]
 
 
+async def _refusal(future: asyncio.Future[Any]) -> TooLarge | None:
+    """Wait for a record; the error if it is too large."""
+    try:
+        await asyncio.shield(future)
+    except TooLarge as error:
+        return error
+    return None
+
+
 class _AdvanceMark:
     """The mark that goes into one unit with the frames of a record."""
 
     def __init__(self, staging: Staging, mark: Advanced) -> None:
         self._staging = staging
         self._mark = mark
+        self._held = msgspec.structs.replace(mark, held=True)
 
     def append(self, firsts: Sequence[int], repeats: Sequence[Repeat], delayed: Sequence[int]) -> Append:
         del firsts, repeats, delayed
-        return _marked(self._mark)
+        return _marked(self._mark, self._held)
 
-    def appended(self, sent: Sent) -> None:
+    def appended(self, sent: Sent, done: asyncio.Future[None]) -> None:
         del sent
-        self._staging.apply(self._mark)
+        self._staging.apply_when(done, self._mark, self._held)
 
 
-def _marked(mark: PublishMark) -> Append:
-    frame = encode_events([encode_publish_mark(mark)], produced_at_us=mark.at_us)
-    return Append(MARKS, frame, 1, control=True)
+def _marked(mark: PublishMark, instead: PublishMark | None = None) -> Append:
+    return Append(MARKS, _encode(mark), 1, control=True, instead=None if instead is None else _encode(instead))
+
+
+def _encode(mark: PublishMark) -> bytes:
+    return encode_events([encode_publish_mark(mark)], produced_at_us=mark.at_us)

@@ -35,8 +35,8 @@ class Mark(Protocol):
     def append(self, firsts: Sequence[int], repeats: Sequence[Repeat], delayed: Sequence[int]) -> Append:
         """The record, given where each frame goes, which messages are repeats and which frames wait for their time."""
 
-    def appended(self, sent: Sent) -> None:
-        """It has its place now; called before anything else can happen."""
+    def appended(self, sent: Sent, done: asyncio.Future[None]) -> None:
+        """It has its place now, and is durable when `done` is; called before anything else can happen."""
 
 
 NOT_PLAIN: Final = DEDUP | DELIVER_AT
@@ -197,7 +197,7 @@ class Sender:
             self._dedup.remember(placed.new, self._time.now_us())
             _when(done, partial(self._forget_refused, placed))
         if mark is not None:
-            mark.appended(sent)
+            mark.appended(sent, appended.done)
         if sent.repeats:
             done = self._with_firsts(done, self._store.append([], wanted or Durability.OS).done)
         ids = [(frame.producer_id, frame.producer_seq) for frame in frames]

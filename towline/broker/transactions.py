@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -43,7 +42,6 @@ from towline.errors import (
     Refused,
     StoreDamaged,
     TooLarge,
-    TowlineError,
     Unavailable,
     Unreadable,
     WrongShard,
@@ -98,7 +96,7 @@ class Escrow:
         self._saved: tuple[int, int] | None = None
         self._saved_set_us = 0
         self._refusals = 0
-        """Records that a database did not take."""
+        """What a database did not take."""
         self._turns: dict[str, _Turns] = {}
         self._closing = False
         self.asking = Asking(self._state, clock, time, lambda marks: self._record(marks, Durability.OS))
@@ -218,22 +216,16 @@ class Escrow:
                 _CommitMark(self, Committed(self._clock.now_us(), head.id, [], [], reason)),
             )
         )
-        future.add_done_callback(partial(self._committed, head))
         sent = await asyncio.shield(future)
         return wire.Decided(sent.firsts, sent.appended_at_us, False, sent.repeats, sent.delayed)
 
-    def _committed(self, head: Prepared, sent: asyncio.Future[Sent]) -> None:
-        """Where a database does not take the messages, the mark says that they are there: another one takes it back."""
-        error = None if sent.cancelled() else sent.exception()
-        if not isinstance(error, TooLarge):
-            return
-        log.error("transaction %s is undone, for its messages were refused: %s", head.id, error)
-        try:
-            self._record(
-                [RolledBack(self._clock.now_us(), head.id, f"its messages were refused: {error}")], Durability.OS
-            )
-        except TowlineError as failed:
-            log.error("transaction %s counts as committed, although its messages were refused: %s", head.id, failed)
+    def committed(self, undone: RolledBack, at_us: int, done: asyncio.Future[None]) -> None:
+        """A commit is durable; or its messages were refused, and the mark that stands says that it is undone."""
+        error = None if done.cancelled() else done.exception()
+        if isinstance(error, TooLarge):
+            log.error("transaction %s is undone, for its messages were refused: %s", undone.id, error)
+            self._refusals += 1
+            self._state.apply(undone, at_us)
 
     def _check_shards(self, head: Prepared) -> None:
         """The frames are for certain shards: of another topic by that name they would be the wrong ones."""
@@ -453,15 +445,18 @@ class _CommitMark:
     def __init__(self, escrow: Escrow, mark: Committed) -> None:
         self._escrow = escrow
         self._mark = mark
+        self._undone = RolledBack(mark.at_us, mark.id, "its messages were refused as too large")
+        """What it is if they are."""
 
     def append(self, firsts: Sequence[int], repeats: Sequence[Repeat], delayed: Sequence[int]) -> Append:
         self._mark = msgspec.structs.replace(
             self._mark, firsts=list(firsts), repeats=list(repeats), delayed=list(delayed)
         )
-        return _marks([self._mark])
+        return _marks([self._mark], [self._undone])
 
-    def appended(self, sent: Sent) -> None:
+    def appended(self, sent: Sent, done: asyncio.Future[None]) -> None:
         self._escrow.apply([self._mark], sent.appended_at_us)
+        done.add_done_callback(lambda done: self._escrow.committed(self._undone, sent.appended_at_us, done))
 
 
 @contextmanager
@@ -472,9 +467,13 @@ def _told(stream: str, chunk: Chunk) -> Iterator[None]:
         log.error("%s: record %d cannot be read and is passed over: %s", stream, chunk.first, error)
 
 
-def _marks(marks: Sequence[Mark]) -> Append:
-    frame = encode_events([encode_mark(mark) for mark in marks], produced_at_us=marks[0].at_us)
-    return Append(MARKS, frame, len(marks), control=True)
+def _marks(marks: Sequence[Mark], instead: Sequence[Mark] | None = None) -> Append:
+    other = None if instead is None else _encode(instead)
+    return Append(MARKS, _encode(marks), len(marks), control=True, instead=other)
+
+
+def _encode(marks: Sequence[Mark]) -> bytes:
+    return encode_events([encode_mark(mark) for mark in marks], produced_at_us=marks[0].at_us)
 
 
 def _finished_state(transaction: str, finished: Finished) -> wire.TransactionState:

@@ -4,7 +4,8 @@
                   └────Dropped──► gone
 
 `Staged` is the head of the record that holds the frames; the others are marks. Once an epoch is decided it will be
-published whole, from where it stands, however often the broker stops meanwhile.
+published whole, from where it stands, however often the broker stops meanwhile. A record that the store does not take
+is held; the others are published, but not the next epoch of that sink.
 
 An epoch has a digest of its contents, if the sink gives one. The same number comes again when a sink does not know that
 it was published: with the same digest it is the same epoch, with another one an error, never taken for the same.
@@ -80,6 +81,8 @@ class Advanced(_Mark, frozen=True, array_like=True, tag=2):
     sink: str
     epoch: int
     done: int
+    held: bool = False
+    """But the last of them is not: it is too large for the store, and waits for one that says the same without it."""
 
 
 class Dropped(_Mark, frozen=True, array_like=True, tag=3):
@@ -127,6 +130,13 @@ class Running(msgspec.Struct, array_like=True):
     done: int = 0
     digest: bytes = b""
     members: list[str] = []
+    held: list[int] = []
+    """The places of records before `done` that are not published."""
+
+    @property
+    def left(self) -> list[int]:
+        """The places of those that are not published yet."""
+        return [*self.held, *range(self.done, len(self.records))]
 
 
 class Sink(msgspec.Struct, frozen=True, array_like=True):
@@ -247,7 +257,9 @@ class Publications:
                 running = self.running.get(mark.sink)
                 if running is not None and running.epoch == mark.epoch:
                     running.done = max(running.done, mark.done)
-                    if running.done >= len(running.records):
+                    held = {*running.held, mark.done - 1} if mark.held else {*running.held} - {mark.done - 1}
+                    running.held = sorted(held)
+                    if not running.left:
                         self._finish(mark.sink, mark.at_us)
             case Dropped():
                 for record in mark.records:
