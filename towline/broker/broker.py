@@ -47,6 +47,7 @@ from towline.broker.waiter import Taker
 from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock
 from towline.delivery import Dedup
 from towline.errors import QueueFull, TowlineError
+from towline.frame import FRAME_MAX
 from towline.model import (
     Durability,
     GroupConfig,
@@ -179,6 +180,7 @@ class Broker:
             self.topics.for_send,
             durability=self._durability,
             max_frame_bytes=self.settings.max_frame_bytes,
+            max_message_bytes=getattr(self.store, "max_message_bytes", FRAME_MAX),
             clock=self.clock,
             time=self.time,
             scheduler=self.scheduler,

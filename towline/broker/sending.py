@@ -55,6 +55,7 @@ class Sender:
         *,
         durability: Durability,
         max_frame_bytes: int,
+        max_message_bytes: int,
         clock: Clock,
         time: SteadyClock,
         scheduler: Scheduler,
@@ -68,6 +69,7 @@ class Sender:
         self.find_topic = find_topic
         self._durability = durability
         self._max_frame_bytes = max_frame_bytes
+        self._max_message_bytes = max_message_bytes
         self._under_way: dict[tuple[int, int], asyncio.Future[Sent]] = {}
         self._refusals = 0
         """Units with dedup ids that were not stored after all."""
@@ -129,7 +131,9 @@ class Sender:
         before: nothing has happened then."""
         names, numbers, data = zip(*outgoing, strict=True)
         bundle = Bundle.verify(data, token) if len(set(names)) == 1 else None
-        if bundle is None or bundle.flags & NOT_PLAIN or max(bundle.lengths) > self._max_frame_bytes:
+        if bundle is None or bundle.flags & NOT_PLAIN:
+            return None
+        if max(bundle.lengths) > min(self._max_frame_bytes, self._max_message_bytes):
             return None
         producer_id, seqs = bundle.producer_id, bundle.producer_seqs
         if not producer_id or (producer_id, seqs[0]) in self._under_way:
@@ -277,6 +281,11 @@ class Sender:
         frame = Frame(data).verify_whole()
         if frame.flags & EVENTS:
             raise BadFrame("a producer sends messages, not delivery events")
+        if frame.columns_length > self._max_message_bytes and frame.longest() > self._max_message_bytes:
+            raise TooLarge(
+                f"a message of {frame.longest()} bytes is over what the database takes of one, with room for why it "
+                f"failed: {self._max_message_bytes}. Send smaller messages, or raise max_allowed_packet"
+            )
         if frame.token != token:
             raise Refused("the frame carries another token than its connection")
         return frame

@@ -109,7 +109,7 @@ class Frame:
         self.length = length
         self.count = count
         self.token = bytes(view[HEADER.size : HEADER.size + token_length]) if token_length else b""
-        self._columns_length = columns_length
+        self._columns_length: int = columns_length
         self._view = view
         self._columns: memoryview | None = None
         self._texts: dict[int, Column] | None = None
@@ -199,6 +199,11 @@ class Frame:
         return self._view
 
     @property
+    def columns_length(self) -> int:
+        """How many bytes the columns take, unpacked."""
+        return self._columns_length
+
+    @property
     def columns(self) -> memoryview:
         """The columns region, unpacked."""
         if self._columns is None:
@@ -263,6 +268,14 @@ class Frame:
             # Its two offsets were looked at on the way.
             return [bytes(self.columns[column.data_at : column.data_at + column.data_length])]
         return _values(self.columns, column.data_at - column.base, self.offsets(column, start, stop))
+
+    def longest(self) -> int:
+        """How many bytes the texts of the largest message take."""
+        sizes: list[int] = [0] * self.count
+        for column in (self._texts or self._lay_out()).values():
+            offsets = self.offsets(column)
+            sizes = [size + end - begin for size, begin, end in zip(sizes, offsets, offsets[1:], strict=False)]
+        return max(sizes)
 
     def numbers(self, flag: int, start: int = 0, stop: int | None = None) -> list[int] | None:
         at = self.number_column(flag)

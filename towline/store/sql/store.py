@@ -32,6 +32,9 @@ log = logging.getLogger("towline.store")
 
 _UNIT_FRAMES_MAX: Final = 65_535
 _PACKET_SPARE: Final = 64 << 10
+LETTER_ROOM: Final = 16 << 10
+"""What the largest message that is taken leaves for what is added when it dies: why, where it was, how often it was
+tried."""
 _CLOSE_S: Final = 15.0
 _DOCUMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,199}")
 
@@ -102,6 +105,11 @@ class SqlStore:
     @property
     def failure(self) -> TowlineError | None:
         return self._writer.failure
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message that may be sent, unpacked."""
+        return self._row_max // 2 - LETTER_ROOM
 
     def figures(self) -> dict[str, int]:
         """What was done so far."""
