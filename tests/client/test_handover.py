@@ -6,14 +6,20 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from towline.client.handover import Handover, whole_frame
+import pytest
+
+from towline.client.handover import Handover, Pace, whole_frame
 from towline.client.lease import ACK, Lease
 from towline.client.limits import Limits
 from towline.client.message import NACKED
 from towline.client.options import ConsumerOptions
 from towline.client.outgoing import Sender
 from towline.client.section import Section
+from towline.client.steps import drive
+from towline.errors import TooLarge
 from towline.frame import Frame, Piece, encode, gather
+from towline.model import GroupConfig
+from towline.protocol.cluster import HandedBack
 from towline.protocol.messages import Act, Part, Settled
 
 
@@ -69,6 +75,56 @@ def test_of_a_consumer_by_prefix_only_what_is_not_ordered_is_handed_over() -> No
     subscription.nacks = deque(acts[::2])
     assert not len(Handover(subscription, SimpleNamespace()))  # type: ignore[arg-type]
     assert list(subscription.nacks) == acts[::2]
+
+
+def test_what_is_too_large_for_another_broker_is_told_to_its_own_and_the_rest_is_handed_over_once() -> None:
+    sent = encode([b"a", b"large", b"c"])
+    section = Section("orders", Part(1, 40, 3, 0, len(sent), 1, 1_000, b""), memoryview(sent))
+    section.flags[:] = bytes([NACKED] * 3)
+    lease = SimpleNamespace(shards=0, sections=[section])
+    nack = Act(1, 2, [(1, 40, 3)], reason="bad")
+    terms = SimpleNamespace(of=lambda topic: GroupConfig(topic, "g"))
+    subscription: Any = SimpleNamespace(
+        nacks=deque([nack]), lease={2: lease}.get, unanswered=list, terms=terms, group="g"
+    )
+    handover = Handover(subscription, SimpleNamespace())  # type: ignore[arg-type]
+    assert offered(handover) == [[b"a", b"large", b"c"], [b"a"], [b"large", b"c"], [b"large"], [b"c"]]
+    assert handover.refused is not None
+    assert offered(handover) == [[b"large"]], "what one has is not offered to another"
+    assert handover.undone() == []
+    assert list(subscription.nacks) == [
+        Act(ACK, 2, [(1, 40, 1), (1, 42, 1)]),
+        Act(1, 2, [(1, 41, 1)], reason="bad"),
+    ]
+
+
+def offered(handover: Handover) -> list[list[bytes]]:
+    """What a broker is told that takes nothing large."""
+    told: list[list[bytes]] = []
+
+    def do(call: Any) -> HandedBack:
+        told.append(Frame(call.buffers[0]).bodies())
+        if b"large" in told[-1]:
+            raise TooLarge("it is")
+        return HandedBack(0)
+
+    with pytest.raises(TooLarge):
+        drive(handover.flow(Sender("me")), do)
+    return told
+
+
+def test_nacks_are_handed_over_after_a_while_and_those_that_are_too_large_ever_more_rarely() -> None:
+    pace = Pace()
+    assert [now_s for now_s in range(10, 13) if pace.is_due(now_s)] == [12]
+    tries = []
+    for now_s in range(13, 300):
+        if pace.is_due(now_s):
+            tries.append(now_s)
+            pace.in_vain(now_s)
+    assert tries[:4] == [13, 16, 21, 30]
+    assert tries[-1] - tries[-2] == 61
+    pace.back()
+    assert [now_s for now_s in range(300, 303) if pace.is_due(now_s)] == [302]
 
 
 def test_until_its_own_broker_was_told_a_pull_counts_as_held() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.client.test_process_end import run
 from tests.client.test_standing_through import one_by_one, pulls
 from tests.cluster.conftest import Brokers, eventually
 from tests.cluster.load import Load
+from tests.eventually import eventually_done
 from towline.errors import BadRequest, Closed, Partly, Unavailable
 from towline.model import RetryPolicy
 from towline.protocol.messages import Pull
@@ -177,6 +179,48 @@ async def test_a_nack_whose_broker_is_away_goes_to_another_with_the_whole_messag
         assert not await do(consumer.pull(wait=3.0))
         state = await do(mq.group(topic, "g"))
         assert (state.lag, state.in_flight, state.retrying) == (0, 0, 0)
+
+
+async def test_of_nacks_whose_broker_is_away_the_one_that_is_too_large_for_others_waits_for_it(
+    connect: Any, tmp_path: Path, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    brokers = Brokers(tmp_path, 2)
+    try:
+        brokers.start(0)
+        retry = towline.RetryPolicy(max_attempts=5, delays_s=(0.1,))
+        async with (
+            entered(connect(brokers.url)) as mq,
+            entered(mq.consumer(topic, "g", retry=retry, ack_interval=0.05)) as consumer,
+        ):
+            await do(mq.send_many(topic, [b"before", b"x" * 100_000, b"after"]))
+            batch = await do(consumer.pull(wait=60))
+            assert len(batch) == 3
+            brokers.flags = ("--max-frame-bytes", "65536")
+            brokers.start(1)
+            brokers.wait_for(2)
+            await eventually_done(lambda: sum(one.ready for one in consumer._branches.values()) == 2)
+            brokers.kill(0)
+            for message in batch:
+                message.nack(f"it failed, {len(message.body)}")  # each for itself
+            bodies: list[bytes] = []
+            deadline = time.monotonic() + 20
+            while len(bodies) < 2:
+                assert time.monotonic() < deadline
+                for message in await do(consumer.pull(wait=0.5)):
+                    bodies.append(message.body)
+                    message.ack()
+            assert sorted(bodies) == [b"after", b"before"]
+            assert not await do(consumer.pull(wait=4.0)), "they come once"
+            refused = [one for one in caplog.messages if "does not take nacks" in one]
+            assert 1 <= len(refused) < 8, "it is offered ever more rarely"
+            brokers.flags = ()
+            brokers.start(0)
+            last = await _next(consumer)
+            assert (len(last.body), last.attempt) == (100_000, 2)
+            last.ack()
+            assert not await do(consumer.pull(wait=1.0))
+    finally:
+        brokers.close()
 
 
 async def _holds(connect: Any, address: str, topic: str) -> bool:

@@ -13,7 +13,7 @@ from towline.client.aio_cluster import AioCluster
 from towline.client.aio_consumer import Batch, Consumer
 from towline.client.backoff import Backoff
 from towline.client.connection import Call
-from towline.client.handover import Handover
+from towline.client.handover import Handover, Pace
 from towline.client.lease import Lease
 from towline.client.limits import Limits
 from towline.client.message import Message
@@ -32,7 +32,6 @@ _SLICE_S: Final = 0.5
 _TURN_S: Final = 0.05
 _GRACE_S: Final = 0.5
 _SETTLE_S: Final = 0.1
-_HAND_OVER_S: Final = 1.0
 
 
 class ClusterBatch(Batch):
@@ -80,7 +79,7 @@ class _Branch:
         self.served: Demand | None = None
         self.pulling = False
         self.turn = owner.next_turn()
-        self.down_since = 0.0
+        self.pace = Pace()
         self.task = asyncio.get_running_loop().create_task(self._work(), name=f"towline-pull-{broker}")
 
     @property
@@ -355,16 +354,17 @@ class ClusterConsumer(Consumer):
         for branch in list(self._branches.values()):
             consumer = branch.consumer
             if consumer is None or consumer.link.connection.ready:
-                branch.down_since = 0.0
+                branch.pace.back()
                 continue
-            branch.down_since = branch.down_since or now
-            if at_once or now - branch.down_since > _HAND_OVER_S:
+            if at_once or branch.pace.is_due(now):
                 await self._hand_over(branch, consumer)
 
     async def _hand_over(self, branch: _Branch, consumer: Consumer) -> None:
         handover = Handover(consumer.subscription, consumer.link.connection)
         if len(handover) and await self._try_others(branch.broker, handover):
             return
+        if handover.refused is not None:
+            branch.pace.in_vain(time.monotonic())
         for call in handover.undone():
             await consumer.link.start(call)
 

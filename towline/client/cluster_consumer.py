@@ -19,7 +19,7 @@ from towline.client.backoff import Backoff
 from towline.client.cluster import Cluster
 from towline.client.connection import Call
 from towline.client.consumer import Batch, Consumer
-from towline.client.handover import Handover
+from towline.client.handover import Handover, Pace
 from towline.client.lease import Lease
 from towline.client.limits import Limits
 from towline.client.message import Message
@@ -41,8 +41,6 @@ _TURN_S: Final = 0.05
 _GRACE_S: Final = 0.5
 _SETTLE_S: Final = 0.1
 """How long an ack waits for a broker that is away."""
-_HAND_OVER_S: Final = 1.0
-"""A broker that is away for so long is not waited for with nacks."""
 
 
 class ClusterBatch(Batch):
@@ -93,7 +91,7 @@ class _Branch:
         """The demand that there is nothing for here."""
         self.pulling = False
         self.turn = owner.next_turn()
-        self.down_since = 0.0
+        self.pace = Pace()
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._work, name=f"towline-pull-{broker}", daemon=True)
         self.thread.start()
@@ -407,10 +405,9 @@ class ClusterConsumer(Consumer):
         for branch in list(self._branches.values()):
             consumer = branch.consumer
             if consumer is None or consumer.link.connection.ready:
-                branch.down_since = 0.0
+                branch.pace.back()
                 continue
-            branch.down_since = branch.down_since or now
-            if at_once or now - branch.down_since > _HAND_OVER_S:
+            if at_once or branch.pace.is_due(now):
                 self._hand_over(branch, consumer)
 
     def _hand_over(self, branch: _Branch, consumer: Consumer) -> None:
@@ -424,6 +421,8 @@ class ClusterConsumer(Consumer):
                 again = handover.undone()
         else:
             again = self._try_others(branch.broker, consumer, handover)
+            if handover.refused is not None:
+                branch.pace.in_vain(time.monotonic())
         for call in again:
             link.start(call)
 

@@ -5,7 +5,8 @@ back. A nack that was on its way may have arrived there all the same: then its m
 not until that broker returns.
 
 A message goes as it is: key, headers, shard key and dedup id, lifetime, limits, and when it was produced. Messages of
-ordered topics wait for their own broker, or they would lose their order.
+ordered topics wait for their own broker, or they would lose their order. So do those that are too large for all others;
+these are asked again, but ever more rarely.
 """
 
 from __future__ import annotations
@@ -23,17 +24,41 @@ from towline.client.outgoing import FRAME_BYTES, FRAME_MESSAGES, Sender
 from towline.client.section import Section
 from towline.client.steps import Flow
 from towline.client.subscription import Subscription
-from towline.errors import ProtocolError
+from towline.errors import ProtocolError, TooLarge
 from towline.frame.encode import packed_headers
 from towline.frame.layout import BODY, DEDUP, EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY
 from towline.model import LANES
 from towline.protocol.cluster import HandBack, HandedBack
 from towline.protocol.messages import Act, Pull, Settled
 
-__all__ = ["Handover", "whole_frame"]
+__all__ = ["Handover", "Pace", "whole_frame"]
 
 _DEAD: Final = 2
 _ORIGIN: Final = "towline-origin"
+_AFTER_S: Final = 1.0
+"""A broker that is away for so long is not waited for with nacks."""
+_PAUSE_MAX_S: Final = 60.0
+
+
+class Pace:
+    """When the nacks of a broker that is away are handed over."""
+
+    def __init__(self) -> None:
+        self._due_s = 0.0
+        self._pause_s = _AFTER_S
+
+    def is_due(self, now_s: float) -> bool:
+        self._due_s = self._due_s or now_s + _AFTER_S
+        return now_s > self._due_s
+
+    def in_vain(self, now_s: float) -> None:
+        """Some were too large."""
+        self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
+        self._due_s = now_s + self._pause_s
+
+    def back(self) -> None:
+        """The broker is there."""
+        self._due_s, self._pause_s = 0.0, _AFTER_S
 
 
 class Handover:
@@ -57,6 +82,10 @@ class Handover:
                 self._calls.append(call)
         self._acts += self._take_waiting()
         self._messages = {id(act): _messages(subscription, act) for act in self._acts if _is_nack(act)}
+        self._handed: set[int] = set()
+        """The ids, as objects, of messages that another broker has."""
+        self.refused: TooLarge | None = None
+        """Set if some are too large for another broker."""
 
     def _take_waiting(self) -> list[Act]:
         """What is to be told and not on its way yet, if there is a nack among it that may go elsewhere."""
@@ -80,36 +109,63 @@ class Handover:
         return sum(map(_is_nack, self._acts))
 
     def flow(self, sender: Sender) -> Flow[None]:
-        """Tell another broker."""
-        subscription = self._subscription
+        """Tell another broker what none has yet. Raises if some of it is too large there, once all else is told."""
+        self.refused = None
         for act in self._acts:
-            for (lane, attempt, _), messages in _portions(self._messages.get(id(act), ())):
-                frame = whole_frame(sender, messages)
-                topic = messages[0].topic
-                request = HandBack(
-                    topic,
-                    subscription.group,
-                    msgspec.structs.replace(subscription.terms.of(topic), topic=topic),
-                    lane,
-                    attempt,
-                    act.reason,
-                    act.delay_s,
-                    act.what == _DEAD,
-                )
-                answer = yield Call(request, [frame])
-                if not isinstance(answer, HandedBack):
-                    raise ProtocolError(f"a hand-over was answered by {type(answer).__name__}")
+            for kind, messages in _portions(self._left(act)):
+                yield from self._hand(sender, act, kind, messages)
+        if self.refused is not None:
+            raise self.refused
+
+    def _hand(self, sender: Sender, act: Act, kind: tuple[int, int, int], messages: Sequence[Message]) -> Flow[None]:
+        subscription, topic = self._subscription, messages[0].topic
+        lane, attempt, _ = kind
+        request = HandBack(
+            topic,
+            subscription.group,
+            msgspec.structs.replace(subscription.terms.of(topic), topic=topic),
+            lane,
+            attempt,
+            act.reason,
+            act.delay_s,
+            act.what == _DEAD,
+        )
+        try:
+            answer = yield Call(request, [whole_frame(sender, messages)])
+        except TooLarge as error:
+            half = len(messages) // 2
+            if not half:
+                self.refused = error
+                return
+            yield from self._hand(sender, act, kind, messages[:half])
+            yield from self._hand(sender, act, kind, messages[half:])
+            return
+        if not isinstance(answer, HandedBack):
+            raise ProtocolError(f"a hand-over was answered by {type(answer).__name__}")
+        self._handed.update(map(id, messages))
+
+    def _left(self, act: Act) -> list[Message]:
+        return [message for message in self._messages.get(id(act), ()) if id(message) not in self._handed]
 
     def done(self) -> None:
-        """Another broker has them: what is left to tell their own are acks."""
+        """Others have them: what is left to tell their own broker are acks."""
+        self._handed.update(id(message) for messages in self._messages.values() for message in messages)
+        self._tell_own()
+
+    def _tell_own(self) -> None:
+        """Let their own broker be told of acks, and of nacks of what no other took."""
         for act in self._acts:
-            messages = self._messages.get(id(act), ())
             if not _is_nack(act):
                 self._subscription.nacks.append(act)
-            elif messages:
-                spans = [(message._section.lane, message.seq, 1) for message in messages]
+                continue
+            left = self._left(act)
+            handed = [message for message in self._messages[id(act)] if id(message) in self._handed]
+            if handed:
+                spans = _spans(handed)
                 self._subscription.nacks.append(Act(ACK, act.pull, spans))
                 self._subscription.settled_elsewhere(act.pull, spans)
+            if left:
+                self._subscription.nacks.append(msgspec.structs.replace(act, spans=_spans(left)))
         for call in self._calls:
             # What it carried is told by others now. Until it was, the pulls count as held: a broker that returns takes
             # back whatever we do not hold.
@@ -119,7 +175,11 @@ class Handover:
             call.finish(Settled([]), memoryview(b""))
 
     def undone(self) -> list[Call]:
-        """Nobody took them: all is as before. The calls are to be started again."""
+        """Nobody took them, or not all of them. What nobody took is as before: the calls given back are to be started
+        again."""
+        if self._handed:
+            self._tell_own()
+            return []
         of_calls = {id(act) for call in self._calls for act in call.request.acts}  # type: ignore[attr-defined]
         self._subscription.nacks.extend(act for act in self._acts if id(act) not in of_calls)
         for call in self._calls:
@@ -129,6 +189,10 @@ class Handover:
 
 def _is_nack(act: Act) -> bool:
     return act.what not in (ACK, GIVE_BACK)
+
+
+def _spans(messages: Iterable[Message]) -> list[tuple[int, int, int]]:
+    return [(message._section.lane, message.seq, 1) for message in messages]
 
 
 def _kind(message: Message) -> tuple[int, int, int]:
