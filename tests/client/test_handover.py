@@ -84,8 +84,14 @@ def test_what_is_too_large_for_another_broker_is_told_to_its_own_and_the_rest_is
     lease = SimpleNamespace(shards=0, sections=[section])
     nack = Act(1, 2, [(1, 40, 3)], reason="bad")
     terms = SimpleNamespace(of=lambda topic: GroupConfig(topic, "g"))
+    elsewhere: list[Any] = []
     subscription: Any = SimpleNamespace(
-        nacks=deque([nack]), lease={2: lease}.get, unanswered=list, terms=terms, group="g"
+        nacks=deque([nack]),
+        lease={2: lease}.get,
+        unanswered=list,
+        terms=terms,
+        group="g",
+        settled_elsewhere=lambda pull, spans: elsewhere.append((pull, spans)),
     )
     handover = Handover(subscription, SimpleNamespace())  # type: ignore[arg-type]
     assert offered(handover) == [[b"a", b"large", b"c"], [b"a"], [b"large", b"c"], [b"large"], [b"c"]]
@@ -96,6 +102,7 @@ def test_what_is_too_large_for_another_broker_is_told_to_its_own_and_the_rest_is
         Act(ACK, 2, [(1, 40, 1), (1, 42, 1)]),
         Act(1, 2, [(1, 41, 1)], reason="bad"),
     ]
+    assert elsewhere == [(2, [(1, 40, 1), (1, 42, 1)])]
 
 
 def offered(handover: Handover) -> list[list[bytes]]:
