@@ -1,4 +1,4 @@
-"""Where a consumer without a group is: what it tells a broker that has forgotten its group, to go on at its place.
+"""The place of a consumer without a group: told to a broker that has forgotten its group, to go on there.
 
 For each lane that is the next message that we were not given, and those before it that we were given and that the
 broker has taken no ack for: they come again.
