@@ -1,5 +1,5 @@
-"""What a broker would write by itself and a database does not take: it stays where it is, and is tried again, ever more
-rarely. The log says so, but not each time."""
+"""Refusals by a database of what a broker writes by itself: it stays where it is, and is tried again, ever more rarely.
+The log says so, but not each time."""
 
 from __future__ import annotations
 
