@@ -214,6 +214,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     smtp_password_file: Annotated[str, _help("A file with the password for the mail server.")] = ""
     alarm_wait_s: Annotated[float, _help("Alarms that begin within this time are told together.", ge=0, le=3600)] = 30.0
     drain_s: Annotated[float, _help("How long a stopping broker waits for running requests.", ge=0, le=600)] = 10.0
+    exit_on_store_failure: Annotated[
+        bool,
+        _help(
+            "End with exit code 1 when the store takes no more writes, for a supervisor that starts the broker anew. "
+            "Otherwise the broker stays, refuses, and says why."
+        ),
+    ] = False
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("What is logged to stderr.")] = "info"
 
 

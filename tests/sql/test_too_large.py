@@ -38,7 +38,7 @@ async def opened(url: str, clock: Clock = SYSTEM) -> AsyncIterator[Broker]:
     broker = await Broker.open(await open_store(settings), settings, clock=clock)
     try:
         yield broker
-        assert broker.store.failure is None  # type: ignore[attr-defined]
+        assert broker.store.failure is None
     finally:
         await broker.close()
 

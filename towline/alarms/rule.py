@@ -13,6 +13,7 @@ from towline.model import EMAILS_MAX, check_emails
 
 __all__ = [
     "ALL",
+    "OF_BROKER",
     "REASON_MAX",
     "RULES_MAX",
     "SILENCE_MAX_S",
@@ -27,7 +28,7 @@ __all__ = [
 TIME_MAX_US: Final = 253_402_300_799_999_999
 Until = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_US)]
 """Microseconds since 1970, up to the year 9999."""
-What = Literal["dead", "failures", "backlog", "age", "offline", "disk"]
+What = Literal["dead", "failures", "backlog", "age", "offline", "disk", "store"]
 UNITS: Final[dict[str, str]] = {
     "dead": "dead letters",
     "failures": "failures in 5 minutes",
@@ -35,8 +36,11 @@ UNITS: Final[dict[str, str]] = {
     "age": "seconds that the oldest message waits",
     "offline": "seconds without a consumer",
     "disk": "percent of the disk free",
+    "store": "store that failed",
 }
 """What the threshold of each kind of rule counts. All but `disk` are alarms from the threshold on, `disk` below it."""
+OF_BROKER: Final = ("disk", "store")
+"""Kinds that speak of the broker, and of no topic or group."""
 
 ALL: Final = "*"
 RULES_MAX: Final = 1_000
@@ -78,6 +82,8 @@ class AlarmRule(msgspec.Struct, frozen=True):
                 raise BadName(f"alarm {self.name}: {label} {pattern[:80]!r} is not a name, a prefix with * or *")
         if self.what == "disk" and self.threshold > 100:
             raise BadRequest(f"alarm {self.name}: the threshold of a disk is a percentage, not {self.threshold:g}")
+        if self.what == "store" and self.threshold != 1:
+            raise BadRequest(f"alarm {self.name}: a broker has one store: the threshold is 1, not {self.threshold:g}")
         check_emails(self.emails, f"alarm {self.name}")
         for url in self.webhooks:
             _check_webhook(url, self.name)

@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from towline.alarms.rule import AlarmRule
+from towline.alarms.rule import OF_BROKER, AlarmRule
 
 __all__ = ["ACTIVE_MAX", "Alarm", "Change", "Notice", "Reading", "State", "Watch", "hold_back"]
 
@@ -75,7 +75,7 @@ class Watch:
         for reading in readings:
             for rule in by_kind.get(reading.what, ()):
                 key = (rule.name, reading.topic, reading.group)
-                if not (rule.what == "disk" or rule.concerns(reading.topic, reading.group)):
+                if not (rule.what in OF_BROKER or rule.concerns(reading.topic, reading.group)):
                     continue
                 # A broker that was started anew counts anew how long a group has been alone; it still is.
                 if rule.exceeded(reading.value) or (rule.what == "offline" and key in self.active):

@@ -50,6 +50,7 @@ class AlarmDesk:
     def __init__(
         self, store: Store, clock: Clock, settings: BrokerSettings, census: Census, room: Callable[[], Room]
     ) -> None:
+        self._store = store
         self._file = ConfigFile(store, FILE, _Document)
         self._clock = clock
         self._settings = settings
@@ -211,6 +212,8 @@ class AlarmDesk:
                 if one.alone_since_us:
                     yield Reading("offline", (now_us - one.alone_since_us) / SECOND_US, *where)
         yield Reading("disk", self._room().free_percent)
+        if self._store.failure is not None:
+            yield Reading("store", 1)
 
     async def loop(self) -> None:
         """Send notices, one after the other, each a few times if need be; and keep what has been told on file."""

@@ -89,6 +89,9 @@ class Broker:
         self.store_id = 0
         """The same for as long as the store exists."""
         self.closing = False
+        self._failed = False
+        self.on_store_failure: Callable[[], None] = lambda: None
+        """Called when the store takes no more writes."""
         self._durability = Durability.parse(settings.durability)
         self._catalog = Catalog(store, clock, split_lines(settings.business_lines))
         self._snapshots = Snapshots(store, clock, self.time)
@@ -233,7 +236,12 @@ class Broker:
     def _start(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("%s ended, and comes back with a new start only", task.get_coro(), exc_info=error)
 
     # Sending
 
@@ -434,8 +442,7 @@ class Broker:
 
     def trouble(self) -> str:
         """Why the broker cannot do its work; empty if it can."""
-        failure = getattr(self.store, "failure", None)
-        return "the broker is shutting down" if self.closing else str(failure or "")
+        return "the broker is shutting down" if self.closing else str(self.store.failure or "")
 
     def figures(self) -> dict[str, Any]:
         return {
@@ -504,4 +511,18 @@ class Broker:
     async def _watch(self) -> None:
         self.time.look()
         self.scheduler.watch_clock()
+        if self.store.failure is not None and not self._failed:
+            self._failed = True
+            self._tell_of_failure(self.store.failure)
         await self.consumers.sweep()
+
+    def _tell_of_failure(self, failure: TowlineError) -> None:
+        """Consumers that wait are told: nothing will come."""
+        log.critical(
+            "the store failed, and consumers that wait are told so: %s. See to the disk or the database, and start the "
+            "broker anew",
+            failure,
+        )
+        for dispatcher in self.topics.dispatchers():
+            dispatcher.fail_waiters(failure)
+        self.on_store_failure()

@@ -8,6 +8,7 @@ and the more there is to walk over, the more seldom it is done: at most a hundre
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -18,10 +19,13 @@ from towline.broker.history import History
 from towline.broker.metering import look_for_oldest
 from towline.broker.topic import Topic
 from towline.clock import SECOND_US, Clock
+from towline.errors import TowlineError
 from towline.model import TopicConfig
 from towline.store import Store
 
 __all__ = ["FAILURES_S", "Census", "GroupFacts", "TopicFacts", "Totals"]
+
+log = logging.getLogger("towline.broker")
 
 EVERY_S: Final = 5.0
 RATE_S: Final = 2.0
@@ -99,7 +103,7 @@ class GroupFacts:
         self.alone_since_us = 0 if self.members else min(self.alone_since_us or now_us, now_us)
         dispatcher.notice()
         _, first, end = dead_letters(dispatcher)
-        state = (dispatcher.position, tuple(group.ends), group.config, first, end)
+        state = (dispatcher.log.count, tuple(group.ends), group.config, first, end)
         if state == self.seen:
             return False
         self.seen = state
@@ -228,8 +232,13 @@ class Census:
         """Called after every walk."""
 
     async def loop(self) -> None:
+        """A walk that fails is reported; the next one is made all the same: alarms depend on it."""
         while True:
-            await self._walk()
+            try:
+                await self._walk()
+            except Exception as error:
+                trace = None if isinstance(error, TowlineError) else error
+                log.error("the figures of topics and groups could not be taken: %s", error, exc_info=trace)
             await asyncio.sleep(max(EVERY_S, SHARE * self._cost_s))
 
     @property

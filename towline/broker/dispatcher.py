@@ -347,6 +347,7 @@ class Dispatcher:
     async def _wait(
         self, member: Member, request: wire.Pull, acted: asyncio.Future[None] | None, taker: Taker | None
     ) -> Waiter:
+        self.check_store()
         loop = asyncio.get_running_loop()
         waiter = Waiter(member, request, loop.create_future(), acted, taker)
         self._waiters.append(waiter)
@@ -612,6 +613,18 @@ class Dispatcher:
         for waiter in self._waiters:
             if not waiter.future.done():
                 waiter.future.set_result(None)
+
+    def check_store(self) -> None:
+        """Whoever would wait is told if nothing can come: the store takes no more writes."""
+        if (failure := self.store.failure) is not None:
+            raise type(failure)(str(failure))
+
+    def fail_waiters(self, failure: TowlineError) -> None:
+        for waiter in self._waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(type(failure)(str(failure)))
+        for stir in self._watching:
+            stir(self)
 
     def close(self) -> None:
         self.closed = True

@@ -226,6 +226,8 @@ class Fan:
     async def _wait(self) -> None:
         members = self.members
         for member in members:
+            member.dispatcher.check_store()
+        for member in members:
             member.waiting = True
             member.dispatcher.arm()
         try:

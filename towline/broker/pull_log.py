@@ -53,6 +53,11 @@ class PullLog:
         self.catch_up()
         return self._position
 
+    @property
+    def count(self) -> int:
+        """How many events there have been, written or not."""
+        return self._position + len(self._late)
+
     def append(
         self,
         events: Sequence[Event],

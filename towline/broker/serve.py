@@ -59,6 +59,8 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
     join_addresses(settings)
     _allow_files(settings.max_connections + 512)
     broker = await _open(settings, stop)
+    if settings.exit_on_store_failure:
+        broker.on_store_failure = stop.set
     try:
         server = await Server.start(broker, host, port, context)
         broker.registry.address = advertised(settings, server.port)
@@ -87,9 +89,8 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
         await server.drain_and_close()
     finally:
         await broker.close()
-    failure: TowlineError | None = getattr(broker.store, "failure", None)
-    if failure is not None:
-        raise failure
+    if broker.store.failure is not None:
+        raise broker.store.failure
     log.info("stopped")
 
 

@@ -68,6 +68,10 @@ class MemoryStore:
         self._at_us = 0
         self._closed = False
 
+    @property
+    def failure(self) -> None:
+        """Memory does not fail."""
+
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
         self._check_open()
         done = asyncio.get_running_loop().create_future()

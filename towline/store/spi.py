@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from towline.errors import TowlineError
 from towline.model import Durability
 
 __all__ = ["Append", "Appended", "Bounds", "Chunk", "Lost", "Read", "Store", "Trimmed"]
@@ -95,6 +96,10 @@ class Trimmed(NamedTuple):
 
 class Store(Protocol):
     """Ten methods; opening is the implementation's own."""
+
+    @property
+    def failure(self) -> TowlineError | None:
+        """Why the store takes no more writes until it is opened anew; None if it does take them."""
 
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
         """Append a unit. Gives sequence numbers at once; `done` of the answer tells when it is durable.

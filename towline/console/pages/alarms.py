@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from nicegui import ui
 
-from towline.alarms.rule import REASON_MAX, SILENCE_MAX_S, UNITS, AlarmRule
+from towline.alarms.rule import OF_BROKER, REASON_MAX, SILENCE_MAX_S, UNITS, AlarmRule
 from towline.alarms.watch import Alarm
 from towline.console.dialogs import confirm, form
 from towline.console.frame import View, act, badge, button, console_page, head, panel, say
@@ -23,6 +23,7 @@ Then = Callable[[], Awaitable[None]]
 _WHAT = {
     "dead": "Dead letters", "failures": "Failures in 5 minutes", "backlog": "Messages waiting",
     "age": "Age of the oldest, in seconds", "offline": "Seconds without a consumer", "disk": "Free disk, in percent",
+    "store": "Stores that failed",
 }  # fmt: skip
 
 
@@ -153,7 +154,7 @@ def _rule(view: View, rule: AlarmRule, then: Then) -> Callable[[AlarmRule], None
         now = rule
         off.set_visibility(not rule.enabled)
         when.text = _when(rule)
-        _tell(where, f"topic {rule.topic}, group {rule.group}" if rule.what != "disk" else "")
+        _tell(where, f"topic {rule.topic}, group {rule.group}" if rule.what not in OF_BROKER else "")
         _tell(lasting, f"for {span(rule.for_s)}" if rule.for_s else "")
         told.text = "tells " + (", ".join(_told(rule)) or "the broker's log")
         for element in (end, silence):
@@ -176,7 +177,7 @@ def _when(rule: AlarmRule) -> str:
 
 
 def _told(rule: AlarmRule) -> list[str]:
-    topics = ["the topic's e-mails"] if rule.topic_emails and rule.what != "disk" else []
+    topics = ["the topic's e-mails"] if rule.topic_emails and rule.what not in OF_BROKER else []
     return [*rule.emails, *rule.webhooks, *topics]
 
 
