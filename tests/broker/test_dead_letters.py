@@ -120,6 +120,21 @@ def test_letters_are_purged_from_the_oldest_on(world: World) -> None:
     world.run(scenario)
 
 
+def test_letters_that_were_sent_again_and_are_gone_are_remembered_no_longer(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await die(bench, 40)
+        group = bench.broker.groups.named("orders", "billing").group
+        await bench.broker.resend(Resend("orders", "billing", list(range(0, 40, 2))))
+        assert len(group.resent) == 20
+        await bench.broker.purge_dead(PurgeDead("orders", "billing", 31))
+        assert bench.broker.group_state("orders", "billing").dead == 5
+        assert group.resent == [(number, 1) for number in range(32, 40, 2)]
+        await bench.broker.purge_dead(PurgeDead("orders", "billing", 1 << 40))
+        assert (bench.broker.group_state("orders", "billing").dead, group.resent) == (0, [])
+
+    world.run(scenario)
+
+
 def test_letters_expire_when_their_group_says_so(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         await die(bench, dead_retention_s=3600.0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.delivery import Part
-from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals, remove_interval
+from towline.delivery.parts import PartSet, add_interval, cut, cut_before, disjoint, in_intervals, remove_interval
 from towline.model import Span
 
 Single = tuple[int, int, int]
@@ -133,3 +133,14 @@ def test_what_was_put_into_intervals_is_taken_out_again(others: set[int], data: 
     add_interval(some, first, count)
     remove_interval(some, first, count)
     assert some == before
+
+
+@given(intervals, st.integers(0, 90))
+def test_intervals_are_cut(some: list[tuple[int, int]], before: int) -> None:
+    merged: list[tuple[int, int]] = []
+    for first, count in some:
+        add_interval(merged, first, count)
+    gone = {number for number in numbers(some) if number < before}
+    assert cut_before(merged, before) == len(gone)
+    assert numbers(merged) == numbers(some) - gone
+    assert all(count > 0 for _, count in merged)

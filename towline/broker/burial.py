@@ -60,6 +60,13 @@ def dead_letters(dispatcher: Dispatcher) -> tuple[str, int, int]:
     return stream, first, end
 
 
+def dead_waiting(dispatcher: Dispatcher) -> int:
+    """How many dead letters were not sent again."""
+    _, first, end = dead_letters(dispatcher)
+    dispatcher.group.forget_resent(first)
+    return end - first - dispatcher.group.resent_count
+
+
 async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
     """Copy all that is dying to the dead letters. The copy and the event that says so are one unit, so that a crash
     leaves both or neither. What is too large for them goes on dying: it is tried again when this is called later."""

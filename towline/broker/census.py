@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from towline.broker.burial import dead_letters
+from towline.broker.burial import dead_letters, dead_waiting
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.history import History
 from towline.broker.metering import look_for_oldest
@@ -110,8 +110,7 @@ class GroupFacts:
         dispatcher.observe()
         self.paused = group.config.paused
         self.lag, self.in_flight, self.retrying = group.lag(), group.leased(), group.retries.messages
-        resent = sum(max(min(at + count, end) - max(at, first), 0) for at, count in group.resent)
-        self.dead = end - first - resent
+        self.dead = dead_waiting(dispatcher)
         return True
 
     def _note_failures(self, count: int, now_us: int) -> None:

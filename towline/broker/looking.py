@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from towline.broker.burial import dead_letters
+from towline.broker.burial import dead_letters, dead_waiting
 from towline.broker.delivering import Buffers, wire_part
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.lane import Lane
@@ -30,8 +30,6 @@ def group_state(dispatcher: Dispatcher, now_s: float) -> GroupState:
     dispatcher.observe()
     group = dispatcher.group
     shards = group.shards.count if group.shards is not None else 0
-    _, first, end = dead_letters(dispatcher)
-    resent = sum(max(min(at + count, end) - max(at, first), 0) for at, count in group.resent)
     members = [
         MemberState(
             one.consumer,
@@ -50,7 +48,7 @@ def group_state(dispatcher: Dispatcher, now_s: float) -> GroupState:
         retrying=group.retries.messages,
         next_retry_at_us=group.next_retry_us() or 0,
         dying=sum(part.count for part in group.dying),
-        dead=end - first - resent,
+        dead=dead_waiting(dispatcher),
         members=members,
         unreadable=dispatcher.unreadable,
     )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from towline.broker.burial import dead_letters
+from towline.broker.burial import dead_waiting
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.topic import Topic
 from towline.clock import Clock
@@ -56,8 +56,6 @@ def _of_topic(store: Store, topic: Topic, delayed: Mapping[str, int]) -> TopicFi
 
 def _of_group(dispatcher: Dispatcher) -> GroupFigures:
     group, counts = dispatcher.group, dispatcher.counts
-    _, first, end = dead_letters(dispatcher)
-    resent = sum([max(min(at + count, end) - max(at, first), 0) for at, count in group.resent])
     return GroupFigures(
         group.config.topic,
         group.config.name,
@@ -70,7 +68,7 @@ def _of_group(dispatcher: Dispatcher) -> GroupFigures:
         group.leased(),
         len(group.leases),
         group.retries.messages,
-        end - first - resent,
+        dead_waiting(dispatcher),
         len(dispatcher.members),
         dispatcher.unreadable,
     )

@@ -42,7 +42,16 @@ from towline.delivery.events import (
 )
 from towline.delivery.filling import fill
 from towline.delivery.lease import Act, Lease, lost
-from towline.delivery.parts import PartSet, add_interval, cut, disjoint, in_intervals, messages_in, remove_interval
+from towline.delivery.parts import (
+    PartSet,
+    add_interval,
+    cut,
+    cut_before,
+    disjoint,
+    in_intervals,
+    messages_in,
+    remove_interval,
+)
 from towline.delivery.retry import AT_ONCE, RetryQueue, due_after, wait_of
 from towline.delivery.seek import apply_moved, within_bounds
 from towline.delivery.settled import SettledPulls
@@ -92,6 +101,8 @@ class Group:
         self.shards = Shards(shards, self.retries) if shards else None
         self.dying: dict[Part, str] = {}
         self.resent: list[tuple[int, int]] = []
+        """Dead letters that were sent again and are still there, as (first, count)."""
+        self.resent_count = 0
         self.in_flight: dict[str, int] = {}
         self.turns = 0
         """How many pulls were granted so far."""
@@ -420,14 +431,22 @@ class Group:
         for first, count in event.dead:
             assert not in_intervals(self.resent, first), (event, self.resent)
             add_interval(self.resent, first, count)
+            self.resent_count += count
             self.counters[State.DEAD] -= count
+
+    def forget_resent(self, before: int) -> None:
+        """The dead letters before this number are not there any more."""
+        if self.resent and self.resent[0][0] < before:
+            self.resent_count -= cut_before(self.resent, before)
 
     def take_back(self, event: Buried | Resent, reasons: Sequence[str]) -> None:
         """An event that was applied is not stored after all, because the copies of its messages were refused. Of a
         burial, the reasons are those of its parts."""
         if isinstance(event, Resent):
             for first, count in event.dead:
-                remove_interval(self.resent, first, count)
+                if in_intervals(self.resent, first):
+                    remove_interval(self.resent, first, count)
+                    self.resent_count -= count
                 self.counters[State.DEAD] += count
             return
         for part, reason in zip(event.parts, reasons, strict=True):

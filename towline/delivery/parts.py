@@ -9,7 +9,7 @@ from operator import attrgetter
 from towline.delivery.events import Part
 from towline.model import Span
 
-__all__ = ["PartSet", "add_interval", "cut", "disjoint", "in_intervals", "messages_in", "remove_interval"]
+__all__ = ["PartSet", "add_interval", "cut", "cut_before", "disjoint", "in_intervals", "messages_in", "remove_interval"]
 
 _first = attrgetter("first")
 
@@ -128,6 +128,18 @@ def remove_interval(intervals: list[tuple[int, int]], first: int, count: int) ->
     assert begin <= first and first + count <= end, (intervals, first, count)  # noqa: PT018
     rest = [(begin, first - begin), (first + count, end - first - count)]
     intervals[at : at + 1] = [one for one in rest if one[1]]
+
+
+def cut_before(intervals: list[tuple[int, int]], first: int) -> int:
+    """Take all numbers before `first` out of such a list. How many they were."""
+    at = bisect_right(intervals, first, key=_interval_end)
+    gone = sum(count for _, count in intervals[:at])
+    del intervals[:at]
+    if intervals and intervals[0][0] < first:
+        begin, count = intervals[0]
+        gone += first - begin
+        intervals[0] = (first, begin + count - first)
+    return gone
 
 
 def in_intervals(intervals: list[tuple[int, int]], number: int) -> bool:

@@ -91,6 +91,7 @@ def restore(config: GroupConfig, document: GroupSnapshot, shards: int = 0) -> Gr
         group.retries.add(*retry)
     group.dying = dict(document.dying)
     group.resent = list(document.resent)
+    group.resent_count = sum(count for _, count in group.resent)
     group.turns = document.turns
     group.counters = {State[name]: count for name, count in document.counters.items()}
     for lease in document.settled:
