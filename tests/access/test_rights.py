@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.broker.rights import ROLES, Rights, check_grant, check_rule
+from towline.broker.rights import ROLES, Rights, check_grant, check_rule, covers
 from towline.errors import BadRequest
 from towline.protocol.access import ACTIONS, RESOURCES, Grant, Rule
 
@@ -120,3 +120,30 @@ def test_the_builtin_roles_can_be() -> None:
     for role in ROLES.values():
         for grant in role:
             check_grant(grant)
+
+
+PATTERNS = ("*", "orders", "orders*", "orders.eu", "st*")
+GRANTS = st.lists(
+    st.builds(
+        lambda action, resource, name: Grant(action, resource, "*" if resource in ("*", "cluster") else name),
+        st.sampled_from(("*", *ACTIONS)),
+        st.sampled_from(("*", *RESOURCES)),
+        st.sampled_from(PATTERNS),
+    ),
+    max_size=3,
+)
+
+
+@given(GRANTS, GRANTS)
+def test_scopes_that_cover_others_allow_all_that_they_allow(wide: list[Grant], narrow: list[Grant]) -> None:
+    everything = [rule("allow", "*", "*")]
+    if covers(wide, narrow):
+        for need in NEEDS:
+            assert Rights(everything, [], wide).may(*need) or not Rights(everything, [], narrow).may(*need), need
+
+
+@given(GRANTS)
+def test_scopes_cover_themselves(scopes: list[Grant]) -> None:
+    assert covers(scopes, scopes)
+    assert covers([], scopes)
+    assert not scopes or not covers(scopes, []), "no scopes are no limit"

@@ -204,6 +204,96 @@ def test_a_users_token_has_the_users_rights_within_its_scopes(broker: Secured) -
         assert is_out(client)
 
 
+def test_a_scoped_token_neither_rotates_nor_revokes_what_may_do_more(broker: Secured) -> None:
+    admin = broker.admin.access
+    admin.create_user("dora", PASSWORD, roles=["producer", "consumer"])
+    made = {
+        name: admin.create_token(f"dora.{name}", owner="dora", scopes=scopes)
+        for name, scopes in {
+            "whole": [],
+            "sends": [("send", "topic", "d-*")],
+            "sends-one": [("send", "topic", "d-1")],
+            "reads": [("consume", "topic", "d-*")],
+        }.items()
+    }
+    admin.create_token("nobodys", scopes=[("send", "topic", "d-1")])
+    with broker.connect("dora.sends", made["sends"].secret) as client:
+        assert {one.name for one in client.access.tokens()} == {"dora.sends", "dora.sends-one"}
+        for name in ("dora.whole", "dora.reads", "nobodys"):
+            with pytest.raises(Refused, match="only an administrator"):
+                client.access.rotate_token(name)
+            with pytest.raises(Refused, match="only an administrator"):
+                client.access.revoke_token(name)
+        with pytest.raises(Refused, match="changes no password"):
+            client.access.change_user("dora", password="another password", old_password=PASSWORD)
+        with pytest.raises(Refused):
+            client.access.create_user("eve", PASSWORD)
+        client.access.rotate_token("dora.sends-one")
+        client.access.revoke_token("dora.sends-one")
+        client.access.rotate_token("dora.sends")
+    with broker.connect("dora.whole", made["whole"].secret) as client:
+        client.access.rotate_token("dora.reads")
+        client.access.revoke_token("dora.reads")
+    admin.revoke_token("nobodys")
+    admin.delete_user("dora")
+
+
+def test_an_expiring_token_makes_nothing_that_outlives_it(broker: Secured) -> None:
+    admin = broker.admin.access
+    admin.create_user("finn", PASSWORD, roles=["producer"])
+    brief = admin.create_token("finn.brief", owner="finn", expires=1000)
+    with broker.connect("finn.brief", brief.secret) as client:
+        for longer in (2000, 1e9):
+            with pytest.raises(Refused, match="good for longer"):
+                client.access.rotate_token("finn.brief", expires=longer)
+            with pytest.raises(Refused, match="good for longer"):
+                client.access.create_token("finn.other", expires=longer)
+        second = client.access.rotate_token("finn.brief")
+        assert second.expires_at_us == brief.expires_at_us, "never is as long as it has"
+        assert client.access.create_token("finn.other").expires_at_us == brief.expires_at_us
+        assert client.access.create_token("finn.short", expires=10).expires_at_us < brief.expires_at_us
+        with pytest.raises(Refused, match="changes no password"):
+            client.access.change_user("finn", password="another password", old_password=PASSWORD)
+        admin.revoke_token("finn.brief", second.id)
+        longest = admin.rotate_token("finn.brief")
+        for secret_id in (longest.id, ""):
+            with pytest.raises(Refused, match="only an administrator"):
+                client.access.revoke_token("finn.brief", secret_id)
+        client.access.revoke_token("finn.brief", brief.id)
+    with broker.connect("finn.brief", longest.secret) as client:
+        assert client.access.rotate_token("finn.brief", expires=2000).expires_at_us > brief.expires_at_us
+    admin.delete_user("finn")
+
+
+def test_an_expiry_that_an_administrator_has_set_binds_its_user(broker: Secured) -> None:
+    admin = broker.admin.access
+    admin.create_user("gita", PASSWORD, roles=["producer"])
+    bound = admin.create_token("gita.bound", owner="gita", expires=1000)
+    with broker.connect("gita", PASSWORD) as client:
+        own = client.access.create_token("gita.own", expires=10)
+        assert client.access.rotate_token("gita.own", expires=5000).expires_at_us > own.expires_at_us
+        assert client.access.rotate_token("gita.bound").expires_at_us == bound.expires_at_us
+        client.access.revoke_token("gita.bound", bound.id)
+        with pytest.raises(Refused, match="good for longer"):
+            client.access.rotate_token("gita.bound", expires=2000)
+    [state] = [one for one in admin.tokens() if one.name == "gita.bound"]
+    admin.rotate_token("gita.bound", expires=9000)
+    admin.revoke_token("gita.bound", state.secrets[0].id)
+    with broker.connect("gita", PASSWORD) as client:
+        assert client.access.rotate_token("gita.bound", expires=5000).expires_at_us > bound.expires_at_us
+    admin.delete_user("gita")
+
+
+def test_an_expiring_administrators_token_makes_no_token_for_good(broker: Secured) -> None:
+    admin = broker.admin.access
+    brief = admin.create_token("deputy", roles=["admin"], expires=1000)
+    with broker.connect("deputy", brief.secret) as client:
+        assert client.access.rotate_token("deputy").expires_at_us == brief.expires_at_us
+        assert client.access.create_token("made-by-deputy", roles=["admin"]).expires_at_us == brief.expires_at_us
+    admin.revoke_token("deputy")
+    admin.revoke_token("made-by-deputy")
+
+
 def test_a_deleted_name_leaves_no_rights_behind(broker: Secured) -> None:
     admin = broker.admin.access
     admin.create_token("ghost")
@@ -328,6 +418,7 @@ def test_a_client_certificate_stands_for_exactly_one_user(certificates: Path, tm
             first.access.create_user("alice", roles=["admin"], identities=["uri:spiffe://shop/alice"])
         with connect("alice") as alice:
             assert alice.access.who_am_i().user == "alice"
+            assert {one.token for one in alice.clients()} == {"alice"}, "transactions and staged frames are its own"
             alice.access.create_user("second", identities=["cn:alice2"])
             with pytest.raises(Conflict, match="stands for user"):
                 alice.access.create_user("third", identities=["cn:alice2"])

@@ -59,6 +59,8 @@ class Token(msgspec.Struct, frozen=True):
     quota: Quota = Quota()
     secrets: list[Secret] = []
     created_at_us: int = 0
+    expires_at_us: int = 0
+    """No secret of it is good for longer, unless an administrator says so; 0 is no limit."""
 
 
 class _Document(msgspec.Struct):
@@ -185,14 +187,15 @@ class AccessBook:
             self.user(token.owner)
         await self._save(tokens=self.tokens | {token.name: token})
 
-    async def rotate(self, name: str, secret: Secret) -> None:
+    async def rotate(self, name: str, secret: Secret, expires_at_us: int) -> None:
         token = self.token(name)
         live = [one for one in token.secrets if not one.expires_at_us or one.expires_at_us > self._clock.now_us()]
         if len(live) >= SECRETS_MAX:
             raise Conflict(
                 f"token {name} has {SECRETS_MAX} live secrets already: revoke the older one ({live[0].id}) first"
             )
-        await self._save(tokens=self.tokens | {name: msgspec.structs.replace(token, secrets=[*live, secret])})
+        rotated = msgspec.structs.replace(token, secrets=[*live, secret], expires_at_us=expires_at_us)
+        await self._save(tokens=self.tokens | {name: rotated})
 
     async def revoke(self, name: str, secret_id: str) -> None:
         token = self.token(name)

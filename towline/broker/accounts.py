@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
-from towline.broker.access import Access
+from towline.broker.access import Access, Principal
 from towline.broker.access_book import AccessBook, Secret, Token, User, hash_secret, new_secret
 from towline.broker.guard import Guard
-from towline.broker.rights import ROLES, check_grant, check_rule
+from towline.broker.rights import ROLES, check_grant, check_rule, covers
 from towline.clock import SECOND_US
 from towline.errors import BadRequest, Overtaken, Refused
 from towline.protocol import access as wire
@@ -76,13 +77,28 @@ async def _users(access: Access, book: AccessBook, guard: Guard, request: wire.L
 
 
 async def _tokens(access: Access, book: AccessBook, guard: Guard, request: wire.ListTokens) -> Answer:
-    principal, owner = guard.principal, request.owner
     tokens = sorted(book.tokens.values(), key=lambda one: one.name)
     if not guard.may(*CLUSTER):
-        if owner not in ("", principal.user):
+        if request.owner not in ("", guard.principal.user):
             _check_admin(guard, request)
-        tokens = [one for one in tokens if one.name == principal.name or (one.owner and one.owner == principal.user)]
-    return wire.Tokens([_state(access, one) for one in tokens if owner in ("", one.owner)])
+        tokens = [one for one in tokens if _reaches(book, guard.principal, one)]
+    return wire.Tokens([_state(access, one) for one in tokens if request.owner in ("", one.owner)])
+
+
+def _reaches(book: AccessBook, principal: Principal, token: Token) -> bool:
+    """Whether someone without the rights of an administrator may list, rotate and revoke it: the token it came with,
+    and those of its own user that may do nothing that it may not do itself."""
+    if principal.kind == "token" and token.name == principal.name:
+        return True
+    if not principal.user or token.owner != principal.user:
+        return False
+    scopes = _scopes(book, principal)
+    return not scopes or covers(scopes, token.scopes)
+
+
+def _scopes(book: AccessBook, principal: Principal) -> Sequence[wire.Grant]:
+    token = book.tokens.get(principal.name) if principal.kind == "token" else None
+    return token.scopes if token is not None else ()
 
 
 def _state(access: Access, token: Token) -> wire.TokenState:
@@ -108,7 +124,7 @@ async def _audit(access: Access, book: AccessBook, guard: Guard, request: wire.L
 async def _put_user(access: Access, book: AccessBook, guard: Guard, request: wire.PutUser) -> Answer:
     user = book.users.get(request.name)
     if not guard.may(*CLUSTER):
-        await _check_own_password(access, guard, request, user)
+        await _check_own_password(access, book, guard, request, user)
     fresh = User(request.name, created_at_us=access.clock.now_us())
     changed = fresh if request.create else book.user(request.name)
     changes: dict[str, Any] = {
@@ -122,7 +138,9 @@ async def _put_user(access: Access, book: AccessBook, guard: Guard, request: wir
     return Done()
 
 
-async def _check_own_password(access: Access, guard: Guard, request: wire.PutUser, user: User | None) -> None:
+async def _check_own_password(
+    access: Access, book: AccessBook, guard: Guard, request: wire.PutUser, user: User | None
+) -> None:
     others = (request.roles, request.disabled, request.identities, request.quota)
     own = (
         user is not None
@@ -132,6 +150,8 @@ async def _check_own_password(access: Access, guard: Guard, request: wire.PutUse
     )
     if user is None or not own or not request.password:
         _check_admin(guard, request)
+    elif guard.principal.expires_at_us or _scopes(book, guard.principal):
+        raise Refused("a token that expires or has scopes changes no password: log in with the password")
     elif not user.password or not await access.passwords.verify(user.name, user.password, request.old_password):
         raise Refused("the old password is not right")
 
@@ -145,12 +165,14 @@ async def _create_token(access: Access, book: AccessBook, guard: Guard, request:
     for scope in request.scopes:
         check_grant(scope)
     now_us = access.clock.now_us()
-    expires_at_us = now_us + round(request.expires_s * SECOND_US) if request.expires_s else 0
+    token = book.tokens.get(request.name) if request.rotate else None
+    if request.rotate:
+        _check_reach(book, guard, request, token)
+    expires_at_us, bound_us = _expiry(book, guard, request, token, now_us)
     secret = new_secret()
     kept = Secret(secrets.token_hex(4), hash_secret(secret), now_us, expires_at_us)
     if request.rotate:
-        _check_token_is_own(guard, request, book.tokens.get(request.name))
-        await book.rotate(request.name, kept)
+        await book.rotate(request.name, kept, bound_us)
         return wire.TokenMade(request.name, secret, kept.id, expires_at_us)
     owner = _owner_of(book, guard, request)
     name = request.name or f"{owner}.{secrets.token_hex(4)}"
@@ -158,9 +180,30 @@ async def _create_token(access: Access, book: AccessBook, guard: Guard, request:
         raise BadRequest(
             f"token {name} has the rights of its user {owner}: give roles to the user, or scopes to the token"
         )
-    token = Token(name, owner, list(request.roles), list(request.scopes), request.quota, [kept], now_us)
-    await book.create_token(token)
+    made = Token(name, owner, list(request.roles), list(request.scopes), request.quota, [kept], now_us, bound_us)
+    await book.create_token(made)
     return wire.TokenMade(name, secret, kept.id, expires_at_us)
+
+
+def _expiry(
+    book: AccessBook, guard: Guard, request: wire.CreateToken, token: Token | None, now_us: int
+) -> tuple[int, int]:
+    """When the new secret expires, and what binds the token from now on. Nobody makes a secret that outlives the one it
+    came with; and what an administrator has set is moved by administrators only."""
+    principal, is_admin = guard.principal, guard.may(*CLUSTER)
+    wished_us = now_us + round(request.expires_s * SECOND_US) if request.expires_s else 0
+    came_with = book.tokens.get(principal.name) if principal.kind == "token" else None
+    bound = None if is_admin else token or came_with
+    bound_us = bound.expires_at_us if bound is not None else 0
+    limit_us = min((one for one in (principal.expires_at_us, bound_us) if one), default=0)
+    if limit_us and wished_us > limit_us:
+        until = datetime.fromtimestamp(limit_us / SECOND_US, UTC).isoformat(timespec="seconds")
+        raise Refused(
+            f"{principal.name!r} makes no secret that is good for longer than until {until}: leave the time out, or ask "
+            "an administrator whose own login does not expire"
+        )
+    expires_at_us = wished_us or limit_us
+    return expires_at_us, expires_at_us if is_admin else bound_us
 
 
 def _owner_of(book: AccessBook, guard: Guard, request: wire.CreateToken) -> str:
@@ -169,8 +212,7 @@ def _owner_of(book: AccessBook, guard: Guard, request: wire.CreateToken) -> str:
     principal = guard.principal
     if guard.may(*CLUSTER):
         return request.owner
-    token = book.tokens.get(principal.name) if principal.kind == "token" else None
-    if not principal.user or request.owner not in ("", principal.user) or (token is not None and token.scopes):
+    if not principal.user or request.owner not in ("", principal.user) or _scopes(book, principal):
         _check_admin(guard, request)
     if request.name and not request.name.startswith(principal.user + "."):
         raise BadRequest(f"the name of a token of {principal.user} begins with {principal.user + '.'!r}")
@@ -179,14 +221,18 @@ def _owner_of(book: AccessBook, guard: Guard, request: wire.CreateToken) -> str:
     return principal.user
 
 
-def _check_token_is_own(guard: Guard, request: Request, token: Token | None) -> None:
-    principal = guard.principal
-    if token is None or (token.name != principal.name and (not token.owner or token.owner != principal.user)):
+def _check_reach(book: AccessBook, guard: Guard, request: Request, token: Token | None) -> None:
+    if token is None or not _reaches(book, guard.principal, token):
         _check_admin(guard, request)
 
 
 async def _revoke_token(access: Access, book: AccessBook, guard: Guard, request: wire.RevokeToken) -> Answer:
-    _check_token_is_own(guard, request, book.tokens.get(request.name))
+    token, until_us = book.tokens.get(request.name), guard.principal.expires_at_us
+    _check_reach(book, guard, request, token)
+    taken = [one for one in token.secrets if request.id in ("", one.id)] if token is not None else []
+    if until_us and any(not 0 < one.expires_at_us <= until_us for one in taken):
+        # Else the last holder of an old secret could lock out those who were given the new one.
+        _check_admin(guard, request)
     await book.revoke(request.name, request.id)
     return Done()
 

@@ -12,7 +12,7 @@ from typing import Final
 from towline.errors import BadRequest
 from towline.protocol.access import ACTIONS, RESOURCES, Grant, Rule
 
-__all__ = ["ANY", "ROLES", "May", "Need", "Rights", "check_grant", "check_rule"]
+__all__ = ["ANY", "ROLES", "May", "Need", "Rights", "check_grant", "check_rule", "covers"]
 
 ANY: Final = "*"
 Need = tuple[str, str, str]
@@ -77,6 +77,21 @@ def _allows(grant: Grant, action: str, resource: str, name: str) -> bool:
 
 def _matches(pattern: str, name: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith(ANY) else name == pattern
+
+
+def covers(wide: Sequence[Grant], narrow: Sequence[Grant]) -> bool:
+    """Whether a token with the scopes `narrow` may do nothing that one with the scopes `wide` may not. No scopes are
+    no limit."""
+    return not wide or (bool(narrow) and all(any(_holds(one, other) for one in wide) for other in narrow))
+
+
+def _holds(wide: Grant, narrow: Grant) -> bool:
+    if narrow.action in (ANY, "admin") and narrow.resource in (ANY, "cluster") and narrow.name == ANY:
+        return _allows(wide, "admin", "cluster", "")
+    if wide.action in (ANY, "admin") and wide.resource in (ANY, "cluster") and wide.name == ANY:
+        return True
+    action = wide.action in (ANY, "admin", narrow.action) or narrow.action == "describe"
+    return action and wide.resource in (ANY, narrow.resource) and _matches(wide.name, narrow.name)
 
 
 def check_grant(grant: Grant) -> None:

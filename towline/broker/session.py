@@ -191,7 +191,7 @@ class Session(Connection):
                 self._access.audit.note(principal.name, self.peer.address, "login", f"by {principal.kind}")
         settings = self._settings
         self._name = principal.name
-        self._token = request.token.encode()
+        self._token = principal.name.encode()  # of a certificate it is its user, whatever the client has said
         self._software = request.software
         self._decoder.limit = settings.max_frame_bytes + HEAD_MAX_BYTES
         self.state = State.OPEN
