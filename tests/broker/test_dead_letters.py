@@ -246,7 +246,7 @@ def test_letters_that_would_not_fit_into_one_frame_are_buried_and_sent_again(
         monkeypatch.setattr(sys.modules["towline.frame.encode"], "FRAME_MAX", 1 << 20)
         monkeypatch.setattr(burial, "LETTERS_BYTES", 1 << 19, raising=False)
         member = await bench.attach()
-        await bench.act(member, DEAD, await bench.pull(member), reason="never")
+        await bench.act(member, DEAD, await bench.pull(member, max_bytes=1 << 23), reason="never")
         await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 4)
         assert await bench.broker.resend(Resend("orders", "billing")) == Resent(4, 0)
         assert (await bench.pull(member, max_bytes=1 << 23)).bodies == bodies

@@ -199,8 +199,8 @@ def _expiry(
     if limit_us and wished_us > limit_us:
         until = datetime.fromtimestamp(limit_us / SECOND_US, UTC).isoformat(timespec="seconds")
         raise Refused(
-            f"{principal.name!r} makes no secret that is good for longer than until {until}: leave the time out, or ask "
-            "an administrator whose own login does not expire"
+            f"{principal.name!r} makes no secret that is good for longer than until {until}: leave the time out, or "
+            "ask an administrator whose own login does not expire"
         )
     expires_at_us = wished_us or limit_us
     return expires_at_us, expires_at_us if is_admin else bound_us

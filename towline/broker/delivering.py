@@ -12,12 +12,12 @@ from towline.broker.limits import Limit, limits_of
 from towline.delivery import Part
 from towline.errors import BadFrame, Unreadable
 from towline.frame import Frame, slice_frame
-from towline.frame.layout import EXPIRES_AT, LIMIT, count_in
+from towline.frame.layout import EXPIRES_AT, LIMIT, count_in, unpacked_bytes
 from towline.model import Span
 from towline.protocol.messages import Part as WirePart
-from towline.store import Chunk, Lost, Store
+from towline.store import Chunk, Lost, Read, Store
 
-__all__ = ["Buffers", "Parcel", "at_hand", "collect", "wire_part"]
+__all__ = ["Buffers", "Parcel", "at_hand", "collect", "fitting", "next_of", "wire_part"]
 
 Buffers = list[bytes | memoryview]
 
@@ -70,7 +70,10 @@ async def collect(
                     parcel.lost.append((Span(part.lane, item.first, item.count), item.reason))
                     at = item.first + item.count
                 elif budget > 0 or not parcel.parts:
-                    count = _fitting(item, budget)
+                    count = _fitting(item, budget, alone=not parcel.parts)
+                    if not count:
+                        stopped = True
+                        break
                     if now_us and item.frame[FLAGS_AT] & TIMED:
                         budget -= _add_living(parcel, part, item, count, now_us)
                     else:
@@ -85,17 +88,37 @@ def at_hand(lanes: Sequence[Lane], parts: Sequence[Part], max_bytes: int) -> tup
     """What `collect` comes to if all of it is one frame that came just now and asks for nothing special."""
     lane, first, count, attempt = parts[0]
     chunk = lanes[lane].recent(first, count) if len(parts) == 1 else None
-    if chunk is None or chunk.first + chunk.count < first + count or len(chunk.frame) > max_bytes:
+    if chunk is None or chunk.first + chunk.count < first + count or unpacked_bytes(chunk.frame) > max_bytes:
         return None
     if chunk.frame[FLAGS_AT] & TIMED:
         return None
     return wire_part(lane, attempt, chunk, chunk.count)
 
 
-def _fitting(chunk: Chunk, budget: int) -> int:
-    """How many messages of a chunk fit into the budget, judged by their mean size; one at least."""
-    if len(chunk.frame) <= budget:
+def fitting(chunks: Sequence[Chunk], max_bytes: int) -> Sequence[Chunk]:
+    """The first of these chunks that take no more than so many bytes, unpacked; one at least. A store counts bytes as
+    they are stored."""
+    left = max_bytes
+    for number, chunk in enumerate(chunks):
+        left -= unpacked_bytes(chunk.frame)
+        if left < 0 and number and unpacked_bytes(chunk.frame) > len(chunk.frame):
+            return chunks[:number]
+    return chunks
+
+
+def next_of(read: Read, chunks: Sequence[Chunk]) -> int:
+    """Where to read on, if only these of its chunks were taken."""
+    return read.next if len(chunks) == len(read.chunks) else read.chunks[len(chunks)].first
+
+
+def _fitting(chunk: Chunk, budget: int, *, alone: bool) -> int:
+    """How many messages of a chunk fit into the budget, judged by their mean size; one at least. A compressed frame
+    goes whole, and is unpacked whole: all of it or nothing fits, unless it is alone."""
+    size = unpacked_bytes(chunk.frame)
+    if size <= budget:
         return chunk.count
+    if size > len(chunk.frame):
+        return chunk.count if alone else 0
     total: int = Frame(chunk.frame).count
     if chunk.count * len(chunk.frame) <= budget * total:
         return chunk.count
@@ -110,7 +133,7 @@ def _add(parcel: Parcel, part: Part, chunk: Chunk, count: int) -> int:
         return 0
     parcel.parts.append(wire)
     parcel.buffers.extend(buffers)
-    return wire.length
+    return max(wire.length, unpacked_bytes(chunk.frame) if len(buffers) == 1 else 0)
 
 
 def _add_living(parcel: Parcel, part: Part, chunk: Chunk, count: int, now_us: int) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from towline.broker.delivering import Buffers, wire_part
+from towline.broker.delivering import Buffers, fitting, next_of, wire_part
 from towline.broker.lane import Lane
+from towline.frame.layout import unpacked_bytes
 from towline.protocol.messages import Find, Found, Part
 from towline.store import Store
 
@@ -24,15 +25,18 @@ async def find(store: Store, lane: Lane, request: Find) -> tuple[Found, Buffers]
     at = min(await store.locate(lane.stream, request.since_us, request.first, key), end)
     while at < end and room and (budget > 0 or not parts):
         read = await store.read(lane.stream, at, 1 if key else min(room, ROUND, end - at), max(budget, 1))
-        for chunk in read.chunks:
+        chunks = fitting(read.chunks, budget)
+        if parts and chunks and unpacked_bytes(chunks[0].frame) > max(budget, len(chunks[0].frame)):
+            break
+        for chunk in chunks:
             if request.until_us and chunk.appended_at_us >= request.until_us:
                 return Found(parts, end, end), buffers
             part, some = wire_part(request.lane, 0, chunk, chunk.count)
             parts.append(part)
             buffers += some
-            budget -= part.length
+            budget -= max(part.length, unpacked_bytes(chunk.frame) if len(some) == 1 else 0)
             room -= chunk.count
-        at = max(read.next, at + 1)
+        at = max(next_of(read, chunks), at + 1)
         if key and at < end:
             at = min(await store.locate(lane.stream, 0, at, key), end)
     return Found(parts, at, end), buffers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from towline.broker.burial import dead_letters, dead_waiting
-from towline.broker.delivering import Buffers, wire_part
+from towline.broker.delivering import Buffers, fitting, next_of, wire_part
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.lane import Lane
 from towline.model import lane_name
@@ -73,6 +73,7 @@ async def _browse(
     if not room:
         return Browsed([], at, first, end, settled), []
     read = await store.read(stream, at, room, request.max_bytes)
-    found = [wire_part(request.lane, 0, chunk, chunk.count) for chunk in read.chunks]
+    chunks = fitting(read.chunks, request.max_bytes)
+    found = [wire_part(request.lane, 0, chunk, chunk.count) for chunk in chunks]
     buffers = [buffer for _, some in found for buffer in some]
-    return Browsed([part for part, _ in found], read.next, first, end, settled), buffers
+    return Browsed([part for part, _ in found], next_of(read, chunks), first, end, settled), buffers

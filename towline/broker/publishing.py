@@ -101,7 +101,7 @@ class Staging:
     async def stage(
         self, request: wire.Stage, data: Sequence[bytes | memoryview], *, source: bytes = b"", token: bytes = b""
     ) -> wire.Staged:
-        frames = [self._sender.check(one, token) for one in data]
+        frames = self._sender.check_all(data, token)
         for head, frame in zip(request.frames, frames, strict=True):
             topic = self._sender.find_topic(head.topic)
             topic.lane(head.lane)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from towline.broker.delivering import Buffers, wire_part
+from towline.broker.delivering import Buffers, fitting, next_of, wire_part
 from towline.broker.rights import May
 from towline.broker.topic import Topic
 from towline.errors import BadFrame, NotFound
@@ -76,7 +76,9 @@ class Scanning:
             return Scanned([], at, lost), []
         read = await self._store.read(request.stream, at, stop - at, request.max_bytes)
         parts, buffers = [], []
-        for chunk in read.chunks:
+        chunks = fitting(read.chunks, request.max_bytes)
+        behind = next_of(read, chunks)
+        for chunk in chunks:
             try:
                 part, some = wire_part(0, 0, chunk, chunk.count)
             except BadFrame as error:
@@ -84,12 +86,12 @@ class Scanning:
                 continue
             parts.append(part)
             buffers += some
-        lost += [(one.first, one.count, one.reason) for one in read.lost]
-        began = min([part.first for part in parts] + [one[0] for one in lost if one[0] >= at], default=read.next)
+        lost += [(one.first, one.count, one.reason) for one in read.lost if one.first < behind]
+        began = min([part.first for part in parts] + [one[0] for one in lost if one[0] >= at], default=behind)
         if began > at:
             # Retention dropped it in this very moment.
             lost.append((at, began - at, "it is not kept any more"))
-        return Scanned(parts, max(read.next, at), sorted(lost)), buffers
+        return Scanned(parts, max(behind, at), sorted(lost)), buffers
 
     async def locate_in(self, request: LocateIn) -> LocatedIn:
         _, end, _ = self._bounds(request.stream)

@@ -18,7 +18,7 @@ from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge, Unavailable
 from towline.frame import EVENTS, Frame
 from towline.frame.bundle import Bundle
-from towline.frame.layout import DEDUP, DELIVER_AT
+from towline.frame.layout import DEDUP, DELIVER_AT, unpacked_bytes
 from towline.model import Durability
 from towline.protocol.messages import Sent
 from towline.store import Append, Histogram, Store
@@ -85,7 +85,7 @@ class Sender:
             appended = self._append_bundle(outgoing, durability, source, token)
             if appended is not None:
                 return appended
-        frames = [self.check(data, token) for _, _, data in outgoing]
+        frames = self.check_all([data for _, _, data in outgoing], token)
         known = self._known(outgoing, frames) if frames[0].producer_id else None
         if known is not None:
             return known
@@ -272,12 +272,23 @@ class Sender:
         unit = [(topic, frame) for (topic, _, _), frame in zip(outgoing, frames, strict=True)]
         return self._dedup.screen(unit, self._time.now_us())
 
-    def check(self, data: bytes | memoryview, token: bytes) -> Frame:
-        if len(data) > self._max_frame_bytes:
+    def check_all(self, data: Sequence[bytes | memoryview], token: bytes) -> list[Frame]:
+        """The frames of one request, which together unpack to no more than one alone may."""
+        if len(data) > 1:
+            self._check_size(sum(max(unpacked_bytes(one) - len(one), 0) for one in data), "frames that unpack to")
+        return [self.check(one, token) for one in data]
+
+    def _check_size(self, size: int, what: str) -> None:
+        if size > self._max_frame_bytes:
             raise TooLarge(
-                f"a frame of {len(data)} bytes is over the broker's limit of {self._max_frame_bytes}: "
-                "send fewer or smaller messages at a time"
+                f"{what} {size} bytes: that is over the broker's limit of {self._max_frame_bytes} (max_frame_bytes). "
+                "Send fewer or smaller messages at a time"
             )
+
+    def check(self, data: bytes | memoryview, token: bytes) -> Frame:
+        self._check_size(len(data), "a frame of")
+        # Before it is unpacked, and nothing unpacks to more than is stated.
+        self._check_size(unpacked_bytes(data), "a frame that unpacks to")
         frame = Frame(data).verify_whole()
         if frame.flags & EVENTS:
             raise BadFrame("a producer sends messages, not delivery events")

@@ -117,7 +117,7 @@ class Escrow:
     ) -> wire.Prepared:
         """Keep frames, one for each of the request's heads, out of sight. They are durable when this returns."""
         check_producer_group(request.producer_group)
-        frames = [self._sender.check(one, token) for one in data]
+        frames = self._sender.check_all(data, token)
         for head, frame in zip(request.frames, frames, strict=True):
             self._expect_shards(head.topic, head.shards)
             topic = self._sender.find_topic(head.topic)

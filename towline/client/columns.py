@@ -17,6 +17,7 @@ from towline.client.outgoing import (
     as_keys,
 )
 from towline.errors import BadRequest, TooLarge
+from towline.frame.layout import unpacked_bytes
 
 __all__ = ["Columns", "too_large"]
 
@@ -80,7 +81,7 @@ class Columns:
         times = self.times if whole or self.times is None else self.times[begin:end]
         lives = self.lives.columns(end - begin)
         frame = sender.frame(bodies, keys, headers, compress, dedup_ids, times, sizes=sizes, **lives)
-        if len(frame) <= self.limit:
+        if unpacked_bytes(frame) <= self.limit:
             yield frame, end - begin
             return
         # Keys and headers were not counted. Where they are large, halves will do.

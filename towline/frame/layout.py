@@ -79,6 +79,7 @@ __all__ = [
     "pad8",
     "texts_in",
     "timeout_us_in",
+    "unpacked_bytes",
 ]
 
 MAGIC: Final = 0x31465754  # "TWF1"
@@ -94,6 +95,7 @@ CRC_FROM: Final = PREFIX.size
 
 _COUNT: Final = struct.Struct("<I").unpack_from
 _COUNT_AT: Final = CRC_FROM + 4
+_FLAGS: Final = struct.Struct("<H").unpack_from
 
 BODY: Final = 0
 KEY: Final = 1
@@ -128,6 +130,14 @@ def count_in(frame: bytes | bytearray | memoryview) -> int:
     """How many messages a frame holds, if that is all one needs to know of it."""
     count: int = _COUNT(frame, _COUNT_AT)[0]
     return count
+
+
+def unpacked_bytes(frame: bytes | bytearray | memoryview) -> int:
+    """How many bytes whoever opens a frame must have room for: of a compressed one, those that it states."""
+    if len(frame) < HEADER.size or not _FLAGS(frame, CRC_FROM)[0] & ZSTD:
+        return len(frame)
+    columns_length: int = _COUNT(frame, _COUNT_AT + 4)[0]
+    return max(len(frame), HEADER.size + columns_length)
 
 
 def texts_in(flags: int) -> tuple[int, ...]:
