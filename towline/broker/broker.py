@@ -33,6 +33,7 @@ from towline.broker.member import Member
 from towline.broker.metering import measure
 from towline.broker.moving import purge, report, seek
 from towline.broker.outlook import Outlook
+from towline.broker.overdue import Overdue
 from towline.broker.publishing import Staging
 from towline.broker.recovery import Snapshots, find_uncatalogued, recover_producers
 from towline.broker.registry import Registry
@@ -121,6 +122,7 @@ class Broker:
         self.homes = Homes(self.registry, self.topics, clock)
         self.groups.on_installed = self.homes.install
         self.holds = Holds(store, clock, settings)
+        self.overdue = Overdue(store, clock, settings.open_max_s)
         self.backups = Backups(store, clock, settings.store)
         self._maintaining = asyncio.Lock()
 
@@ -460,6 +462,7 @@ class Broker:
             "dedup_ids": len(self._dedup),
             "prepared": len(self.transactions),
             **self.scheduler.figures(),
+            **self.overdue.figures(),
         }
 
     # By itself
@@ -495,7 +498,7 @@ class Broker:
         pins = self._snapshots.pins() | self.transactions.pins() | self.staging.pins() | self._agenda.pins()
         for dispatcher in list(self.topics.dispatchers()):
             pins |= await expire(dispatcher)
-        await retain(self.store, self.clock, dict(self.topics), pins, self.settings, self.holds)
+        await retain(self.store, self.clock, dict(self.topics), pins, self.settings, self.holds, self.overdue)
 
     async def _save_snapshots(self) -> None:
         # What is written is by the clock as it is.

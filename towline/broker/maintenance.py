@@ -10,6 +10,7 @@ from towline.broker.arrivals import trim_arrivals
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.holds import Holds
 from towline.broker.member import Member
+from towline.broker.overdue import Overdue
 from towline.broker.topic import Topic
 from towline.clock import SECOND_US, Clock
 from towline.errors import TowlineError
@@ -62,24 +63,27 @@ async def retain(  # noqa: PLR0917 all of it says what may go
     pins: dict[str, int],
     settings: BrokerSettings,
     holds: Holds,
+    overdue: Overdue,
 ) -> None:
-    """Drop what is older or more than is to be kept; never what is leased, retrying, dying or needed for recovery, and
-    not at once what somebody has a hold on."""
+    """Drop what is older or more than is to be kept; never what is needed for recovery, and not at once what is leased,
+    retrying or dying, or somebody has a hold on."""
     retention_s, held = settings.retention_s, await holds.pins()
     ages = {name: _age_s(topic, retention_s) for name, topic in topics.items()}
+    longest_s = 0.0 if 0.0 in ages.values() or not retention_s else max([*ages.values(), retention_s])
+    longest_us = round(longest_s * SECOND_US)
+    kept_us = {name: round(ages[name] * SECOND_US) if _own(ages[name], retention_s) else longest_us for name in topics}
+    await overdue.look([(topic, kept_us[name]) for name, topic in topics.items() if kept_us[name]])
     for name, topic in topics.items():
         topic_pins = lane_pins(topic)
         for stream, first in topic_pins.items():
             pins[stream] = min(first, pins.get(stream, first))
-        if 0 < ages[name] < retention_s or (ages[name] and not retention_s):
+        if _own(ages[name], retention_s):
             before_us = clock.now_us() - round(ages[name] * SECOND_US)
             for lane in topic.lanes:
                 pin = min(topic_pins.get(lane.stream, lane.end), lane.end)
                 await _trim(store, lane.stream, before_us, pin, held, holds)
             topic.look_again()
             await trim_arrivals(store, topic)
-    longest_s = 0.0 if 0.0 in ages.values() or not retention_s else max([*ages.values(), retention_s])
-    longest_us = round(longest_s * SECOND_US)
     both = pins | {stream: min(at, pins.get(stream, at)) for stream, at in held.items()}
     trimmed = await store.retain(longest_us, settings.retention_bytes, both)
     freed = trimmed.bytes_freed
@@ -98,6 +102,7 @@ async def retain(  # noqa: PLR0917 all of it says what may go
         log.info("retention freed %d bytes", freed)
     if trimmed.held_back and settings.retention_bytes and not held:
         log.warning("retention could not free more: %s", trimmed.held_back)
+        await overdue.make_room(topics.values())  # it goes in the next round
 
 
 async def _trim(  # noqa: PLR0917 all of it says how far
@@ -118,6 +123,11 @@ def _tell_groups(topics: Iterable[Topic]) -> None:
     for topic in topics:
         for dispatcher in topic.groups.values():
             dispatcher.observe()
+
+
+def _own(age_s: float, retention_s: float) -> bool:
+    """Whether a topic is trimmed by itself: its messages are kept for a shorter time than the others'."""
+    return 0 < age_s < retention_s or bool(age_s and not retention_s)
 
 
 def _age_s(topic: Topic, retention_s: float) -> float:

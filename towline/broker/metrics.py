@@ -32,6 +32,18 @@ BROKER: Final = (
     ("towline_delivered_messages_total", "counter", "Messages handed to consumers.", "messages_out"),
     ("towline_prepared_transactions", "gauge", "Prepared transactions that wait to be decided.", "prepared"),
     ("towline_dedup_ids", "gauge", "Dedup ids that are remembered.", "dedup_ids"),
+    (
+        "towline_retention_held_seconds",
+        "gauge",
+        "For how long an open message has held retention back.",
+        "retention_held_s",
+    ),
+    (
+        "towline_retention_dropped_open_total",
+        "counter",
+        "Open messages that retention waited for in vain, and dropped.",
+        "retention_dropped_open",
+    ),
     ("towline_delayed_delivered_total", "counter", "Delayed messages that were delivered.", "delayed_delivered"),
 )
 TOPIC: Final = (

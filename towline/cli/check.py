@@ -66,13 +66,24 @@ def check(
             "age": (warn_age, crit_age),
             "dead": (warn_dead, crit_dead),
         }
-        findings = [one for each in groups for one in _look(each, measured.at_us, limits, need_consumers)]
+        findings = _look_at_retention(measured.broker)
+        findings += [one for each in groups for one in _look(each, measured.at_us, limits, need_consumers)]
     level = max((one.level for one in findings), default=OK)
     if output == "json":
         print_json(_facts(level, findings, measured))
     else:
         print(f"{WORDS[level]} - {_summary(level, findings, measured)}", flush=True)
     return level
+
+
+def _look_at_retention(broker: dict[str, Any]) -> list[Finding]:
+    """Open messages that hold it back, from half of the time on for which it waits for them."""
+    held_s, most_s = broker.get("retention_held_s", 0), broker.get("retention_held_max_s", 0)
+    if not held_s or 2 * held_s < most_s:
+        return []
+    left = span(round(max(most_s - held_s, 0)))
+    text = f"open messages of {broker['retention_held_by']} hold retention back for {span(round(held_s))}"
+    return [Finding(WARNING, f"{text}, and are dropped in {left}")]
 
 
 def _look(one: GroupFigures, now_us: int, limits: dict[str, Any], need_consumers: bool) -> list[Finding]:

@@ -12,6 +12,7 @@ __all__ = [
     "Bury",
     "Command",
     "Expire",
+    "Forfeit",
     "GiveBack",
     "Lapse",
     "Leave",
@@ -110,6 +111,15 @@ class Expire(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]
 
 
+class Forfeit(msgspec.Struct, frozen=True):
+    """Retention waits no longer for what is leased or retrying before these numbers, by lane."""
+
+    before: tuple[tuple[int, int], ...]
+    pull: int
+    """As in `Pull`: retrying messages are leased by it, for a moment, so that they can be given up."""
+    reason: str
+
+
 class Resend(msgspec.Struct, frozen=True):
     """Dead letters were copied to the group's own lanes, to be delivered again. `dead` are their numbers."""
 
@@ -123,4 +133,4 @@ class Move(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-Command = Start | Pull | Ack | Nack | GiveBack | Leave | Lapse | Bury | Skip | Resend | Move | Expire
+Command = Start | Pull | Ack | Nack | GiveBack | Leave | Lapse | Bury | Skip | Resend | Move | Expire | Forfeit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from operator import lt
 from typing import Final
 
@@ -12,6 +13,7 @@ from towline.delivery.commands import (
     Bury,
     Command,
     Expire,
+    Forfeit,
     GiveBack,
     Lapse,
     Leave,
@@ -65,6 +67,10 @@ __all__ = ["Group"]
 DELAY_MAX_S: Final = 366 * 86400
 REASON_MAX: Final = 1_000
 EXPIRED: Final = "expired"
+RETENTION: Final = "~retention"
+"""Who leases retrying messages that retention drops; no consumer has such a name."""
+FORFEIT_MAX: Final = 1_000
+"""Parts that one command gives up."""
 
 _ACTS: dict[type[Event], Act] = {
     Acked: "acked",
@@ -216,6 +222,8 @@ class Group:
                 return [Skipped(now_us, command.pull, tuple(parts), command.reason)] if parts else []
             case Expire():
                 return self._decide_expire(command, now_us)
+            case Forfeit():
+                return self._decide_forfeit(command, now_us)
             case Resend():
                 return self._decide_resend(command, now_us)
             case Move():
@@ -306,6 +314,28 @@ class Group:
             return [GaveUp(now_us, command.pull, tuple(parts), EXPIRED)]
         return [Skipped(now_us, command.pull, tuple(parts), EXPIRED)]
 
+    def _decide_forfeit(self, command: Forfeit, now_us: int) -> list[Event]:
+        """Give up what is open before these numbers: a first few of it. It dies, and goes to the dead letters if the
+        group keeps what has expired, or else away. Only events that there are anyway say so, so that an earlier broker
+        reads them."""
+        spans = [Span(lane, 0, before) for lane, before in command.before]
+        events: list[Event] = []
+        room = FORFEIT_MAX
+        for lease in self.leases.values():
+            parts = [part for span in spans for part in lease.open.within(span)][:room]
+            if parts:
+                events.append(GaveUp(now_us, lease.pull, tuple(parts), command.reason, taken=True))
+                room -= len(parts)
+        pieces = (cut(part, span) for part, _ in self.retries for span in spans)
+        again = tuple(islice((piece for piece in pieces if piece), room))
+        if again:
+            events.append(Pulled(now_us, command.pull, RETENTION, 0, again))
+            events.append(GaveUp(now_us, command.pull, again, command.reason, taken=True))
+        if not self.config.expired_to_dead:
+            given_up = [event for event in events if isinstance(event, GaveUp)]
+            events += [Skipped(now_us, 0, event.parts, command.reason) for event in given_up]
+        return events
+
     def _open_within(self, pull: int, spans: Iterable[Span]) -> list[Part]:
         """What is open of a pull, or dying, within spans."""
         lease = self.leases.get(pull)
@@ -345,6 +375,8 @@ class Group:
         """Make an event true. The same on the way forward and in recovery."""
         if isinstance(event, Pulled):
             self.retries.ripen(event.at_us)
+            if event.consumer == RETENTION:
+                self.retries.expose(event.parts)
             self._move(event)
             self.grant(event)
             self.turns += 1

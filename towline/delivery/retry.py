@@ -135,6 +135,22 @@ class RetryQueue:
         while self._heap and self._heap[0][0] <= now_us:
             self._make_ready(heapq.heappop(self._heap)[2])
 
+    def expose(self, parts: Iterable[Part]) -> None:
+        """Make ready what is about to be removed although it is not due, in one go."""
+        ends: dict[int, list[tuple[int, int]]] = {}
+        for part in sorted(parts):
+            ends.setdefault(part.lane, []).append((part.first, part.end))
+        waiting, self._heap = self._heap, []
+        for item in waiting:
+            entry = item[2]
+            rows = ends.get(entry.lane, [])
+            at = bisect_left(rows, (entry.end,)) - 1
+            if at >= 0 and rows[at][1] > entry.first:
+                self._make_ready(entry)
+            else:
+                self._heap.append(item)
+        heapq.heapify(self._heap)
+
     def ready(self, lane: int) -> Iterable[Part]:
         """The ready parts of a lane, in order. Lazy: a pull takes the first few of what may be thousands."""
         return map(_part, self._ready.get(lane, ()))

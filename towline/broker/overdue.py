@@ -1,0 +1,119 @@
+"""Open messages that are older than retention allows: for how long it waits for them, and what becomes of them then.
+
+One message that a consumer holds, or that is to be tried again, keeps its file and all behind it, of every topic. So
+retention waits for it no longer than `open_max_s`: then it is dropped as what waits is, or goes to the dead letters if
+its group keeps what has expired. It is not carried forward: a group that nobody uses any more would be for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from towline.broker.dispatcher import Dispatcher
+from towline.broker.metering import look_for_oldest
+from towline.broker.topic import Topic
+from towline.clock import SECOND_US, Clock
+from towline.delivery import Forfeit, Skip
+from towline.delivery.events import GaveUp
+from towline.model import Durability, Span
+from towline.store import Store
+
+__all__ = ["Overdue"]
+
+log = logging.getLogger("towline.broker")
+
+REMIND_S: Final = 3600.0
+BURIAL_US: Final = 3600 * SECOND_US
+"""What is on its way to the dead letters is waited for so much longer."""
+STEP_US: Final = 3600 * SECOND_US
+"""Where the size of the store asks for it, the oldest go first: so much of them in one round."""
+READS_MAX: Final = 500
+
+
+class Overdue:
+    def __init__(self, store: Store, clock: Clock, open_max_s: float) -> None:
+        self._store, self._clock = store, clock
+        self.max_us = round(open_max_s * SECOND_US)
+        self._remind_s = 0.0
+        self.since_us = 0
+        """Since when the oldest of them should have gone; 0 if there is none."""
+        self.who = ""
+        """The group that it belongs to."""
+        self.dropped = 0
+        """Messages that were given up, since the broker started."""
+
+    def figures(self) -> dict[str, object]:
+        held_us = self._clock.now_us() - self.since_us if self.since_us else 0
+        return {
+            "retention_held_s": round(max(held_us, 0) / SECOND_US, 3),
+            "retention_held_max_s": self.max_us / SECOND_US,
+            "retention_held_by": self.who,
+            "retention_dropped_open": self.dropped,
+        }
+
+    async def look(self, kept: Iterable[tuple[Topic, int]]) -> None:
+        """Give up what is too old by far. With each topic comes how long its messages are kept, in microseconds."""
+        now_us, reads = self._clock.now_us(), READS_MAX
+        self.since_us, self.who = 0, ""
+        for topic, kept_us in kept:
+            for dispatcher in list(topic.groups.values()):
+                if dispatcher.closed or not dispatcher.pins():
+                    continue
+                await self._give_up(dispatcher, now_us - kept_us - self.max_us)
+                reads -= await look_for_oldest(self._store, dispatcher, reads)
+                oldest_us = self._oldest_us(dispatcher)
+                if 0 < oldest_us < now_us - kept_us and not 0 < self.since_us <= oldest_us + kept_us:
+                    self.since_us, self.who = oldest_us + kept_us, dispatcher.label
+        if self.since_us and self._clock.steady_s() >= self._remind_s:
+            self._remind_s = self._clock.steady_s() + REMIND_S
+            log.warning(
+                "retention waits for open messages of %s, and drops them when they are %d s older than it allows",
+                *(self.who, self.max_us // SECOND_US),
+            )
+
+    async def make_room(self, topics: Iterable[Topic]) -> None:
+        """The store is larger than it should be, and open messages keep it so: give up the oldest of them."""
+        found = [one for topic in topics for one in topic.groups.values() if not one.closed and one.pins()]
+        for dispatcher in found:
+            await look_for_oldest(self._store, dispatcher, READS_MAX)
+        oldest_us = min((at_us for one in found if (at_us := self._oldest_us(one))), default=0)
+        if oldest_us:
+            for dispatcher in found:
+                await self._give_up(dispatcher, min(self._clock.now_us() - self.max_us, oldest_us + STEP_US))
+
+    def _oldest_us(self, dispatcher: Dispatcher) -> int:
+        """When the oldest open message came in; 0 if that is not known."""
+        known, pins = dispatcher.oldest, dispatcher.pins()
+        times = [known[lane][2] for lane, at in pins.items() if lane in known and known[lane][0] <= at < known[lane][1]]
+        return min(times, default=0)
+
+    async def _give_up(self, dispatcher: Dispatcher, before_us: int) -> None:
+        store, reason = self._store, f"older than retention by more than {self.max_us // SECOND_US} s"
+        lanes = [
+            (lane, before)
+            for lane, at in dispatcher.pins().items()
+            if (before := await store.locate(dispatcher.streams[lane], before_us)) > at
+        ]
+        count = 0
+        while lanes and not dispatcher.closed:
+            events, _ = dispatcher.run(Forfeit(tuple(lanes), dispatcher.next_pull(), reason), Durability.OS)
+            if not events:
+                break
+            count += sum(part.count for event in events if isinstance(event, GaveUp) for part in event.parts)
+            await asyncio.sleep(0)
+        if count:
+            self.dropped += count
+            fate = "go to the dead letters" if dispatcher.group.config.expired_to_dead else "are dropped"
+            log.warning("%s: %d open message(s) %s: %s", dispatcher.label, count, fate, reason)
+            dispatcher.wake()
+        await self._stop_dying(dispatcher, [lane for lane, _ in lanes], before_us - BURIAL_US)
+
+    async def _stop_dying(self, dispatcher: Dispatcher, lanes: list[int], before_us: int) -> None:
+        for lane in lanes:
+            before = await self._store.locate(dispatcher.streams[lane], before_us)
+            if any(part.lane == lane and part.first < before for part in dispatcher.group.dying):
+                events, _ = dispatcher.run(Skip(0, (Span(lane, 0, before),), "could not be copied to the dead letters"))
+                log.error("%s: dying messages could not be copied, and are dropped: %s", dispatcher.label, events)
