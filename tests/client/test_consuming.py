@@ -41,6 +41,19 @@ async def test_a_batch_is_pulled_and_acked(connect: Any, url: str, topic: str) -
         assert (await do(mq.group(topic, "g"))).lag == 0
 
 
+async def test_what_one_worker_has_not_begun_another_one_gets(connect: Any, url: str, topic: str) -> None:
+    """Nobody said how many to pull, and nobody knows yet how quick they are."""
+    async with entered(connect(url)) as mq:
+        await do(mq.send_many(topic, [b"%d" % number for number in range(300)]))
+        async with (
+            entered(mq.consumer(topic, group="g")) as first,
+            entered(mq.consumer(topic, group="g")) as second,
+        ):
+            theirs = [await do(consumer.pull(wait=30)) for consumer in (first, second)]
+            assert [len(batch) for batch in theirs] == [128, 128]
+            assert len(await do(first.pull(5000, wait=30))) == 44, "who says how many gets as many"
+
+
 async def test_a_pull_waits_for_messages(connect: Any, url: str, topic: str) -> None:
     async with (
         entered(connect(url)) as mq,

@@ -65,8 +65,8 @@ class Desk:
     def next(self) -> Work:
         return Work(self, self.subscription.next())
 
-    def pull(self, most: int, wait_s: float = 1.0) -> Work:
-        return Work(self, self.subscription.pull(Limits(most), wait_s))
+    def pull(self, most: int | None = None, wait_s: float = 1.0, least: int = 1) -> Work:
+        return Work(self, self.subscription.pull(self.subscription.limits.asked(most, None, least), wait_s))
 
     def stand(self) -> None:
         """Two messages come quickly; the pull behind them stands, and has brought a third."""
@@ -140,27 +140,89 @@ def acked(desk: Desk) -> list[int]:
 def test_answers_are_asked_for_while_messages_are_handed_out_one_by_one_in_quick_succession() -> None:
     appetite = Appetite(LIMITS)
     assert appetite.answers == 1
-    appetite.handed_out(100.0, one_by_one=True)
+    appetite.handed_out(100.0, 1, one_by_one=True)
     assert appetite.answers == 1, "one is no succession"
     appetite.asked(100.0001)
-    appetite.handed_out(100.005, one_by_one=True)
+    appetite.handed_out(100.005, 1, one_by_one=True)
     appetite.asked(100.0051)
     assert appetite.answers > 1
-    appetite.handed_out(100.006)
+    appetite.handed_out(100.006, 2)
     assert appetite.answers == 1, "that was a batch, or lay there already"
     appetite.asked(100.0061)
-    appetite.handed_out(100.007, one_by_one=True)
+    appetite.handed_out(100.007, 1, one_by_one=True)
     assert appetite.answers > 1
-    appetite.handed_out(100.1, one_by_one=True)
+    appetite.handed_out(100.1, 1, one_by_one=True)
     assert appetite.answers == 1, "that was a while"
 
 
 def test_a_slow_handler_gets_one_answer_at_a_time() -> None:
     appetite = Appetite(LIMITS)
     for number in range(10):
-        appetite.handed_out(100 + number * 0.005)
+        appetite.handed_out(100 + number * 0.005, 1)
         appetite.asked(100 + number * 0.005 + 0.003)
         assert appetite.answers == 1
+
+
+def test_who_is_quick_with_a_few_messages_is_not_given_many() -> None:
+    appetite = Appetite(LIMITS)
+    first = appetite.size
+    for number in range(10):
+        appetite.handed_out(100.0 + number, 3)
+        appetite.asked(100.01 + number)
+    assert appetite.size == first
+    appetite.handed_out(200.0, first)
+    appetite.asked(200.01)
+    assert appetite.size == 2 * first
+
+
+# Pulls without a number
+
+
+def _pull_and_work(desk: Desk, number: int, each_s: float) -> int:
+    """How many messages were asked for; all of them came, and each took so long."""
+    work = desk.pull()
+    asked = desk.asked(Pull)[-1].max_messages
+    desk.answer(number, [b"x"] * asked)
+    lease = work.lease
+    desk.now += each_s * asked
+    ack(lease)
+    return asked
+
+
+def test_a_pull_asks_for_less_while_its_caller_is_slow_and_for_more_while_it_is_quick() -> None:
+    desk = Desk()
+    slow = [_pull_and_work(desk, number, 0.02) for number in range(1, 6)]
+    assert slow == [128, 64, 32, 16, 16], "about half a second's worth"
+    quick = [_pull_and_work(desk, number, 0.0001) for number in range(6, 14)]
+    assert quick == [16, 32, 64, 128, 256, 512, 1000, 1000], "up to what the consumer was made with"
+
+
+def test_a_pull_that_is_told_how_many_asks_for_that_many() -> None:
+    desk = Desk()
+    for number in range(1, 4):
+        work = desk.pull(700)
+        desk.answer(number, [b"x"] * 700)
+        ack(work.lease)
+        desk.now += 10.0
+    assert [request.max_messages for request in desk.asked(Pull)] == [700, 700, 700]
+
+
+def test_a_pull_asks_for_as_many_as_it_is_to_bring_at_least() -> None:
+    desk = Desk()
+    desk.pull(None, least=500)
+    [request] = desk.asked(Pull)
+    assert (request.max_messages, request.min_messages) == (500, 500)
+
+
+def test_who_rests_between_two_pulls_is_not_slow() -> None:
+    desk = Desk()
+    for number in range(1, 5):
+        asked = _pull_and_work(desk, number, 0.0001)
+        for step in desk.subscription.start_settles():  # as the heartbeat does
+            assert isinstance(step, Start)
+            desk.wire.submit(step.call)
+        desk.now += 60.0
+    assert asked == 1000
 
 
 # Iteration

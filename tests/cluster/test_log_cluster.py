@@ -49,6 +49,17 @@ def test_one_of_three_is_killed_and_everything_goes_on(brokers: Brokers, topic: 
     assert len(load.doubled()) < IN_HAND
 
 
+async def test_what_one_worker_has_not_begun_another_one_gets(connect: Any, brokers: Brokers, topic: str) -> None:
+    async with entered(connect(brokers.url)) as mq:
+        await do(mq.send_many(topic, [b"%d" % number for number in range(300)]))
+        async with (
+            entered(mq.consumer(topic, group="g")) as first,
+            entered(mq.consumer(topic, group="g")) as second,
+        ):
+            theirs = [await do(consumer.pull(wait=30)) for consumer in (first, second)]
+            assert [len(batch) for batch in theirs] == [128, 128]
+
+
 def test_a_broker_that_hangs_is_passed_over_and_used_again(brokers: Brokers, topic: str) -> None:
     load = Load(brokers.url, topic)
     try:

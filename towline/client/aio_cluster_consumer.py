@@ -242,7 +242,8 @@ class ClusterConsumer(Consumer):
         wait: float = 1.0,
         min_messages: int = 1,
     ) -> Batch:
-        """Ask all brokers for messages, and take what the first has. `min_messages` counts at each broker."""
+        """Ask all brokers for messages, and take what the first has. `min_messages` counts at each broker. Without
+        `max_messages` it is fewer while you are slow with them, as in an iteration."""
         self._check()
         asked = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
         self._put_back_left()
@@ -306,7 +307,7 @@ class ClusterConsumer(Consumer):
         idle_s, limits, in_turn = self._idle_timeout_s, None, self._in_turn
         if in_turn:
             own = self._subscription.limits
-            limits = Limits(1, own.max_bytes) if single else own
+            limits = Limits(1, own.max_bytes) if single else own._replace(adapts=True)
         until = time.monotonic() + (idle_s if idle_s is not None else 1e9)
         found = await self._take(Demand(limits, until, in_turn=in_turn))
         return None if found is None else ClusterBatch(found[0].link, found[0].subscription, found[1])

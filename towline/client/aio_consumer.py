@@ -146,8 +146,10 @@ class Consumer:
         wait: float = 1.0,
         min_messages: int = 1,
     ) -> Batch:
-        """Ask for messages, waiting up to `wait` seconds until there are `min_messages` of them. What an iteration that
-        was left had fetched goes back before, and comes with it or later."""
+        """Ask for messages, waiting up to `wait` seconds until there are `min_messages` of them. As many as
+        `max_messages` at most; if it is not given, as many as that of the consumer, and fewer while you are slow with
+        them, as in an iteration. What an iteration that was left had fetched goes back before, and comes with it or
+        later."""
         self._check()
         asked = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
         self._put_back_left()

@@ -73,6 +73,7 @@ class Handling:
         self._changed = asyncio.Event()
         self._function = processing(handler.function, handler.topic, handler.group)
         self._size = handler.concurrency
+        self._full = False
         self._pulled_at = 0.0
 
     # How it is
@@ -179,6 +180,7 @@ class Handling:
         batch = await consumer.pull(batch_size or size, wait=wait_s)
         self._pulled_at = time.monotonic() if batch else 0.0
         messages = batch.messages
+        self._full = 2 * len(messages) >= size
         return ([messages] if messages else []) if batch_size else [[message] for message in messages]
 
     def _adapt(self) -> None:
@@ -186,7 +188,8 @@ class Handling:
         if not self._pulled_at:
             return
         took_s = time.monotonic() - self._pulled_at
-        if took_s < _QUICK_S:
+        # To be quick with a few says nothing of many.
+        if took_s < _QUICK_S and self._full:
             self._size = min(2 * self._size, max(self.handler.max_messages, 1))
         elif took_s > _SLOW_S:
             self._size = max(self._size // 2, 1)

@@ -26,11 +26,14 @@ class Limits(NamedTuple):
     max_messages: int = 1000
     max_bytes: int = 4 << 20
     min_messages: int = 1
+    adapts: bool = False
+    """It brings fewer messages while the handler is slow."""
 
     def asked(self, max_messages: int | None, max_bytes: int | None, min_messages: int) -> Limits:
         """These limits, as far as one pull does not ask for others."""
         messages = self.max_messages if max_messages is None else max_messages
-        return Limits(messages, self.max_bytes if max_bytes is None else max_bytes, min_messages).checked()
+        size = self.max_bytes if max_bytes is None else max_bytes
+        return Limits(messages, size, min_messages, max_messages is None).checked()
 
     def checked(self) -> Limits:
         for name, value in self._asdict().items():
@@ -50,29 +53,32 @@ class Appetite:
     here, others cannot do. And for how many answers: while messages come one by one, each soon after the other, and the
     handler is done before the next, a pull stands, so that the next message need not wait for it."""
 
-    __slots__ = ("_handed_out_at", "_last", "_limits", "answers", "size")
+    __slots__ = ("_full", "_handed_out_at", "_last", "_limits", "answers", "size")
 
     def __init__(self, limits: Limits) -> None:
         self.size = min(limits.max_messages, _FIRST_SIZE)
         self._limits = limits
         self._handed_out_at = 0.0
+        self._full = False
         self._last = 0.0
         self.answers = 1
 
-    def handed_out(self, now: float, *, one_by_one: bool = False) -> None:
+    def handed_out(self, now: float, count: int, *, one_by_one: bool = False) -> None:
         """The handler begins with a batch; or with a single message, which it had to wait for."""
+        self._full = 2 * count >= self.size
         self.answers = _STANDING if one_by_one and now - self._last < _CLOSE_S else 1
         self._last = now
         self._handed_out_at = now
 
     def asked(self, now: float) -> None:
-        """It asks for the next one."""
+        """It asks for the next one, or is done with the one it has."""
         if not self._handed_out_at:
             return
         took_s = now - self._handed_out_at
         if took_s > _BRISK_S:
             self.answers = 1
-        if took_s < _QUICK_S:
+        # To be quick with a few says nothing of many.
+        if took_s < _QUICK_S and self._full:
             self.size = min(self.size * 2, self._limits.max_messages)
         elif took_s > _SLOW_S:
             self.size = max(self.size // 2, 1, self._limits.min_messages)

@@ -93,12 +93,13 @@ class Making(Generic[P, C]):
         made by this call (one that has others keeps them, and a warning says so). With the mode `"at-most-once"` what
         is delivered counts as consumed: there is nothing to ack, and nothing comes twice.
 
-        Iteration asks for up to `max_messages` at a time, fewer while the handler is slow, and has `prefetch` batches
-        coming while one is worked on. While messages come one by one and the handler is quick, they are sent on as
-        they come, up to 64 frames ahead; with `prefetch=0` nothing comes ahead. Acks and nacks of single messages are
-        told to the broker together, after `ack_interval` seconds at the latest. `on_lost` is called when messages
-        were taken away from this consumer. With a `spool_dir` (or one given to `connect`) and a `name`, acks and
-        nacks that cannot be told are kept there until they can, also by the next consumer of this name."""
+        Iteration asks for up to `max_messages` at a time, fewer while the handler is slow (as `pull()` does, unless it
+        is told how many), and has `prefetch` batches coming while one is worked on. While messages come one by one and
+        the handler is quick, they are sent on as they come, up to 64 frames ahead; with `prefetch=0` nothing comes
+        ahead. Acks and nacks of single messages are told to the broker together, after `ack_interval` seconds at the
+        latest. `on_lost` is called when messages were taken away from this consumer. With a `spool_dir` (or one given
+        to `connect`) and a `name`, acks and nacks that cannot be told are kept there until they can, also by the next
+        consumer of this name."""
         options = ConsumerOptions(
             topic,
             group,

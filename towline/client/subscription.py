@@ -98,6 +98,8 @@ class Subscription:
         """Why, if the user is still to be told."""
         self._leaving = False
         self._appetite = Appetite(limits)
+        self._at_work = Lease.none()
+        """What was handed out last."""
         self._told_at = 0.0
         self._untold = 0
         """Messages that were handed out since."""
@@ -280,13 +282,15 @@ class Subscription:
         if not 0 <= wait_s <= 86400:
             raise BadRequest(f"wait={wait_s}: give seconds from 0 to 86,400")
         deadline = self._clock() + wait_s
+        self._appetite.asked(self._clock())
         while True:
             left_s = max(deadline - self._clock(), 0.0)
             # There may be one on its way: left by an iteration, or by a pull that was interrupted.
             if all(stands(call) and not fits(call, limits) for call in self._pulling):
                 for call in self._pulling:
                     call.patience_s = 0.0  # another pull ends it: it is answered at once
-                yield from self._start_pull(limits, limits.max_messages, min(left_s, _POLL_S))
+                most = max(self._appetite.size, limits.min_messages) if limits.adapts else limits.max_messages
+                yield from self._start_pull(limits, min(most, limits.max_messages), min(left_s, _POLL_S))
             elif self.nacks and not self._pulling[0].done:
                 yield from self.start_settles()  # nothing carries what is given back
             call = self._pulling[0]
@@ -300,6 +304,8 @@ class Subscription:
                 self._give_back(call)
                 continue
             lease = self._opened(call, limits.max_messages)
+            if lease is not None and limits.adapts:
+                self._hand_out(lease)
             if lease is not None or (self._clock() >= deadline and not self._pulling):
                 return lease
 
@@ -333,12 +339,21 @@ class Subscription:
                 if len(self._pulling) < ahead and is_full(call) and all(other.done for other in self._pulling):
                     yield from self._start_prefetch(None)
                 behind = is_behind(self._pulling)
-                self._appetite.handed_out(self._clock(), one_by_one=waited and len(lease) == 1 and not behind)
+                self._hand_out(lease, one_by_one=waited and len(lease) == 1 and not behind)
                 if behind:
                     yield from self._start_prefetch(None)
                 return lease
             if self._idle_timeout_s is not None and self._clock() - idle_from >= self._idle_timeout_s:
                 return None
+
+    def _hand_out(self, lease: Lease, *, one_by_one: bool = False) -> None:
+        self._at_work = lease
+        self._appetite.handed_out(self._clock(), len(lease), one_by_one=one_by_one)
+
+    def _note_done(self) -> None:
+        """Who has settled all is done with it, however long it takes until more is asked for."""
+        if not self._at_work.open_count:
+            self._appetite.asked(self._clock())
 
     def _start_prefetch(self, idle_from: float | None, most: int | None = None) -> Flow[Call]:
         wait_s = _POLL_S
@@ -452,6 +467,7 @@ class Subscription:
         for one in settled:
             one.settle_all(act.what)
             one.robbed = one.taken
+        self._note_done()
         call = self._settle([*acts, act], confirmed=act)
         try:
             yield call
@@ -478,6 +494,7 @@ class Subscription:
 
     def start_settles(self) -> Flow[None]:
         self._told_at = self._clock()
+        self._note_done()
         for portion in self._take_portions():
             yield Start(self._settle(portion))
 
