@@ -60,8 +60,8 @@ def all_of(state: str) -> Heard:
 
 
 def test_every_kind_is_here() -> None:
-    # A store fails for good: tests/broker/test_store_failure.py.
-    assert {*THRESHOLDS, "store"} == set(get_args(What))
+    # Of a broker as a whole: tests/broker/test_store_failure.py and test_overdue.py.
+    assert {*THRESHOLDS, "store", "retention"} == set(get_args(What))
 
 
 async def look(bench: Bench) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, World
+from towline.alarms.rule import AlarmRule
 from towline.clock import SYSTEM, ManualClock
 
 SMALL: dict[str, Any] = {
@@ -70,11 +71,17 @@ def test_an_abandoned_message_does_not_hold_the_store_back_for_ever(
             assert 1390 < figures["retention_held_s"] < 1410
             assert figures["retention_held_by"] == "group billing on topic orders"
             assert "retention waits for open messages of group billing on topic orders" in caplog.text
+            alarms = bench.broker.outlook.alarms
+            await alarms.put(AlarmRule("held", "retention", 1200))
+            await bench.broker.outlook.census.refresh()
+            assert [alarm.rule for alarm in alarms.listed().active] == ["held"]
             clock.advance(2300)
             await maintain(bench)
             assert size_of(bench) < MIB
             figures = bench.broker.figures()
             assert (figures["retention_held_s"], figures["retention_dropped_open"]) == (0, 1)
+            await bench.broker.outlook.census.refresh()
+            assert not alarms.listed().active
             assert "1 open message(s) are dropped" in caplog.text
             if state == "leased":
                 refused = (await bench.act(member, ACK, got)).refused

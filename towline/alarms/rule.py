@@ -28,7 +28,7 @@ __all__ = [
 TIME_MAX_US: Final = 253_402_300_799_999_999
 Until = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_US)]
 """Microseconds since 1970, up to the year 9999."""
-What = Literal["dead", "failures", "backlog", "age", "offline", "disk", "store"]
+What = Literal["dead", "failures", "backlog", "age", "offline", "disk", "store", "retention"]
 UNITS: Final[dict[str, str]] = {
     "dead": "dead letters",
     "failures": "failures in 5 minutes",
@@ -37,9 +37,10 @@ UNITS: Final[dict[str, str]] = {
     "offline": "seconds without a consumer",
     "disk": "percent of the disk free",
     "store": "store that failed",
+    "retention": "seconds that open messages hold retention back",
 }
 """What the threshold of each kind of rule counts. All but `disk` are alarms from the threshold on, `disk` below it."""
-OF_BROKER: Final = ("disk", "store")
+OF_BROKER: Final = ("disk", "store", "retention")
 """Kinds that speak of the broker, and of no topic or group."""
 
 ALL: Final = "*"

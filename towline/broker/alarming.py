@@ -21,6 +21,7 @@ from towline.alarms.watch import Alarm, Change, Notice, Reading, Watch, hold_bac
 from towline.broker.census import Census
 from towline.broker.config_file import ConfigFile, DataVersion
 from towline.broker.mail import masked, post_json, send_mail
+from towline.broker.overdue import Overdue
 from towline.broker.storage import Room
 from towline.clock import SECOND_US, Clock
 from towline.errors import BadRequest, TowlineError, Unavailable
@@ -48,7 +49,14 @@ class _Document(msgspec.Struct):
 
 class AlarmDesk:
     def __init__(
-        self, store: Store, clock: Clock, settings: BrokerSettings, census: Census, room: Callable[[], Room]
+        self,
+        store: Store,
+        clock: Clock,
+        settings: BrokerSettings,
+        census: Census,
+        *,
+        room: Callable[[], Room],
+        overdue: Overdue,
     ) -> None:
         self._store = store
         self._file = ConfigFile(store, FILE, _Document)
@@ -56,6 +64,7 @@ class AlarmDesk:
         self._settings = settings
         self._census = census
         self._room = room
+        self._overdue = overdue
         self._version = DataVersion()
         self._watch = Watch()
         self._book = RuleBook()
@@ -214,6 +223,7 @@ class AlarmDesk:
         yield Reading("disk", self._room().free_percent)
         if self._store.failure is not None:
             yield Reading("store", 1)
+        yield Reading("retention", self._overdue.held_s)
 
     async def loop(self) -> None:
         """Send notices, one after the other, each a few times if need be; and keep what has been told on file."""

@@ -205,7 +205,9 @@ class Broker:
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
         await self._catalog.save()
         delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
-        self.outlook = Outlook(self.topics, delayed, store=self.store, clock=self.clock, settings=self.settings)
+        self.outlook = Outlook(
+            self.topics, delayed, store=self.store, clock=self.clock, settings=self.settings, overdue=self.overdue
+        )
         await self.outlook.alarms.load()
         self.consumers.await_orphans()
 

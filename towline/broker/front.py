@@ -184,7 +184,9 @@ class _Outlook(Outlook):
     alarms: _Desk
 
     def __init__(self, front: Front) -> None:
-        super().__init__(front.topics, dict, store=front.store, clock=front.clock, settings=front.settings)
+        super().__init__(
+            front.topics, dict, store=front.store, clock=front.clock, settings=front.settings, overdue=front.overdue
+        )
         self.census = _Census(front)
         self.surveyor = Surveyor(self.census, split_lines(front.settings.business_lines))
         self.alarms = _Desk(front, self)
@@ -213,7 +215,9 @@ class _Desk(AlarmDesk):
     """The rules of all brokers; and what is an alarm in the realms here, which have desks of their own."""
 
     def __init__(self, front: Front, outlook: Outlook) -> None:
-        super().__init__(front.store, front.clock, front.settings, outlook.census, outlook.room)
+        super().__init__(
+            front.store, front.clock, front.settings, outlook.census, room=outlook.room, overdue=front.overdue
+        )
         self._front = front
         self._changing = asyncio.Lock()
 

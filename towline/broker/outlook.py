@@ -7,6 +7,7 @@ from typing import Any
 
 from towline.broker.alarming import AlarmDesk
 from towline.broker.census import Census
+from towline.broker.overdue import Overdue
 from towline.broker.storage import Room, room_of, storage
 from towline.broker.surveying import Surveyor, split_lines
 from towline.broker.topic import Topic
@@ -27,11 +28,12 @@ class Outlook:
         store: Store,
         clock: Clock,
         settings: BrokerSettings,
+        overdue: Overdue,
     ) -> None:
         self._settings = settings
         self.census = Census(topics, delayed, store, clock)
         self.surveyor = Surveyor(self.census, split_lines(settings.business_lines))
-        self.alarms = AlarmDesk(store, clock, settings, self.census, self.room)
+        self.alarms = AlarmDesk(store, clock, settings, self.census, room=self.room, overdue=overdue)
         self.census.on_walk.append(self.alarms.look)
 
     def room(self) -> Room:

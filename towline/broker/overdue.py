@@ -45,10 +45,14 @@ class Overdue:
         self.dropped = 0
         """Messages that were given up, since the broker started."""
 
+    @property
+    def held_s(self) -> float:
+        """For how long retention has waited; 0 if it does not."""
+        return max(self._clock.now_us() - self.since_us, 0) / SECOND_US if self.since_us else 0.0
+
     def figures(self) -> dict[str, object]:
-        held_us = self._clock.now_us() - self.since_us if self.since_us else 0
         return {
-            "retention_held_s": round(max(held_us, 0) / SECOND_US, 3),
+            "retention_held_s": round(self.held_s, 3),
             "retention_held_max_s": self.max_us / SECOND_US,
             "retention_held_by": self.who,
             "retention_dropped_open": self.dropped,

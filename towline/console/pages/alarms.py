@@ -23,7 +23,7 @@ Then = Callable[[], Awaitable[None]]
 _WHAT = {
     "dead": "Dead letters", "failures": "Failures in 5 minutes", "backlog": "Messages waiting",
     "age": "Age of the oldest, in seconds", "offline": "Seconds without a consumer", "disk": "Free disk, in percent",
-    "store": "Stores that failed",
+    "store": "Stores that failed", "retention": "Seconds that open messages hold retention back",
 }  # fmt: skip
 
 
