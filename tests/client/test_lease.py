@@ -204,3 +204,65 @@ def test_messages_without_anything_beside_their_bodies_hold_no_memory_of_their_f
         assert (message.body, message.key, other.key) == (b"a" * 100, key, None)
         assert (message.headers, message.shard_key, message.timeout) == ({}, key, None)
         assert (message.produced_at.timestamp(), message.token) == (7e-6, "me")
+
+
+RUNS = ((0, 10, 2), (2, 14, 1), (3, 20, 3))
+"""Messages 10, 11, 14, 20, 21 and 22, in a frame of their own."""
+WITHIN = ((1, 10, 2), (5, 14, 1), (11, 20, 3))
+"""The same, in the frame that they were sent in."""
+
+
+def scattered_lease(runs: tuple[tuple[int, int, int], ...], *, compress: bool = False) -> tuple[Lease, deque[Act]]:
+    whole = [b"%d" % (9 + place) for place in range(20)]
+    bodies = (
+        whole if runs is WITHIN else [b"%d" % seq for _, first, count in runs for seq in range(first, first + count)]
+    )
+    frame = encode(bodies, keys=[body.decode() for body in bodies], compress=compress)
+    nacks: deque[Act] = deque()
+    part = Part(1, runs[0][1], sum(count for _, _, count in runs), runs[0][0], len(frame), 2, 0, b"", runs)
+    lease = Lease(41, [(part, memoryview(frame))], nacks, deque())
+    lease.topic = "orders"
+    return lease, nacks
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("runs", [RUNS, WITHIN], ids=["picked", "whole"])
+def test_scattered_messages_have_their_own_numbers(runs: tuple[tuple[int, int, int], ...], compress: bool) -> None:
+    lease, _ = scattered_lease(runs, compress=compress)
+    lease.open()
+    assert [message.seq for message in lease.messages()] == [10, 11, 14, 20, 21, 22]
+    assert [message.body for message in lease.messages()] == [b"10", b"11", b"14", b"20", b"21", b"22"]
+    assert [message.key for message in lease.messages()] == ["10", "11", "14", "20", "21", "22"]
+
+
+def test_scattered_messages_are_settled_by_their_numbers() -> None:
+    lease, nacks = scattered_lease(RUNS)
+    lease.open()
+    for index in (1, 2, 3, 5):
+        lease.messages()[index].ack()
+    lease.messages()[4].nack("no")
+    assert lease.take_acks() == [Act(ACK, 41, [(1, 11, 1), (1, 14, 1), (1, 20, 1), (1, 22, 1)])]
+    assert [act.spans for act in nacks] == [[(1, 21, 1)]]
+    assert lease.acked() == [(1, 11, 1), (1, 14, 1), (1, 20, 1), (1, 22, 1)]
+    assert lease.open_count == 1
+
+
+@pytest.mark.parametrize(("first", "count", "lost"), [(0, 10, []), (11, 9, [11, 14]), (12, 2, []), (21, 50, [21, 22])])
+def test_scattered_messages_are_taken_away_by_their_numbers(first: int, count: int, lost: list[int]) -> None:
+    lease, _ = scattered_lease(RUNS)
+    lease.open()
+    assert lease.rob(1, first, count, "too late") == len(lost)
+    assert [message.seq for message in lease.messages() if message.lost] == lost
+
+
+@pytest.mark.parametrize("runs", [RUNS, WITHIN], ids=["picked", "whole"])
+@pytest.mark.parametrize("count", range(1, 6))
+def test_a_lease_of_scattered_messages_can_be_cut_anywhere(runs: tuple[tuple[int, int, int], ...], count: int) -> None:
+    lease, _ = scattered_lease(runs)
+    rest = lease.cut(count)
+    assert rest is not None
+    lease.open()
+    rest.open()
+    assert [message.seq for one in (lease, rest) for message in one.messages()] == [10, 11, 14, 20, 21, 22]
+    assert [message.body for message in rest.messages()] == [b"10", b"11", b"14", b"20", b"21", b"22"][count:]
+    assert len(lease) == count

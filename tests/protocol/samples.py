@@ -29,6 +29,7 @@ GROUP = GroupConfig(
 )
 ACT = m.Act(1, 7, [(0, 10, 5), (2, 1 << 40, 1)], False, 12.5, "no such customer")
 PART = m.Part(1, 1000, 20, 3, 4096, 2, 1_700_000_000_000_002, bytes([127, 0, 0, 1]))
+SCATTERED = m.Part(1, 1000, 3, 0, 4096, 2, 1_700_000_000_000_002, bytes([127, 0, 0, 1]), ((0, 1000, 1), (1, 1002, 2)))
 LANE = m.LaneState("high", 5, 25, 4096)
 TOPIC_STATE = m.TopicState(TOPIC, [LANE], ["billing"], 7)
 DELAYED = m.DelayedMessage(12, "orders", 2, 1_700_000_000_000_006, 1_700_000_000_000_007, "order-4423", 100, 8)
@@ -83,7 +84,7 @@ REQUESTS: list[m.Request] = [
     m.Beat(3, [7, 1 << 41]),
     m.Send([m.FrameHead("orders", 0, 100), m.FrameHead("stock", 12, 70_000, 64)], 1),
     m.Attach("orders", "billing", "c1", GROUP, [7, 1 << 41], PLACES),
-    m.Pull(1, 500, 1 << 20, 2000, 10, [ACT], 64),
+    m.Pull(1, 500, 1 << 20, 2000, 10, [ACT], 64, scattered=True),
     m.Settle(1, [ACT, m.Act(0, 8, [], True)]),
     m.Detach(1),
     m.CreateTopic(TOPIC),
@@ -162,7 +163,7 @@ ANSWERS: list[m.Answer] = [
     m.Sent([1000, 1 << 40], 1_700_000_000_000_005, True, [(1, 3, 2, 17, 1_700_000_000_000_004)], [1]),
     m.Held([7], [(8, 1, 100, 3, "timeout")]),
     m.Attached(1, [7, 8], GROUP, 64, [GROUP], PLACES),
-    m.Pulled((1 << 40) + 5, [PART], [(0, "lease-lost", "too late")], more=True),
+    m.Pulled((1 << 40) + 5, [PART, SCATTERED], [(0, "lease-lost", "too late")], more=True),
     m.Settled([(1, "lease-lost", "too late")]),
     m.Topics([TOPIC_STATE]),
     TOPIC_STATE,

@@ -244,7 +244,10 @@ class Dispatcher:
     async def _read(self, member: Member, request: wire.Pull, pulled: Pulled) -> tuple[int, Parcel] | None:
         """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
         try:
-            parcel = await collect(self.store, self.lanes, pulled.parts, request.max_bytes, self.clock.now_us())
+            parcel = await collect(
+                *(self.store, self.lanes, pulled.parts, request.max_bytes, self.clock.now_us()),
+                scattered=request.scattered,
+            )
         except Unreadable as error:
             self._give_back(member, pulled.pull)
             self._hold(error)

@@ -18,9 +18,8 @@ FLAGS_AT: Final = PREFIX.size
 """Where the flags of a frame begin; the low byte has those of the columns."""
 
 
-def split(chunk: Chunk, count: int, now_us: int) -> Iterator[tuple[Chunk, bool]]:
-    """The first `count` messages of a chunk, cut into those that live and those that are expired."""
-    frame = Frame(chunk.frame)
+def split(frame: Frame, chunk: Chunk, count: int, now_us: int) -> Iterator[tuple[Chunk, bool]]:
+    """The first `count` messages of a chunk of this frame, cut into those that live and those that are expired."""
     if not frame.flags & EXPIRES_AT or now_us < frame.earliest_expiry_us:
         yield msgspec.structs.replace(chunk, count=count), False
         return

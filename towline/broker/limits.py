@@ -40,9 +40,8 @@ Overdue = tuple[int, tuple[Span, ...], str]
 """Pull, messages, and the reason for which they are taken away."""
 
 
-def limits_of(lane: int, chunk: Chunk) -> list[Limit]:
-    """The limits of a frame that has some."""
-    frame = Frame(chunk.frame)
+def limits_of(lane: int, frame: Frame, chunk: Chunk) -> list[Limit]:
+    """The limits of a chunk of a frame that has some."""
     at, found = chunk.first, list[Limit]()
     for limit, run in groupby(frame.numbers(LIMIT, chunk.start, chunk.start + chunk.count) or ()):
         count = sum(1 for _ in run)
@@ -77,7 +76,7 @@ async def _limits_within(store: Store, stream: str, part: Part) -> list[Limit]:
         read = await store.read(stream, at, part.end - at, READ_BYTES)
         for chunk in read.chunks:
             if chunk.frame[FLAGS_AT] & LIMIT:
-                found += limits_of(part.lane, chunk)
+                found += limits_of(part.lane, Frame(chunk.frame), chunk)
         at = max(read.next, at + 1)
     return found
 

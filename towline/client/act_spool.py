@@ -144,7 +144,7 @@ def _nacked(act: Act, lease: Lease | None) -> list[KeptMessage]:
     return [
         KeptMessage(
             section.lane,
-            section.first + index,
+            section.seq(index),
             section.attempt,
             section.appended_at_us,
             section.key(index),
@@ -153,7 +153,7 @@ def _nacked(act: Act, lease: Lease | None) -> list[KeptMessage]:
         )
         for section in lease.sections
         for index in range(len(section))
-        if section.flags[index] == NACKED and _within(act, section.lane, section.first + index)
+        if section.flags[index] == NACKED and _within(act, section.lane, section.seq(index))
     ]
 
 

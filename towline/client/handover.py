@@ -238,7 +238,7 @@ def _messages(subscription: Subscription, act: Act) -> list[Message]:
 
 def _of(section: Section, act: Act) -> Iterator[Message]:
     for index, flag in enumerate(section.flags):
-        seq = section.first + index
+        seq = section.seq(index)
         within = not act.spans or any(
             lane == section.lane and first <= seq < first + count for lane, first, count in act.spans
         )

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from towline.client.message import ACKED, NACKED, OPEN, RETURNED, TAKEN, TOLD, Message
+from towline.client.runs import cut
 from towline.client.section import Section
 from towline.client.verdict import as_reason
 from towline.errors import BadFrame, Closed, LeaseLost, TooLarge, TowlineError
@@ -176,8 +177,8 @@ class Lease:
         [(lane, first, _)] = act.spans
         self._nacks.extend([*self.take_acks(), act])
         for section in self.sections:
-            if section.lane == lane and section.first + len(section) > first:
-                _turn(section.flags, _OPEN_TO_RETURNED, max(first - section.first, 0))
+            if section.lane == lane:
+                _turn(section.flags, _OPEN_TO_RETURNED, section.places(first, first)[0])
         self.returned = True
 
     def ack_all(self) -> None:
@@ -231,7 +232,7 @@ class Lease:
         found = 0
         with self.lock:
             for section in self.sections:
-                begin, end = max(first - section.first, 0), min(first + count - section.first, len(section))
+                begin, end = section.places(first, first + count)
                 if section.lane == lane and begin < end:
                     before = section.flags[begin:end]
                     found += end - begin - before.count(RETURNED) - before.count(TAKEN)
@@ -248,13 +249,11 @@ class Lease:
         for part, data in raw:
             mine = min(part.count, count)
             count -= mine
+            left, right = cut(part, mine) if 0 < mine < part.count else (part, part)
             if mine:
-                self._raw.append((msgspec.structs.replace(part, count=mine), data))
+                self._raw.append((left, data))
             if mine < part.count:
-                first, start = part.first + mine, part.start + mine
-                rest._raw.append(
-                    (msgspec.structs.replace(part, first=first, count=part.count - mine, start=start), data)
-                )
+                rest._raw.append((right, data))
         return rest if rest._raw else None
 
     def forgo(self, why: str) -> list[Act]:
@@ -304,9 +303,10 @@ class Lease:
 
     def _runs(self, runs: re.Pattern[bytes]) -> list[tuple[int, int, int]]:
         return [
-            (section.lane, section.first + run.start(), run.end() - run.start())
+            span
             for section in self.sections
             for run in runs.finditer(bytes(section.flags))
+            for span in section.spans(*run.span())
         ]
 
     def take_acks(self) -> list[Act]:
@@ -346,11 +346,11 @@ def _turned(
     section: Section, runs: re.Pattern[bytes], table: bytes, begin: int = 0, end: int | None = None
 ) -> list[tuple[int, int, int]]:
     """The spans of messages in one state, which they leave as the table says."""
-    flags, spans = section.flags, []
+    flags, spans = section.flags, list[tuple[int, int, int]]()
     for run in runs.finditer(bytes(flags), begin, len(flags) if end is None else end):
         first, behind = run.span()
         flags[first:behind] = flags[first:behind].translate(table)
-        spans.append((section.lane, section.first + first, behind - first))
+        spans += section.spans(first, behind)
     return spans
 
 

@@ -95,7 +95,7 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
     @property
     def seq(self) -> int:
         """Its number in its lane."""
-        return self._section.first + self._index
+        return self._section.seq(self._index)
 
     @property
     def id(self) -> str:

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from towline.client.lease import ACK, GIVE_BACK, NACK, Lease
+from towline.client.runs import runs_of
 from towline.frame.layout import attempts_in
 from towline.protocol.base import LISTS_MAX_BYTES, MANY
 from towline.protocol.messages import Act, Part, Place, Places
@@ -119,9 +120,10 @@ class Progress:
         topic = self._topics.setdefault(lease.topic, _Topic(lease.shards, {}))
         for part in parts:
             lane = topic.lane(part.lane)
-            lane.give(part.first, part.first + part.count, part.attempt)
-            if once:
-                lane.take(part.first, part.first + part.count)
+            for first, end in runs_of(part):
+                lane.give(first, end, part.attempt)
+                if once:
+                    lane.take(first, end)
 
     def answered(self, lease: Lease, act: Act, max_attempts: int) -> None:
         """The broker has carried out an act."""
@@ -141,15 +143,16 @@ class Progress:
         """They come again, unless this was their last attempt."""
         topic = self._topics.get(lease.topic, _Topic(0, {}))
         for section, (number, first, count) in product(lease.sections, spans):
-            low, high = max(first, section.first), min(first + count, section.first + len(section))
+            low, high = section.places(first, first + count)
             if section.lane != number or low >= high:
                 continue
             lane, step = topic.lane(number), 1 if section.timed else high - low
-            for seq in range(low, high, step):
-                found = lane.take(seq, seq + step)
-                if section.attempt < (attempts_in(section.limit(seq - section.first)) or max_attempts):
-                    for begin, end, _ in found:
-                        insort(lane.open, (begin, end, section.attempt + 1))
+            for index in range(low, high, step):
+                again = section.attempt < (attempts_in(section.limit(index)) or max_attempts)
+                for _, seq, many in section.spans(index, index + step):
+                    for begin, end, _ in lane.take(seq, seq + many):
+                        if again:
+                            insort(lane.open, (begin, end, section.attempt + 1))
 
     # What the broker is told, and what it says
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from towline.client.message import NACKED, OPEN, RETURNED, TAKEN, Message
+from towline.client.runs import Runs, indexes_of
 from towline.client.time_limit import HandlerTimeout, TimeLimit, begin_limit
 from towline.client.verdict import as_reason, check_delay
 from towline.errors import BadRequest, Conflict, LeaseLost
-from towline.frame import Frame, decode_headers
+from towline.frame import Frame, decode_headers, pick
 from towline.frame.layout import BESIDE_BODIES, EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY, timeout_us_in
 from towline.protocol import messages
 
@@ -31,6 +33,7 @@ class Section:
         "_headers",
         "_keys",
         "_produced_at_us",
+        "_runs",
         "_shard_keys",
         "_time_limits",
         "_token",
@@ -52,13 +55,16 @@ class Section:
     def __init__(
         self, topic: str, part: messages.Part, data: memoryview, lease: Lease | None = None, shards: int = 0
     ) -> None:
-        frame = Frame(data)
-        self.bodies = frame.verify_bodies(part.start, part.start + part.count)
+        frame, start = Frame(data), part.start
+        if part.runs and (indexes := indexes_of(part)) is not None:
+            frame, start = Frame(pick(frame.verify(), indexes, compress=False)), 0
+        self.bodies = frame.verify_bodies(start, start + part.count)
         self.topic = topic
         self.broker = ""
         self.lane = part.lane
         self.first = part.first
-        self.start = part.start
+        self.start = start
+        self._runs = Runs(part) if part.runs else None
         self.attempt = part.attempt
         self.appended_at_us = part.appended_at_us
         self.source = part.source
@@ -84,6 +90,21 @@ class Section:
             return [Message(self.bodies[0], 0, self)]
         # No loop of our own: this is where a consumer's time goes.
         return list(map(Message, self.bodies, range(len(self.bodies)), repeat(self)))
+
+    def seq(self, index: int) -> int:
+        return self.first + index if self._runs is None else self._runs.seq(index)
+
+    def spans(self, begin: int, end: int) -> Iterable[tuple[int, int, int]]:
+        """Lane, first and count of the messages from one index up to another."""
+        if self._runs is None:
+            return ((self.lane, self.first + begin, end - begin),)
+        return self._runs.spans(begin, end)
+
+    def places(self, first: int, end: int) -> tuple[int, int]:
+        """Between which indexes the messages lie whose numbers are from `first` to `end`."""
+        if self._runs is None:
+            return max(first - self.first, 0), min(end - self.first, len(self.bodies))
+        return self._runs.places(first, end)
 
     def key(self, index: int) -> str | None:
         if self._keys is None:
@@ -185,7 +206,7 @@ class Section:
             if self.flags[index] != OPEN:
                 raise Conflict("the message was acked or nacked already")
             self.lease.check_open()
-            span = (self.lane, self.first + index, 1)
+            span = (self.lane, self.seq(index), 1)
             act = messages.Act(what, self.lease.pull, [span], False, delay_s, as_reason(reason))
             self.flags[index] = NACKED
             if what == _AGAIN and self.lane < self.shards:

@@ -381,7 +381,8 @@ class Subscription:
         for portion in others:
             yield Start(self._settle(portion))
         least = min(limits.min_messages, max_messages)
-        request = Pull(self.id, max_messages, limits.max_bytes, round(wait_s * 1000), least, acts, answers)
+        wait_ms = round(wait_s * 1000)
+        request = Pull(self.id, max_messages, limits.max_bytes, wait_ms, least, acts, answers, scattered=True)
         call = Call(request, (), self, self._on_pulled)
         call.patience_s = wait_s
         # Noted first: whatever interrupts us here, its answer finds a taker.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -42,6 +43,7 @@ Buffer = bytes | bytearray | memoryview
 _LARGE: Final = 512
 _HEADERS = msgspec.msgpack.Decoder(dict[str, str])
 _OFFSET = struct.Struct("<I").unpack_from
+_OFFSETS = struct.Struct("<II").unpack_from
 
 
 class Column(NamedTuple):
@@ -259,6 +261,28 @@ class Frame:
         if offsets[0] < column.base or offsets[-1] > column.base + column.data_length or offsets != sorted(offsets):
             raise BadFrame(f"the offsets of messages {start} to {stop} of a frame run backwards")
         return offsets
+
+    def ends(self, column: Column, start: int, stop: int) -> tuple[int, int]:
+        """The offset of value `start`, and that behind the last before `stop`."""
+        begin: int = _OFFSET(self.columns, column.offsets_at + 4 * start)[0]
+        end: int = _OFFSET(self.columns, column.offsets_at + 4 * stop)[0]
+        if not column.base <= begin <= end <= column.base + column.data_length:
+            raise BadFrame(f"the offsets of messages {start} to {stop} of a frame run backwards")
+        return begin, end
+
+    def texts_at(self, flag: int, indexes: Sequence[int]) -> list[bytes]:
+        """Some values of a text column that is there, each for itself."""
+        column = self.text_column(flag)
+        assert column is not None, "the flags name this column"
+        region, at, data_at = self.columns, column.offsets_at, column.data_at - column.base
+        low, high = column.base, column.base + column.data_length
+        values: list[bytes] = []
+        for index in indexes:
+            begin, end = _OFFSETS(region, at + 4 * index)
+            if not low <= begin <= end <= high:
+                raise BadFrame(f"the offsets of message {index} of a frame run backwards")
+            values.append(bytes(region[data_at + begin : data_at + end]))
+        return values
 
     def texts(self, flag: int, start: int = 0, stop: int | None = None) -> list[bytes] | None:
         column = self.text_column(flag)

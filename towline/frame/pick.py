@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from towline.frame.decode import Frame
 from towline.frame.encode import encode_columns
@@ -14,13 +14,23 @@ __all__ = ["pick"]
 
 T = TypeVar("T")
 
+_SPARSE: Final = 4
+"""A column is cut as a whole, which is quicker for each value, unless fewer than one in so many is wanted."""
 
-def pick(frame: Frame, indexes: Sequence[int], producer: tuple[int, int] | None = None) -> bytes:
+
+def pick(
+    frame: Frame, indexes: Sequence[int], producer: tuple[int, int] | None = None, *, compress: bool | None = None
+) -> bytes:
     """The frame of the messages with these numbers within it, in this order: at least one. It carries the same
-    producer's number (or another one), token and time, and is compressed if the first one was."""
+    producer's number (or another one), token and time, and is compressed if the first one was, or as it is said."""
     assert indexes, "a frame holds at least one message"
-    texts = {flag: _some(frame.texts(flag) or [], indexes) for flag in texts_in(frame.flags)}
-    numbers = {flag: _some(frame.numbers(flag) or [], indexes) for flag in numbers_in(frame.flags)}
+    low, end = min(indexes), max(indexes) + 1
+    texts: dict[int, list[bytes]]
+    if len(indexes) * _SPARSE < end - low:
+        texts = {flag: frame.texts_at(flag, indexes) for flag in texts_in(frame.flags)}
+    else:
+        texts = {flag: _some(frame.texts(flag, low, end) or [], indexes, low) for flag in texts_in(frame.flags)}
+    numbers = {flag: _some(frame.numbers(flag, low, end) or [], indexes, low) for flag in numbers_in(frame.flags)}
     producer_id, producer_seq = producer or (frame.producer_id, frame.producer_seq)
     return encode_columns(
         texts,
@@ -29,9 +39,11 @@ def pick(frame: Frame, indexes: Sequence[int], producer: tuple[int, int] | None 
         producer_seq=producer_seq,
         produced_at_us=frame.produced_at_us,
         token=frame.token,
-        compress=frame.compressed,
+        compress=frame.compressed if compress is None else compress,
     )
 
 
-def _some(column: list[T], indexes: Sequence[int]) -> list[T]:
-    return [column[indexes[0]]] if len(indexes) == 1 else list(itemgetter(*indexes)(column))
+def _some(column: list[T], indexes: Sequence[int], low: int) -> list[T]:
+    """Those with these numbers of a column that begins with number `low`."""
+    places = [index - low for index in indexes] if low else indexes
+    return [column[places[0]]] if len(places) == 1 else list(itemgetter(*places)(column))

@@ -111,10 +111,13 @@ class Pull(Request, frozen=True, array_like=True):
     min_messages: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     acts: Annotated[list[Act], msgspec.Meta(max_length=MANY)] = []  # noqa: RUF012 - a Struct copies it
     answers: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
+    scattered: bool = False
+    """Parts may have `runs`."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Messages `start` to `start + count` of the attached frame: `count` messages of a lane from `first` on."""
+    """Messages `start` to `start + count` of the attached frame: `count` messages of a lane from `first` on. Or those
+    of its `runs`, if it has some."""
 
     lane: int
     first: int
@@ -124,6 +127,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempt: int
     appended_at_us: int
     source: bytes
+    runs: tuple[tuple[int, int, int], ...] = ()
+    """Messages with others between them that are not among them: (place in the frame, first, count) of each run of
+    neighbours, in order; only if the pull allowed it."""
 
 
 Lost = tuple[int, int, int, int, str]
