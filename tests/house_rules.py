@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-GROUND = {"model", "errors", "clock"}
+GROUND = {"model", "errors", "clock", "format"}
 
 # What each area of the package may import, besides itself. An area that is not listed is a tool at the very top: it may
 # import everything, and nothing that is listed may import it.

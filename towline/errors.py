@@ -15,6 +15,7 @@
     ├── QueueFull               the store is at its capacity (retriable)
     │   └── DiskFull            the disk under the store has no room left (retriable)
     ├── StoreFailed             the store failed and takes no more writes until the broker restarts
+    │   ├── NewerFormat         the store was written by a newer version of Towline
     │   └── OwnershipLost       another broker owns these topics by now (retriable)
     ├── StoreLocked             another broker has the store's folder open
     ├── StoreDamaged            a stored range cannot be read because its bytes are damaged
@@ -43,6 +44,7 @@ __all__ = [
     "Conflict",
     "DiskFull",
     "LeaseLost",
+    "NewerFormat",
     "NotFound",
     "NotLetIn",
     "NotOwner",
@@ -159,6 +161,12 @@ class StoreFailed(TowlineError):
     """The store failed and takes no more writes. Look at the broker's log, mend the disk and restart the broker."""
 
     code = "store-failed"
+
+
+class NewerFormat(StoreFailed):
+    """The store was written by a newer version of Towline. Use that one."""
+
+    code = "newer-format"
 
 
 class OwnershipLost(StoreFailed):

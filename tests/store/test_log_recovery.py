@@ -259,8 +259,8 @@ def test_a_forked_process_neither_keeps_the_lock_nor_lets_go_of_it(tmp_path: Pat
 @on_loop
 async def test_a_newer_format_and_a_foreign_folder_are_refused(tmp_path: Path) -> None:
     await (await open_store(tmp_path)).close()
-    (tmp_path / "format").write_text("towline log 2\n")
-    with pytest.raises(StoreFailed, match="format 2"):
+    (tmp_path / "format").write_text("towline log 99\n")
+    with pytest.raises(StoreFailed, match="format 99"):
         await open_store(tmp_path)
     (tmp_path / "format").write_text("something else")
     with pytest.raises(StoreFailed, match="does not say"):

@@ -20,6 +20,7 @@ from towline.delivery.schedule import NEAR_US, Schedule, ScheduleSnapshot, Slot
 from towline.delivery.schedule_events import ScheduleEvent, decode_schedule_event, encode_schedule_event
 from towline.delivery.wheel import Place
 from towline.errors import QueueFull, StoreDamaged, TooLarge
+from towline.format import not_understood
 from towline.frame import Frame, encode_events
 from towline.model import Durability
 from towline.store import Append, Appended, Read, Store
@@ -61,7 +62,8 @@ def _encode(events: Sequence[ScheduleEvent]) -> bytes:
 
 
 def parcels_in(read: Read, stream: str) -> Iterator[tuple[int, Parcel, int]]:
-    """What was read of a slot: number, parcel, time. What cannot be read is reported and passed over."""
+    """What was read of a slot: number, parcel, time. What is lost is reported; what is not understood
+    refuses the start, or whatever needs it."""
     for lost in read.lost:
         log.error(
             "%s: %d parcels of delayed messages from %d on are lost: %s", stream, lost.count, lost.first, lost.reason
@@ -72,7 +74,7 @@ def parcels_in(read: Read, stream: str) -> Iterator[tuple[int, Parcel, int]]:
             try:
                 yield seq, decode_parcel(record), chunk.appended_at_us
             except msgspec.MsgspecError as error:
-                log.error("%s: parcel %d of delayed messages cannot be read and is passed over: %s", stream, seq, error)
+                raise not_understood(f"{stream}: parcel {seq} of delayed messages", error) from None
 
 
 class Agenda:
@@ -294,11 +296,12 @@ class Agenda:
             for lost in read.lost:
                 log.error("%s: %d marks from %d on are lost: %s", MARKS, lost.count, lost.first, lost.reason)
             for chunk in read.chunks:
-                for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
+                records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
+                for number, record in enumerate(records, chunk.first):
                     try:
                         self.schedule.apply(decode_schedule_event(record))
                     except msgspec.MsgspecError as error:
-                        log.error("%s: a mark cannot be read and is passed over: %s", MARKS, error)
+                        raise not_understood(f"{MARKS}: mark {number}", error) from None
             at = max(read.next, at + 1)
 
     # Keeping

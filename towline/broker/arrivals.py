@@ -15,7 +15,8 @@ import msgspec
 
 from towline.broker.topic import Topic
 from towline.delivery.arrivals import Arrival, decode_arrival, encode_arrivals
-from towline.errors import TooLarge
+from towline.errors import NewerFormat, TooLarge
+from towline.format import not_understood
 from towline.frame import Frame
 from towline.model import arrived_stream
 from towline.protocol.messages import Arrived
@@ -61,10 +62,14 @@ async def trim_arrivals(store: Store, topic: Topic) -> None:
     stream = arrived_stream(topic.config.name)
     at = first = store.bounds(stream).first
     firsts = [store.bounds(lane.stream).first for lane in topic.lanes]
-    async for number, one, _ in _records(store, topic.config.name):
-        if one.lane < len(firsts) and one.end > firsts[one.lane]:
-            break
-        at = number + 1
+    try:
+        async for number, one, _ in _records(store, topic.config.name):
+            if one.lane < len(firsts) and one.end > firsts[one.lane]:
+                break
+            at = number + 1
+    except NewerFormat as error:
+        # What it tells of may be kept still.
+        log.error("%s is not shortened any further: %s", stream, error)
     if at > first:
         await store.trim(stream, at)
 
@@ -80,7 +85,7 @@ async def _records(store: Store, topic: str) -> AsyncIterator[tuple[int, Arrival
                 try:
                     yield number, decode_arrival(record), chunk.appended_at_us
                 except msgspec.MsgspecError as error:
-                    log.error("%s: record %d cannot be read and is passed over: %s", stream, number, error)
+                    raise not_understood(f"{stream}: record {number}", error) from None
         at = max(read.next, at + 1)
         # There may be millions, and what the system has in memory is read without waiting: others have their turn.
         await asyncio.sleep(0)

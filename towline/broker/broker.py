@@ -47,7 +47,8 @@ from towline.broker.transactions import Escrow
 from towline.broker.waiter import Taker
 from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock
 from towline.delivery import Dedup
-from towline.errors import QueueFull, TowlineError
+from towline.errors import NewerFormat, QueueFull, TowlineError
+from towline.format import FORMAT, NOTE, software
 from towline.frame import FRAME_MAX
 from towline.model import (
     Durability,
@@ -90,6 +91,8 @@ class Broker:
         self.store_id = 0
         """The same for as long as the store exists."""
         self.closing = False
+        self._writer = ""
+        """The version of Towline that wrote to the store last."""
         self._failed = False
         self.on_store_failure: Callable[[], None] = lambda: None
         """Called when the store takes no more writes."""
@@ -145,13 +148,28 @@ class Broker:
         broker = cls(store, settings, clock)
         try:
             await broker._recover()
+        except NewerFormat as error:
+            await broker._stop()
+            await store.close()
+            raise NewerFormat(f"{error}. {broker._writers()}") from None
         except BaseException:
             await broker._stop()
             await store.close()
             raise
         return broker
 
+    def _writers(self) -> str:
+        """Which version wrote what this one does not understand, and what to do."""
+        me = software()
+        others = (
+            f"Towline {self._writer} has written to this store last" if self._writer else "Another version wrote it"
+        )
+        instead = f"use Towline {self._writer} or newer" if self._writer not in {"", me} else "use that version"
+        return f"{others}, and this is Towline {me}: {instead}, or bring back a backup"
+
     async def _recover(self) -> None:
+        note = await self.store.load(NOTE)
+        self._writer = str(msgspec.json.decode(note, type=dict[str, int | str]).get("towline", "")) if note else ""
         document = await self.store.load(EPOCH)
         known = msgspec.json.decode(document, type=dict[str, int]) if document else {"epoch": 0}
         self.epoch = known["epoch"] + 1
@@ -204,6 +222,8 @@ class Broker:
         self.registry.prepared = self.transactions.lanes
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
         await self._catalog.save()
+        if note != (mine := msgspec.json.encode({"format": FORMAT, "towline": software()})):
+            await self.store.save(NOTE, mine)
         delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
         self.outlook = Outlook(
             self.topics, delayed, store=self.store, clock=self.clock, settings=self.settings, overdue=self.overdue

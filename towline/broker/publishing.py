@@ -34,6 +34,7 @@ from towline.delivery.publishing import (
     encode_staged,
 )
 from towline.errors import BadRequest, NotFound, QueueFull, StoreDamaged, TooLarge, TowlineError, Unavailable
+from towline.format import not_understood
 from towline.frame import FRAME_MAX, Frame, encode_events
 from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability
@@ -289,13 +290,14 @@ class Staging:
                 try:
                     self._state.staged_at(chunk.first, decode_staged(Frame(chunk.frame).bodies(0, 1)[0]))
                 except msgspec.MsgspecError as error:
-                    log.error("%s: record %d cannot be read and is passed over: %s", STAGED, chunk.first, error)
+                    raise not_understood(f"{STAGED}: record {chunk.first}", error) from None
         async for chunk in self._chunks(MARKS, marks):
-            for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
+            records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
+            for number, record in enumerate(records, chunk.first):
                 try:
                     self._state.apply(decode_publish_mark(record))
                 except msgspec.MsgspecError as error:
-                    log.error("%s: a mark behind %d cannot be read: %s", MARKS, chunk.first, error)
+                    raise not_understood(f"{MARKS}: mark {number}", error) from None
 
     async def _chunks(self, stream: str, at: int) -> AsyncIterator[Chunk]:
         end = self._store.bounds(stream).end

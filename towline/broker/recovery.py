@@ -21,8 +21,9 @@ from towline.delivery.events import Started
 from towline.delivery.parcel import Opened, Parcel
 from towline.delivery.producers import ProducersSnapshot
 from towline.errors import StoreDamaged
+from towline.format import not_understood
 from towline.frame import Frame
-from towline.frame.layout import DEDUP
+from towline.frame.layout import DEDUP, UNKNOWN_FLAGS
 from towline.model import PRIVATE, Durability, GroupConfig, pull_stream
 from towline.store import Chunk, Store
 
@@ -166,22 +167,29 @@ async def recover_group(store: Store, config: GroupConfig, document: GroupSnapsh
             whole = False
             log.error("pull log %s: %d events from %d on are lost: %s", stream, lost.count, lost.first, lost.reason)
         for chunk in read.chunks:
-            for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
-                event = _event(record, stream)
+            frame = _known(Frame(chunk.frame), stream, chunk.first)
+            for number, record in enumerate(frame.bodies(chunk.start, chunk.start + chunk.count), chunk.first):
+                event = _event(record, stream, number)
                 if isinstance(event, Started):
                     # Of the group that was deleted, and made anew under the same name, the snapshot may still tell.
                     group = Group(config, shards)
-                whole = event is not None and _replay(group, event, stream, whole=whole)
+                whole = _replay(group, event, stream, whole=whole)
         at = max(read.next, at + 1)
     return group
 
 
-def _event(record: bytes, stream: str) -> Event | None:
+def _event(record: bytes, stream: str, number: int) -> Event:
     try:
         return decode_event(record)
     except msgspec.MsgspecError as error:
-        log.error("pull log %s: an event cannot be read and is passed over: %s", stream, error)
-        return None
+        # Its frame is whole: it is no damage. A group without it would be a wrong one.
+        raise not_understood(f"pull log {stream}: event {number}", error) from None
+
+
+def _known(frame: Frame, stream: str, first: int) -> Frame:
+    if unknown := frame.flags & UNKNOWN_FLAGS:
+        raise not_understood(f"{stream}: the frame of record {first}", f"unknown flags {unknown:#x}")
+    return frame
 
 
 def _replay(group: Group, event: Event, stream: str, *, whole: bool) -> bool:
@@ -221,7 +229,7 @@ async def recover_producers(
             ends = {stream: store.bounds(stream).end for stream in [*lanes, *slots]}
     for stream, (topic, lane) in lanes.items():
         async for chunk in _frames_since(store, stream, ends.get(stream, 0)):
-            frame = Frame(chunk.frame)
+            frame = _known(Frame(chunk.frame), stream, chunk.first)
             if frame.producer_id:
                 producers.remember(frame.producer_id, frame.producer_seq, chunk.first, chunk.appended_at_us)
             dedup.replay(topic, frame, Seen(lane, chunk.first, chunk.appended_at_us), now_us)

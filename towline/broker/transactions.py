@@ -46,6 +46,7 @@ from towline.errors import (
     Unreadable,
     WrongShard,
 )
+from towline.format import not_understood
 from towline.frame import FRAME_MAX, Frame, encode_events
 from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability, check_producer_group
@@ -325,12 +326,13 @@ class Escrow:
                     self._saved = (prepared, marks) = (snapshot.prepared, snapshot.marks)
         async for chunk in self._chunks(PREPARED, prepared):
             if not chunk.start:
-                with _told(PREPARED, chunk):
+                with _understood(PREPARED, chunk.first):
                     head = decode_prepared(Frame(chunk.frame).bodies(0, 1)[0])
                     self._state.prepared(head, chunk.first, chunk.appended_at_us)
         async for chunk in self._chunks(MARKS, marks):
-            for record in Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count):
-                with _told(MARKS, chunk):
+            records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
+            for number, record in enumerate(records, chunk.first):
+                with _understood(MARKS, number):
                     self._state.apply(decode_mark(record), chunk.appended_at_us)
         ahead_us = self._state.cap_waits(self._time.now_us())
         if ahead_us > SET_US:
@@ -460,11 +462,11 @@ class _CommitMark:
 
 
 @contextmanager
-def _told(stream: str, chunk: Chunk) -> Iterator[None]:
+def _understood(stream: str, number: int) -> Iterator[None]:
     try:
         yield
     except msgspec.MsgspecError as error:
-        log.error("%s: record %d cannot be read and is passed over: %s", stream, chunk.first, error)
+        raise not_understood(f"{stream}: record {number}", error) from None
 
 
 def _marks(marks: Sequence[Mark], instead: Sequence[Mark] | None = None) -> Append:

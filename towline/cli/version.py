@@ -8,13 +8,9 @@ __all__ = ["version", "version_text"]
 
 
 def version_text() -> str:
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as version_of
+    from towline.format import software
 
-    try:
-        return version_of("towline")
-    except PackageNotFoundError:
-        return "0 (not installed)"
+    return software()
 
 
 def version(*, output: Output = "text") -> None:

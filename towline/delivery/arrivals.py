@@ -18,7 +18,7 @@ from towline.frame import encode_events
 __all__ = ["Arrival", "arrival", "decode_arrival", "encode_arrivals"]
 
 
-class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Arrival(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Messages that came to a lane together, from number `first` on."""
 
     lane: int

@@ -1,6 +1,7 @@
 """What happened in a group: the records of its pull log.
 
-Events are MessagePack arrays that begin with the event's number. A field may be added at the end with a default.
+Events are MessagePack arrays that begin with the event's number. A field may be added at the end with a default;
+like a new event, it needs a new number in `towline/format.py`, and none that is unknown is passed over.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Part(NamedTuple):
         return self.first + self.count
 
 
-class _Event(msgspec.Struct, frozen=True, array_like=True):
+class _Event(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     at_us: int
 
 

@@ -44,7 +44,7 @@ TOGETHER: Final = 16
 costs about as much as moving so many messages once more."""
 
 
-class Parcel(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Parcel(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Messages of one lane that wait in the same slot."""
 
     topic: str

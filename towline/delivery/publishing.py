@@ -46,7 +46,7 @@ DIGESTS_MAX: Final = 100
 """Epochs of a sink whose digests are remembered: as many batches as Spark's checkpoint keeps."""
 
 
-class StagedHead(msgspec.Struct, frozen=True, array_like=True):
+class StagedHead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The head of a record of staged frames."""
 
     at_us: int
@@ -60,7 +60,7 @@ class StagedHead(msgspec.Struct, frozen=True, array_like=True):
         return sum(count for _, _, count in self.frames)
 
 
-class _Mark(msgspec.Struct, frozen=True, array_like=True):
+class _Mark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     at_us: int
 
 

@@ -1,6 +1,7 @@
 """What happened in the schedule of delayed messages: the records of the stream `delay/marks`.
 
-Events are MessagePack arrays that begin with the event's number. A field may be added at the end with a default. That a
+Events are MessagePack arrays that begin with the event's number. A field may be added at the end with a default;
+like a new event, it needs a new number in `towline/format.py`, and none that is unknown is passed over. That a
 parcel was put into a slot is no event: the parcel says it itself.
 """
 
@@ -42,7 +43,7 @@ class Run(NamedTuple):
         return self.stop - self.start
 
 
-class _Event(msgspec.Struct, frozen=True, array_like=True):
+class _Event(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     pass
 
 

@@ -48,7 +48,7 @@ CHECK_MAX_US: Final = 3600 * 1_000_000
 """The longest pause between two checks, unless the first is longer."""
 
 
-class Prepared(msgspec.Struct, frozen=True, array_like=True):
+class Prepared(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The head of a record of prepared frames."""
 
     at_us: int
@@ -73,7 +73,7 @@ class Prepared(msgspec.Struct, frozen=True, array_like=True):
         return sorted({topic for topic, _, _ in self.frames})
 
 
-class _Mark(msgspec.Struct, frozen=True, array_like=True):
+class _Mark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     at_us: int
     id: str
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path
 
+import msgspec
+
 from towline.errors import StoreFailed
+from towline.format import FORMAT, NOTE, refuse_newer
 from towline.store.log.disk import DiskIo
 
-__all__ = ["FORMAT", "check_format", "prepare_folder", "sweep"]
+__all__ = ["check_format", "prepare_folder", "raise_format", "sweep"]
 
-FORMAT = 1
+log = logging.getLogger("towline.store")
 
 _OURS = frozenset({"audit.jsonl", "config", "format", "lock", "log", "lost+found", "setup-secret", "torn"})
 """What may be in a folder that does not say yet that it is a store; the file system may put one of them there."""
@@ -31,7 +35,22 @@ def prepare_folder(root: Path, io: DiskIo) -> None:
     for folder in made:
         io.sync_folder(folder.parent)
     if check_format(root) is None:
-        io.replace(root / "format", [f"towline log {FORMAT}\n".encode()])
+        _state_format(root, io)
+
+
+def raise_format(root: Path, io: DiskIo) -> None:
+    """Once the folder is ours: state the number of what is written from now on."""
+    version = check_format(root)
+    if version is not None and version < FORMAT:
+        log.warning(
+            "%s is upgraded from format %d to %d: no version of Towline before this one can open it any more",
+            *(root, version, FORMAT),
+        )
+        _state_format(root, io)
+
+
+def _state_format(root: Path, io: DiskIo) -> None:
+    io.replace(root / "format", [f"towline log {FORMAT}\n".encode()])
 
 
 def _refuse_foreign(root: Path) -> None:
@@ -59,6 +78,14 @@ def check_format(root: Path) -> int | None:
     if len(words) != 3 or words[:2] != ["towline", "log"] or not words[2].isdigit():
         raise StoreFailed(f"{root / 'format'} does not say 'towline log {FORMAT}': is this the folder of a log store?")
     version = int(words[2])
-    if version > FORMAT:
-        raise StoreFailed(f"{root} has format {version}; this version of Towline knows {FORMAT}: use a newer one")
+    refuse_newer(str(root), version, _writer(root) if version > FORMAT else "")
     return version
+
+
+def _writer(root: Path) -> str:
+    """The version of Towline that wrote to the folder last, if it says so."""
+    try:
+        note = msgspec.json.decode((root / "config" / NOTE).read_bytes(), type=dict[str, int | str])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+    return str(note.get("towline", ""))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from towline.format import not_understood
 from towline.store.log.disk import DiskIo
 from towline.store.log.record import FRAME, MAGIC, STAMP, TRIM, Record, frame_intact, seed
 
@@ -89,7 +90,7 @@ class Scanner:
             return None
         head_length = _STAMP_SIZE + name_length
         frame_at = head_length + (-name_length & 7)
-        if length != frame_at + ((frame_length + 7) & ~7) or kind not in _KINDS:
+        if length != frame_at + ((frame_length + 7) & ~7):
             return None
         if at + length <= len(data):
             if crc32c(view[at + 8 : at + head_length], (self._seed + position) & 0xFFFFFFFF) != checksum:
@@ -98,6 +99,9 @@ class Scanner:
             return None
         else:
             data, view = self._data, self._view
+        if kind not in _KINDS:
+            # The stamp is whole. To take it for damage would cut it off, or pass it over.
+            raise not_understood(f"segment {self._number}: the record at byte {position}", f"kind {kind}")
         raw = data[at + _STAMP_SIZE : at + head_length]
         frame = view[at + frame_at : at + frame_at + frame_length]
         return Record(

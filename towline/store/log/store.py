@@ -16,7 +16,7 @@ from towline.model import Durability
 from towline.store.log.catalogue import Stream, first_at
 from towline.store.log.disk import REAL, DiskIo
 from towline.store.log.documents import Documents
-from towline.store.log.folder import prepare_folder, sweep
+from towline.store.log.folder import prepare_folder, raise_format, sweep
 from towline.store.log.index import ENTRY, Run, pack_entry
 from towline.store.log.lock import FolderLock
 from towline.store.log.reading import StreamReader
@@ -88,6 +88,7 @@ class LogStore:
         prepare_folder(path, io)
         lock = FolderLock(path)
         try:
+            raise_format(path, io)
             sweep(path)
             store = cls(path, settings, clock, io, lock)
             recovered = await asyncio.to_thread(recover, path, io)

@@ -9,12 +9,13 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 from sqlalchemy import Index, Table, bindparam, func, select
 from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.sql import ClauseElement
 
-from towline.errors import StoreFailed
+from towline.format import NOTE, refuse_newer
 from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.faults import code_of
@@ -30,8 +31,10 @@ INDEX_S: Final = 3600.0
 _VERSION = select(func.max(tables.schema.c.version))
 _NOTE = insert(tables.schema).values(version=bindparam("new_version")).prefix_with("IGNORE")
 
+_WRITER = select(tables.document.c.body).where(tables.document.c.name == NOTE)
+
 UPGRADES: Mapping[int, tuple[ClauseElement, ...]] = {}
-"""What turns the schema before into the one of this number; each step may be repeated."""
+"""What turns the tables before into those of this number, where they differ; each step may be repeated."""
 
 
 async def prepare(database: Database) -> None:
@@ -43,18 +46,14 @@ async def _prepare(connection: Connection) -> None:
     version = await _version(connection)
     if version == tables.VERSION:
         return
-    if version > tables.VERSION:
-        raise StoreFailed(
-            f"the database has tables of version {version}, this broker knows versions up to {tables.VERSION}: "
-            "use the newer version of Towline that made them"
-        )
+    refuse_newer("the database", version, await _writer(connection) if version > tables.VERSION else "")
     if version == 0:
         for table in tables.FIXED.sorted_tables:
             await make_table(connection, table)
     else:
         log.warning("the tables are upgraded from version %d to %d", version, tables.VERSION)
         for number in range(version + 1, tables.VERSION + 1):
-            for statement in UPGRADES[number]:
+            for statement in UPGRADES.get(number, ()):
                 await connection.run(statement)
     await connection.run(_NOTE, new_version=tables.VERSION)
 
@@ -67,6 +66,17 @@ async def _version(connection: Connection) -> int:
             return 0
         raise
     return int(rows[0][0] or 0)
+
+
+async def _writer(connection: Connection) -> str:
+    """The version of Towline that wrote to the database last, if it says so."""
+    try:
+        rows = await connection.rows(_WRITER)
+        return max((str(msgspec.json.decode(body).get("towline", "")) for (body,) in rows), default="")
+    except Exception:
+        # The tables may be others by then; that they are newer is what counts.
+        log.debug("who wrote the tables cannot be told", exc_info=True)
+        return ""
 
 
 async def make_table(connection: Connection, table: Table) -> None:

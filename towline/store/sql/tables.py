@@ -28,6 +28,8 @@ from sqlalchemy import BigInteger, Column, Computed, Index, Integer, MetaData, S
 from sqlalchemy.dialects import mysql
 from sqlalchemy.dialects.mysql import DATETIME, LONGBLOB, LONGTEXT, VARBINARY
 
+from towline.format import FORMAT
+
 __all__ = [
     "FIXED",
     "KEY_CHARACTERS",
@@ -51,7 +53,7 @@ __all__ = [
     "topic",
 ]
 
-VERSION: Final = 1
+VERSION: Final = FORMAT
 KEY_CHARACTERS: Final = 191
 """So much of a key is in its column and index; the rest is in the frame."""
 
