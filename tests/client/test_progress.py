@@ -147,9 +147,11 @@ def test_a_lane_is_the_set_of_what_is_open(steps: list[tuple[str, tuple[int, int
             lane.give(end, end + count, number)
             model |= dict.fromkeys(range(end, end + count), number)
             end += count
-        elif what == "again" and any(seq in model for seq in chosen) and chosen.stop <= end:
+        elif what == "again" and any(seq in model for seq in chosen):
+            # New ones may come with them, right behind them.
             lane.give(first, first + count, number)
             model |= dict.fromkeys(chosen, number)
+            end = max(end, chosen.stop)
         elif what == "settle":
             lane.take(first, first + count)
             model = {seq: attempt for seq, attempt in model.items() if seq not in chosen}

@@ -46,6 +46,8 @@ class _Lane:
             # It is new; or the group was moved back to it, and forgot all behind it.
             self.take(end, FOREVER)
             self.next = end
+        # Some may have come again, with new ones behind them.
+        self.next = max(self.next, end)
         insort(self.open, (first, end, attempt))
 
     def take(self, first: int, end: int) -> list[tuple[int, int, int]]:
