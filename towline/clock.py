@@ -6,13 +6,32 @@ Nothing else reads the machine's clock, so a test can put any time it likes in i
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import AsyncIterator, Generator, Iterable
+from types import coroutine
+from typing import Final, Protocol, TypeVar
 
-__all__ = ["SECOND_US", "SET_US", "SYSTEM", "Clock", "ManualClock", "SteadyClock", "SystemClock"]
+__all__ = [
+    "SECOND_US",
+    "SET_US",
+    "SYSTEM",
+    "Clock",
+    "ManualClock",
+    "Patience",
+    "SteadyClock",
+    "SystemClock",
+    "TimeSlice",
+    "in_slices",
+]
 
 SECOND_US = 1_000_000
 SET_US = SECOND_US
 """A clock that is off by more than this from what it would be was set."""
+_STEP_BYTES = 64 << 10
+
+_T = TypeVar("_T")
+
+SLICE_S: Final = 0.003
+"""Work on the event loop that takes long gives others their turn this often."""
 
 
 class Clock(Protocol):
@@ -75,3 +94,62 @@ class ManualClock:
 
 
 SYSTEM = SystemClock()
+
+
+class Patience:
+    """Watches something that ought to get on, and runs out when it stands (almost) still for too long."""
+
+    __slots__ = ("_mark", "_since")
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._mark = 0
+
+    def is_over(self, now_s: float, limit_s: float, progress: int | None) -> bool:
+        """`progress` grows, in bytes, as things get on; None is that there is nothing to wait for. Less than 64 KiB
+        within the limit is standing still."""
+        if progress is None:
+            self._since = None
+            return False
+        if self._since is None or progress >= self._mark + _STEP_BYTES:
+            self._since, self._mark = now_s, progress
+        self._mark = min(self._mark, progress)
+        return now_s - self._since > limit_s
+
+    def stands_s(self, now_s: float) -> float:
+        """For how long it has stood still, when it was looked at last."""
+        return 0.0 if self._since is None else now_s - self._since
+
+
+class TimeSlice:
+    """A part of work that takes long: when it is over, others have their turn."""
+
+    __slots__ = ("_end_s",)
+
+    def __init__(self) -> None:
+        self._end_s = time.perf_counter() + SLICE_S
+
+    @property
+    def over(self) -> bool:
+        return time.perf_counter() >= self._end_s
+
+    async def rest(self) -> None:
+        """Give way, if it is over."""
+        if time.perf_counter() >= self._end_s:
+            await _turn()
+            self._end_s = time.perf_counter() + SLICE_S
+
+
+@coroutine
+def _turn() -> Generator[None, None, None]:
+    """A bare yield: the loop goes round once. (Clients that need no loop do not import asyncio.)"""
+    yield
+
+
+async def in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
+    """All of these. Others run in between, so what is gone through must not be changed by them."""
+    part = TimeSlice()
+    for item in items:
+        if part.over:
+            await part.rest()
+        yield item

@@ -4,9 +4,12 @@
     ├── BadRequest              the caller asked for something that cannot be
     │   ├── BadName             a topic, group or consumer name that is not allowed
     │   ├── BadFrame            a batch of messages that is damaged or malformed
-    │   ├── TooLarge            over a stated limit
+    │   ├── TooLarge            over a stated limit of bytes, or of what one request holds
+    │   ├── TooMany             there are as many already as may be
+    │   │   └── TooManyConnections  … connections of this broker (retriable, also an Unavailable)
     │   ├── Conflict            it exists already, or with other settings
-    │   └── WrongShard          the sender reckons with another number of shards than the topic has
+    │   ├── WrongShard          the sender reckons with another number of shards than the topic has
+    │   └── Unsupported         the other side is of a version of Towline that cannot do it
     ├── NotFound                no such topic, group or message
     ├── Partly                  done at some brokers of a cluster, and not at others
     ├── Refused                 permission
@@ -20,6 +23,7 @@
     ├── StoreLocked             another broker has the store's folder open
     ├── StoreDamaged            a stored range cannot be read because its bytes are damaged
     ├── Unavailable             the broker cannot be reached, or is shutting down (retriable)
+    │   ├── TooManyConnections  it has as many connections as it may (retriable, also a TooMany)
     │   ├── NotOwner            another broker serves this topic (retriable)
     │   ├── Overtaken           another broker changed the same thing in that moment (retriable)
     │   ├── Stopping            the broker shuts down; what it has not answered it has not done (retriable)
@@ -29,7 +33,8 @@
     └── Closed                  the client, consumer or producer was closed
 
 The docstring of a class is its default message. `code` is what travels on the wire; `retriable` says whether the same
-call may succeed later without any change.
+call may succeed later without any change. A class that came later than others has `older_code`: what clients that do
+not know it take it for.
 """
 
 from __future__ import annotations
@@ -60,9 +65,12 @@ __all__ = [
     "StoreLocked",
     "Timeout",
     "TooLarge",
+    "TooMany",
+    "TooManyConnections",
     "TowlineError",
     "Unavailable",
     "Unreadable",
+    "Unsupported",
     "WrongShard",
     "from_code",
 ]
@@ -73,6 +81,7 @@ class TowlineError(Exception):
 
     code: ClassVar[str] = "error"
     retriable: ClassVar[bool] = False
+    older_code: ClassVar[str] = ""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or (type(self).__doc__ or "").strip())
@@ -102,6 +111,13 @@ class TooLarge(BadRequest):
     code = "too-large"
 
 
+class TooMany(BadRequest):
+    """There are as many already as may be. Remove some that nobody needs, then try again."""
+
+    code = "too-many"
+    older_code = "too-large"
+
+
 class Conflict(BadRequest):
     """It exists already."""
 
@@ -112,6 +128,12 @@ class WrongShard(BadRequest):
     """The sender reckons with another number of shards than the topic has: look the topic up, and send again."""
 
     code = "wrong-shard"
+
+
+class Unsupported(BadRequest):
+    """The other side is of a version of Towline that cannot do this: upgrade it."""
+
+    code = "unsupported"
 
 
 class NotFound(TowlineError):
@@ -195,6 +217,13 @@ class Unavailable(TowlineError):
     retriable = True
 
 
+class TooManyConnections(TooMany, Unavailable):
+    """The broker has as many connections already as it may have. Try later, or another broker."""
+
+    code = "too-many-connections"
+    older_code = "unavailable"
+
+
 class NotOwner(Unavailable):
     """Another broker serves this topic."""
 
@@ -229,6 +258,7 @@ class Unreadable(Unavailable):
     """Stored bytes cannot be read now. They are not taken for lost: try again once the disk reads."""
 
     code = "unreadable"
+    older_code = "timeout"
 
 
 class ProtocolError(TowlineError):
@@ -250,6 +280,7 @@ def _tree(cls: type[TowlineError]) -> list[type[TowlineError]]:
 _BY_CODE: dict[str, type[TowlineError]] = {cls.code: cls for cls in _tree(TowlineError)}
 
 
-def from_code(code: str, message: str) -> TowlineError:
-    """The error that `code` names, as it came over the wire; an unknown code becomes a plain `TowlineError`."""
-    return _BY_CODE.get(code, TowlineError)(message)
+def from_code(code: str, message: str, exact: str = "") -> TowlineError:
+    """The error that `code` names, as it came over the wire, or `exact`, if that is known here; an unknown code becomes
+    a plain `TowlineError`."""
+    return (_BY_CODE.get(exact) or _BY_CODE.get(code, TowlineError))(message)

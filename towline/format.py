@@ -12,6 +12,7 @@ passed over, neither a record nor a field of one.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 from towline.errors import NewerFormat
@@ -26,6 +27,7 @@ NOTE: Final = "format.json"
 """The document that says which version of Towline wrote to the store last."""
 
 
+@cache
 def software() -> str:
     """The version of Towline that runs here."""
     from importlib.metadata import PackageNotFoundError

@@ -45,6 +45,7 @@ __all__ = [
     "lane_names",
     "lane_stream",
     "message_id",
+    "origin_of",
     "own_stream",
     "parse_delay_levels",
     "parse_message_id",
@@ -377,3 +378,19 @@ def parse_message_id(text: str) -> tuple[str, str, int]:
 def rank(key: str, broker: str) -> bytes:
     """Rendezvous hashing: what has this key belongs to the broker of the highest rank, whoever asks."""
     return blake2b(f"{key}|{broker}".encode(), digest_size=8).digest()
+
+
+def origin_of(host: str) -> str:
+    """By what wrong logins are counted: an address; of IPv6 the network of 64 bits, since a machine has all of it."""
+    import ipaddress  # here only: it takes longer to load than all of the rest
+
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is not None:
+            return str(ip.ipv4_mapped)
+        if not ip.is_loopback:
+            return str(ipaddress.IPv6Network((ip, 64), strict=False))
+    return str(ip)

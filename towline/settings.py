@@ -14,9 +14,14 @@ import msgspec
 from towline.errors import BadRequest
 from towline.model import DELAY_LEVELS
 
-__all__ = ["PREFIX", "BrokerSettings", "load_settings", "misspelt_variables"]
+__all__ = ["GONE", "PREFIX", "BrokerSettings", "load_settings", "misspelt_variables"]
 
 PREFIX = "TOWLINE_"
+GONE = {
+    "tokens_file": "there is one way to say who may come in: set security (--security), and declare the tokens and "
+    "what they may in a TOML file that access_file (--access-file) names, see docs/security.md",
+}
+"""Settings that there were, and what to write instead. To pass over one would let in whoever it kept out."""
 _OF_CLIENTS = ("TOWLINE_URL", "TOWLINE_TOKEN", "TOWLINE_SECRET", "TOWLINE_SECRET_FILE")
 
 
@@ -50,10 +55,6 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             "a killed broker (os), or nothing (received)."
         ),
     ] = "fsync"
-    tokens_file: Annotated[
-        str,
-        _help("A file of `name = secret` lines: only clients that prove one of them may connect. Empty: anyone may."),
-    ] = ""
     security: Annotated[
         bool,
         _help(
@@ -61,6 +62,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             "(`towline user`, `token`, `acl`). The first start writes a one-time setup secret to a file."
         ),
     ] = False
+    access_file: Annotated[
+        str,
+        _help(
+            "With security, a TOML file of tokens and what they may, read at each start, besides those of the store: "
+            "for brokers that nobody sets up by hand."
+        ),
+    ] = ""
     setup_file: Annotated[
         str, _help("Where the setup secret is written; empty: `setup-secret` in the store's folder, or here.")
     ] = ""
@@ -77,15 +85,37 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         bool, _help("With --tls-client-ca, let clients in without a certificate, too: by their token.")
     ] = False
     allow_remote: Annotated[
-        bool, _help("Listen on other addresses than loopback although no tokens are set: anyone there may do anything.")
+        bool, _help("Listen on other addresses than loopback without security: anyone there may do anything.")
     ] = False
     metrics: Annotated[
         str, _help("HOST:PORT where /metrics (Prometheus) and /health are served over HTTP. Empty: nowhere.")
+    ] = ""
+    metrics_hosts: Annotated[
+        str,
+        _help(
+            "Names by which /metrics is asked for without security, with commas between, besides addresses, localhost "
+            "and the broker's own: a page that a browser has from elsewhere must not read it by a name of its own.",
+            max_length=10_000,
+        ),
     ] = ""
     auto_create_topics: Annotated[
         bool, _help("Make a topic upon the first send to it, with the settings of the template topic.")
     ] = True
     auto_create_groups: Annotated[bool, _help("Make a group upon its first use.")] = True
+    group_expiry_s: Annotated[
+        float,
+        _help(
+            "A group that nobody has used for this long is removed, with its dead letters; that is said beforehand. 0 "
+            "is never.",
+            ge=0,
+        ),
+    ] = 0.0
+    broadcast_expiry_s: Annotated[
+        float,
+        _help(
+            "The same for the position of a broadcast consumer with a name (`name=`), which may be gone for good.", ge=0
+        ),
+    ] = 7 * 86400.0
     retention_s: Annotated[
         float, _help("Messages older than this are dropped, consumed or not; 0 keeps them for ever.", ge=0)
     ] = 7 * 86400.0
@@ -149,6 +179,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             "Bytes that all connections together may have on their way to the store before they are paused.", ge=1 << 20
         ),
     ] = 256 << 20
+    max_unread_total_bytes: Annotated[
+        int,
+        _help(
+            "Bytes of answers that all clients together may leave unread; beyond, those that stand still are closed, "
+            "the one with most first.",
+            ge=1 << 20,
+        ),
+    ] = 256 << 20
     handshake_s: Annotated[float, _help("How long a new connection may take to introduce itself.", gt=0, le=300)] = 5.0
     idle_s: Annotated[
         float, _help("A half-sent request, or an answer nobody reads, closes the connection after this long.", gt=0)
@@ -157,8 +195,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         float, _help("A message with a dedup id that came this long ago or less is not stored again.", ge=0, le=86400)
     ] = 600.0
     dedup_max_ids: Annotated[
-        int, _help("Dedup ids remembered; if more come within the window, the oldest are forgotten.", ge=1)
-    ] = 100_000
+        int,
+        _help(
+            "Dedup ids remembered, which take some 180 bytes of memory each, and their own length; if more come within "
+            "the window, the oldest are forgotten early, and that is said.",
+            ge=1,
+        ),
+    ] = 2_000_000
     tx_check_after_s: Annotated[
         float,
         _help(
@@ -208,6 +251,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         str,
         _help("HOST:PORT of the web console that is started beside the broker, or `off`; port 0 takes a free one."),
     ] = "127.0.0.1:7480"
+    http_connections_per_address: Annotated[
+        int,
+        _help(
+            "Connections that one address may have to the console beside the broker, and to --metrics; a proxy in "
+            "front of it counts as one. 0 is no limit but the one in all.",
+            ge=0,
+        ),
+    ] = 200
     business_lines: Annotated[
         str,
         _help(
@@ -220,6 +271,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     smtp_from: Annotated[str, _help("The sender of alarm e-mails.", max_length=200)] = "towline@localhost"
     smtp_user: Annotated[str, _help("Who logs in at the mail server. Empty: nobody does.", max_length=200)] = ""
     smtp_password_file: Annotated[str, _help("A file with the password for the mail server.")] = ""
+    webhook_allow: Annotated[
+        str,
+        _help(
+            "Webhooks of alarms may go to these networks, addresses and hosts, with commas between, though they are of "
+            "this machine, link-local, or where a cloud gives out credentials.",
+            max_length=10_000,
+        ),
+    ] = ""
     alarm_wait_s: Annotated[float, _help("Alarms that begin within this time are told together.", ge=0, le=3600)] = 30.0
     drain_s: Annotated[float, _help("How long a stopping broker waits for running requests.", ge=0, le=600)] = 10.0
     exit_on_store_failure: Annotated[
@@ -251,7 +310,7 @@ def load_settings(
     if file is not None:
         merged.update({name: _Given(value, f"file {file}") for name, value in _from_toml(file).items()})
     variables = os.environ if environment is None else environment
-    for name in _names():
+    for name in [*_names(), *GONE]:
         text = variables.get(PREFIX + name.upper())
         if text is not None:
             merged[name] = _Given(text, f"variable {PREFIX}{name.upper()}")
@@ -278,6 +337,8 @@ def _names() -> list[str]:
 
 
 def _checked(name: str, given: _Given) -> Any:
+    if name in GONE:
+        raise BadRequest(f"setting {name} ({given.source}) is no more: {GONE[name]}")
     kind = get_type_hints(BrokerSettings, include_extras=True).get(name)
     if kind is None:
         raise BadRequest(f"unknown setting {name!r} ({given.source}){_hint(name, given.value)}")

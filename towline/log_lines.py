@@ -1,0 +1,57 @@
+"""Lines of a log, and lines on a terminal: what others wrote stands in them escaped.
+
+A nack's reason, the name of a transaction or of a client comes from whoever sent it. In a line of a log it must not
+begin a line of its own, nor give orders to the terminal that shows it, nor turn the text around.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from types import TracebackType
+from typing import Final
+
+__all__ = ["LineFormatter", "harmless", "log_to_stderr"]
+
+_CONTROL: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # C0, DEL and C1
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # which way text runs
+    "\u2028\u2029"  # line ends elsewhere
+    "\ud800-\udfff]"  # half characters: no stream takes them
+)
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+def harmless(text: str, allowed: str = "") -> str:
+    """Without control characters, but for those `allowed`: they are written as Python writes them."""
+    return _CONTROL.sub(lambda match: match[0] if match[0] in allowed else _escaped(ord(match[0])), text)
+
+
+def _escaped(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+class LineFormatter(logging.Formatter):
+    """One line for each record. A traceback follows in lines of its own, indented, since an error in it may have been
+    worded by others: only what begins a line is a record."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name that logging calls
+        return harmless(super().formatMessage(record))
+
+    def formatException(self, ei: _ExcInfo) -> str:  # noqa: N802
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        return _indented(super().formatStack(stack_info))
+
+
+def _indented(text: str) -> str:
+    return "\n".join("  " + harmless(line) for line in text.split("\n"))
+
+
+def log_to_stderr(level: str, formatter: LineFormatter, *, force: bool = True) -> None:
+    """All that this process logs goes to stderr; unless `force` is wanted, only if nobody has said where to."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=force)
