@@ -26,7 +26,7 @@ from towline.store.memory import MemoryStore
 
 T = TypeVar("T")
 
-NAMES = st.sampled_from(["a", "b", "lane/c/low"])
+NAMES = st.sampled_from(["a", "lane/c/low", "pull/c/x", "pull/c/y"])
 
 
 class Record(NamedTuple):
@@ -35,6 +35,9 @@ class Record(NamedTuple):
     frame: int
     """Counts the frames of all streams: the oldest has the lowest."""
     frame_bytes: int
+
+
+NEVER = Record(b"", 0, 0, 0)
 
 
 class StoreBesideModel(RuleBasedStateMachine):
@@ -54,7 +57,9 @@ class StoreBesideModel(RuleBasedStateMachine):
             self.runner.close()
             raise
         self.records: dict[str, list[Record]] = {}
+        """Of each stream that is there, from number 0 on: what is before its first one never was."""
         self.first: dict[str, int] = {}
+        self.floors: dict[str, int] = {}
         self.documents: dict[str, bytes] = {}
         self.frames = 0
 
@@ -80,8 +85,8 @@ class StoreBesideModel(RuleBasedStateMachine):
         unit = [Append(name, frame, count) for (name, count, _), frame in zip(parts, frames, strict=True)]
         expected, ends = [], {name: len(records) for name, records in self.records.items()}
         for name, count, _ in parts:
-            expected.append(ends.get(name, 0))
-            ends[name] = ends.get(name, 0) + count
+            expected.append(ends.get(name, self.floor(name)))
+            ends[name] = expected[-1] + count
 
         async def append() -> tuple[tuple[int, ...], int]:
             appended = self.store.append(unit, durability)
@@ -98,15 +103,16 @@ class StoreBesideModel(RuleBasedStateMachine):
         assert firsts == tuple(expected)
         for (name, _, _), frame in zip(parts, frames, strict=True):
             self.frames += 1
-            self.first.setdefault(name, 0)
-            records = self.records.setdefault(name, [])
+            self.first.setdefault(name, self.floor(name))
+            records = self.records.setdefault(name, [NEVER] * self.floor(name))
             records += [Record(body, at_us, self.frames, len(frame)) for body in Frame(frame).bodies()]
 
     @rule(name=NAMES, first=st.integers(0, 80), max_count=st.integers(1, 30), max_bytes=st.integers(0, 100_000))
     def read(self, name: str, first: int, max_count: int, max_bytes: int) -> None:
         read = self.run(self.store.read(name, first, max_count, max_bytes))
-        records = self.records.get(name, [])
-        begin = first if first >= len(records) else max(first, self.first[name])
+        records = self.records.get(name, [NEVER] * self.floor(name))
+        begin = max(first, self.first[name]) if name in self.first and first < len(records) else first
+        begin = begin if name in self.first else max(begin, self.floor(name))
         expected = self.readable(records, begin, max_count, max_bytes)
         assert not read.lost
         assert bodies_of(read.chunks) == [record.body for record in expected]
@@ -131,11 +137,24 @@ class StoreBesideModel(RuleBasedStateMachine):
         if name in self.records:
             self.first[name] = max(self.first[name], min(before, len(self.records[name])))
 
+    @rule(name=NAMES, before=st.integers(0, 80))
+    def forget(self, name: str, before: int) -> None:
+        self.run(self.store.trim(name, before, forget=True))
+        if name in self.records:
+            end = len(self.records[name])
+            self.first[name] = max(self.first[name], min(before, end))
+            if "/" in name and self.first[name] == end:
+                self.floors[name.split("/", maxsplit=1)[0]] = max(self.floor(name), end)
+                del self.records[name], self.first[name]
+
+    def floor(self, name: str) -> int:
+        return self.floors.get(name.split("/", maxsplit=1)[0], 0)
+
     @rule(name=NAMES, back_s=st.integers(-2, 40))
     def locate(self, name: str, back_s: int) -> None:
         time_us = self.stores.clock.now_us() - back_s * SECOND_US
-        records = self.records.get(name, [])
-        first = self.first.get(name, 0)
+        records = self.records.get(name, [NEVER] * self.floor(name))
+        first = self.first.get(name, self.floor(name))
         expected = next((seq for seq in range(first, len(records)) if records[seq].at_us >= time_us), len(records))
         assert self.run(self.store.locate(name, time_us)) == expected
 
@@ -201,6 +220,8 @@ class StoreBesideModel(RuleBasedStateMachine):
             first, end, size_bytes = self.store.bounds(name)
             assert (first, end) == (self.first[name], len(records))
             assert (size_bytes == 0) == (first == end)
+        for name in {"lane/c/low", "pull/c/x", "pull/c/y"} - self.records.keys():
+            assert self.store.bounds(name) == (self.floor(name), self.floor(name), 0)
         for name in ("x.json", "y"):
             assert self.run(self.store.load(name)) == self.documents.get(name)
 

@@ -22,6 +22,7 @@ import msgspec
 from towline.format import FORMAT, NOTE, RELEASED
 from towline.frame import layout
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
+from towline.store.eras import ERAS, Era
 from towline.store.log import index, keys, record
 from towline.store.sql import tables
 
@@ -29,12 +30,15 @@ FOLDER = Path(__file__).parent
 PACKAGES = ("towline.delivery", "towline.broker", "towline.alarms")
 NOT_STORED = {
     "towline.broker.access.Principal",
+    "towline.broker.access_book.Declared",
+    "towline.broker.access_file._File",
+    "towline.broker.access_file._Token",
     "towline.broker.backup.Holdings",
     "towline.alarms.watch.Reading",
     "towline.alarms.watch.Change",
     "towline.alarms.watch.Notice",
 }
-"""Structs of those packages that stay in memory; commands of groups do as well."""
+"""Structs of those packages that stay in memory, or are written by people; commands of groups do as well."""
 DOCUMENT = re.compile(r'^[A-Z_]+(?:: Final)? = "([A-Za-z0-9-]+\.(?:json|bin|jsonl))"', re.MULTILINE)
 
 
@@ -66,7 +70,7 @@ def _flags() -> Iterator[str]:
 def _layouts() -> Iterator[str]:
     yield f"frame: magic {layout.MAGIC:#x}, header {layout.HEADER.format}"
     yield f"record: magic {record.MAGIC!r} or {record.VOID!r}, stamp {record.STAMP.format}"
-    yield f"record kinds: {record.FRAME} a frame, {record.TRIM} a trim mark"
+    yield f"record kinds: {record.FRAME} a frame, {record.TRIM} a trim mark, {record.FORGET} a stream is forgotten"
     for module in (index, keys):
         for name, value in sorted(vars(module).items()):
             if isinstance(value, struct.Struct) or (name.endswith("MAGIC") and isinstance(value, bytes | int)):
@@ -126,6 +130,7 @@ def _text(hint: Any) -> str:
 
 def _documents() -> Iterator[str]:
     yield f"document {NOTE}"
+    yield f"document {ERAS}: {'; '.join(Era._fields)}"
     for module in _modules():
         for name in DOCUMENT.findall(Path(str(module.__file__)).read_text(encoding="utf-8")):
             yield f"document {name}"

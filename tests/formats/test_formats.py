@@ -101,7 +101,17 @@ async def _start(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "stream",
-    ["pull/orders/billing", "delay/marks", "delay/1/5", "tx/marks", "tx/prepared", "stage/marks", "stage/frames"],
+    [
+        "pull/orders/billing",
+        "delay/marks",
+        "delay/1/5",
+        "tx/marks",
+        "tx/prepared",
+        "stage/marks",
+        "stage/frames",
+        "catalog/topics",
+        "catalog/groups",
+    ],
 )
 def test_a_record_of_a_later_version_refuses_the_start_and_says_which_version_reads_it(
     tmp_path: Path, stream: str
@@ -136,11 +146,11 @@ def test_a_kind_of_record_of_a_later_version_is_not_taken_for_damage(tmp_path: P
         segment = min((tmp_path / "log").glob("*.log"))
         data = segment.read_bytes()
         _, _, length, frame_length, name_length, _, *rest = record.STAMP.unpack_from(data)
-        tail = record.stamp_tail(length, frame_length, name_length, record.TRIM + 1, *rest)
+        tail = record.stamp_tail(length, frame_length, name_length, record.FORGET + 1, *rest)
         name = data[record.STAMP.size : record.STAMP.size + name_length]
         stamp = record.seal_stamp(int(segment.stem), 0, tail, name)
         segment.write_bytes(stamp + data[len(stamp) :])
-        with pytest.raises(NewerFormat, match=r"segment \d+: the record at byte \d+ .*kind 3"):
+        with pytest.raises(NewerFormat, match=r"segment \d+: the record at byte \d+ .*kind 4"):
             await open_store(_settings(tmp_path))
 
     asyncio.run(main())

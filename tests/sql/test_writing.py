@@ -116,3 +116,21 @@ async def test_rows_that_were_begun_ahead_are_gone_with_their_deposed_owner(sett
     await zombie.close()
     await successor.close()
     await other.close()
+
+
+async def test_more_tables_are_written_than_statements_are_kept(
+    settings: SqlSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("towline.store.sql.database._PREPARED_MAX", 4)
+    database = await prepare_database(settings)
+    lease = await Ownership(database, "test").wait_for("main", 5)
+    store = await SqlStore.open(database, lease)
+    names = [f"lane/topic-{number}/high" for number in range(12)]
+    for _ in range(3):
+        await asyncio.gather(*(put(store, name, encode([b"x"])).done for name in names))
+        for name in names:
+            await put(store, name, encode([b"y"])).done
+    for name in names:
+        assert await all_bodies(store, name) == [b"x", b"y"] * 3
+    await store.close()
+    await database.close()

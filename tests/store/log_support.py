@@ -83,9 +83,9 @@ class FaultyIo(FastIo):
         self._call("pread_into")
         return super().pread_into(fd, buffer, position)
 
-    def replace(self, path: Path, parts: Sequence[bytes | memoryview], mode: int = 0o644) -> None:
+    def replace(self, path: Path, parts: Sequence[bytes | memoryview], *, secret: bool = False) -> None:
         self._call("replace")
-        super().replace(path, parts, mode)
+        super().replace(path, parts, secret=secret)
 
     def free_bytes(self, path: Path) -> int:
         return super().free_bytes(path) if self.free is None else self.free

@@ -11,6 +11,7 @@ import asyncio
 import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 
 import msgspec
@@ -20,7 +21,8 @@ from towline.errors import Closed, QueueFull, TooLarge
 from towline.frame import Frame
 from towline.frame.search import find_key
 from towline.model import Durability
-from towline.store.spi import Append, Appended, Bounds, Chunk, Read, Trimmed
+from towline.store.eras import Eras, Times
+from towline.store.spi import Append, Appended, Bounds, Chunk, Read, Trimmed, kind_of
 
 __all__ = ["MemoryStore"]
 
@@ -41,9 +43,9 @@ class _Kept(msgspec.Struct, frozen=True, gc=False):
 class _Stream:
     __slots__ = ("end", "first", "kept", "size_bytes")
 
-    def __init__(self) -> None:
-        self.first = 0
-        self.end = 0
+    def __init__(self, floor: int) -> None:
+        self.first = floor
+        self.end = floor
         self.size_bytes = 0
         self.kept: list[_Kept] = []
 
@@ -61,11 +63,13 @@ class MemoryStore:
         self._reserve_bytes = capacity_bytes // _RESERVE
         self._clock = clock
         self._streams: dict[str, _Stream] = {}
+        self._floors: dict[str, int] = {}
+        """By kind: where streams that are not there begin."""
         self._documents: dict[str, bytes] = {}
         self._messages = 0
         self._bytes = 0
         self._serial = 0
-        self._at_us = 0
+        self._eras = Eras()
         self._closed = False
 
     @property
@@ -77,9 +81,11 @@ class MemoryStore:
         done = asyncio.get_running_loop().create_future()
         done.set_result(None)
         self._check_room(unit)
-        # Never back, even if the clock is set back: frames must lie in order of time for `locate` and `retain`.
-        self._at_us = max(self._at_us, self._clock.now_us())
-        return Appended(tuple([self._keep(append) for append in unit]), self._at_us, done)
+        now_us = self._clock.now_us()
+        if self._eras.breaks(now_us):
+            self._eras.begin(self._serial + 1, now_us, "the memory store")
+        at_us = self._eras.stamp(now_us)
+        return Appended(tuple([self._keep(append, at_us) for append in unit]), at_us, done)
 
     def _check_room(self, unit: Sequence[Append]) -> None:
         messages = message_bytes = control_bytes = 0
@@ -112,7 +118,7 @@ class MemoryStore:
     def _capacity(self) -> str:
         return f"the memory store's capacity of {self._capacity_messages} messages and {self._capacity_bytes} bytes"
 
-    def _keep(self, append: Append) -> int:
+    def _keep(self, append: Append, at_us: int) -> int:
         name, frame, count, source, control, _ = append
         assert count > 0, append
         assert len(source) <= 16, append
@@ -121,11 +127,11 @@ class MemoryStore:
             frame = bytes(frame)
         stream = self._streams.get(name)
         if stream is None:
-            stream = self._streams[name] = _Stream()
+            stream = self._streams[name] = _Stream(self._floor(name))
         first = stream.end
         messages = 0 if control else count
         self._serial += 1
-        stream.kept.append(_Kept(Chunk(first, count, 0, frame, self._at_us, source), self._serial, messages))
+        stream.kept.append(_Kept(Chunk(first, count, 0, frame, at_us, source), self._serial, messages))
         stream.end += count
         stream.size_bytes += len(frame)
         self._bytes += len(frame)
@@ -136,7 +142,9 @@ class MemoryStore:
         self._check_open()
         assert max_count > 0, max_count
         found = self._streams.get(stream)
-        if found is None or first >= found.end:
+        if found is None:
+            return Read((), (), max(first, self._floor(stream)))
+        if first >= found.end:
             return Read((), (), first)
         first = max(first, found.first)
         chunks: list[Chunk] = []
@@ -157,14 +165,20 @@ class MemoryStore:
     def bounds(self, stream: str) -> Bounds:
         self._check_open()
         found = self._streams.get(stream)
-        return Bounds(0, 0, 0) if found is None else Bounds(found.first, found.end, found.size_bytes)
+        if found is None:
+            return Bounds(floor := self._floor(stream), floor, 0)
+        return Bounds(found.first, found.end, found.size_bytes)
+
+    def _floor(self, stream: str) -> int:
+        return self._floors.get(kind_of(stream), 0)
 
     async def locate(self, stream: str, time_us: int, first: int = 0, key: bytes = b"") -> int:
         self._check_open()
         found = self._streams.get(stream)
         if found is None:
-            return 0
-        index = bisect_left(found.kept, time_us, key=attrgetter("chunk.appended_at_us"))
+            return self._floor(stream)
+        times = self._eras.times(self._clock.now_us())
+        index = bisect_left(found.kept, time_us, key=partial(_time_of, times))
         at = max(found.kept[index].chunk.first, found.first) if index < len(found.kept) else found.end
         at = min(max(at, first), found.end)
         if not key or at == found.end:
@@ -177,17 +191,23 @@ class MemoryStore:
         self._check_open()
         return sorted(name for name in self._streams if name.startswith(prefix))
 
-    async def trim(self, stream: str, before: int) -> None:
+    async def trim(self, stream: str, before: int, *, forget: bool = False) -> None:
         self._check_open()
         found = self._streams.get(stream)
-        if found is None or before <= found.first:
+        if found is None:
             return
-        found.first = min(before, found.end)
-        self._drop(found, _at(found, found.first))
+        if before > found.first:
+            found.first = min(before, found.end)
+            self._drop(found, _at(found, found.first))
+        kind = kind_of(stream)
+        if forget and kind and found.first == found.end:
+            self._floors[kind] = max(found.end, self._floor(stream))
+            del self._streams[stream]
 
     async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
         self._check_open()
-        oldest_us = self._clock.now_us() - max_age_us if max_age_us else 0
+        times = self._eras.times(self._clock.now_us())
+        oldest_us = times.now_us - max_age_us if max_age_us else 0
         surplus_bytes = self._bytes - max_bytes if max_bytes else 0
         before = self._bytes
         held_back, held_too_old = "", False
@@ -199,7 +219,7 @@ class MemoryStore:
             name = heads[0][1]
             kept, index = self._streams[name].kept, drops.get(name, 0)
             chunk = kept[index].chunk
-            too_old = chunk.appended_at_us < oldest_us
+            too_old = _time_of(times, kept[index]) < oldest_us
             if not too_old and surplus_bytes <= 0:
                 break
             if name in pinned and pinned[name] < chunk.first + chunk.count:
@@ -243,6 +263,10 @@ class MemoryStore:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the memory store was closed")
+
+
+def _time_of(times: Times, kept: _Kept) -> int:
+    return times.time_of(kept.serial, kept.chunk.appended_at_us)
 
 
 def _at(stream: _Stream, seq: int) -> int:

@@ -1,8 +1,11 @@
 """What a store is: a keeper of streams of frames.
 
-A *stream* is a dense sequence of records: 0, 1, 2, … It comes to be by the first append to it. A *frame* holds some
-consecutive records of one stream. A *unit* is one or more frames, for one or more streams, that survive a crash all or
-not at all. The docstrings here are the contract; `tests/contract/` checks it on every store.
+A *stream* is a dense sequence of records: 0, 1, 2, … It comes to be by the first append to it, and is there for good,
+unless it is forgotten. Its *kind* is what its name begins with, up to the first slash and with it; none ends with one.
+Each kind has a *floor*: 0, or the highest next number of a stream of this kind that was forgotten. Streams of the kind
+that are not there begin at it, so that no number is given twice under one name, and no name need be kept for that.
+A *frame* holds some consecutive records of one stream. A *unit* is one or more frames, for one or more streams, that
+survive a crash all or not at all. The docstrings here are the contract; `tests/contract/` checks it on every store.
 
 A store is used from one event loop. Sequence numbers are given when `append` is *called*, in the order of the calls:
 whoever calls first is first in the stream, whatever the order in which the appends become durable.
@@ -19,7 +22,7 @@ import msgspec
 from towline.errors import TowlineError
 from towline.model import Durability
 
-__all__ = ["Append", "Appended", "Bounds", "Chunk", "Lost", "Read", "Store", "Trimmed"]
+__all__ = ["Append", "Appended", "Bounds", "Chunk", "Lost", "Read", "Store", "Trimmed", "kind_of"]
 
 
 class Append(NamedTuple):
@@ -94,6 +97,11 @@ class Trimmed(NamedTuple):
     """Empty, or why more could not be freed: for example the stream and record that a pin holds."""
 
 
+def kind_of(stream: str) -> str:
+    """What its name begins with; empty if it has no slash."""
+    return stream[: stream.find("/") + 1]
+
+
 class Store(Protocol):
     """Ten methods; opening is the implementation's own."""
 
@@ -119,8 +127,9 @@ class Store(Protocol):
         `next == first`. Damaged frames come back as `Lost`. Bodies are not copied more than once."""
 
     def bounds(self, stream: str) -> Bounds:
-        """The readable records of a stream; (0, 0, 0) for one that has never been appended to. Never goes back, also
-        not through a restart, and not when all its records were trimmed."""
+        """The readable records of a stream; for one that is not there both numbers are the floor of its kind, 0 as long
+        as none was forgotten. Never goes back, also not through a restart, and not when all its records were trimmed,
+        or it was forgotten."""
 
     async def locate(self, stream: str, time_us: int, first: int = 0, key: bytes = b"") -> int:
         """The first record of the stream from `first` on whose frame was appended at `time_us` or later and that has,
@@ -128,11 +137,15 @@ class Store(Protocol):
         faster than reading the stream; damaged frames are passed over."""
 
     def streams(self, prefix: str = "") -> list[str]:
-        """The names of all streams that begin with `prefix`, sorted; those with no record left as well."""
+        """The names of all streams that begin with `prefix`, sorted; those with no record left as well, until they are
+        forgotten."""
 
-    async def trim(self, stream: str, before: int) -> None:
+    async def trim(self, stream: str, before: int, *, forget: bool = False) -> None:
         """Make the records before `before` unreadable; durable before it returns. Their space is freed some time
-        later. `before` beyond the end means the end."""
+        later. `before` beyond the end means the end. With `forget` a stream that has no record left then, and none on
+        its way, is there no more: from this call on; and the floor of its kind is raised to its next number, with it or
+        before it. That is only for kinds whose streams nobody counts in before they are there: as they wait for their
+        first record, the floor may rise. A stream whose name has no kind is kept."""
 
     async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
         """Free space: drop the oldest records that are older than `max_age_us` (0: no limit) or that make the store

@@ -19,8 +19,9 @@ from typing import Any, Final
 import msgspec
 
 from towline.errors import BadRequest, NotFound, StoreDamaged, StoreFailed
+from towline.files import folder_mode, make_folder, open_private
 from towline.store.log.disk import REAL
-from towline.store.log.folder import check_format
+from towline.store.log.folder import check_format, is_secret
 from towline.store.log.index import load_directory
 from towline.store.log.segment import index_path, list_folder, log_path
 
@@ -46,6 +47,9 @@ UNFINISHED: Final = "unfinished-restore"
 VERSION: Final = 1
 PIECE: Final = 4 << 20
 _PATH = re.compile(r"format|audit\.jsonl|config/[A-Za-z0-9][A-Za-z0-9.-]{0,199}|log/\d{20}\.(log|idx|key)")
+_NAMED = re.compile(r".+-\d+\.bin")
+"""Documents that another one names. They are looked for and copied behind it: when that is saved anew meanwhile, those
+that it named before are still there, while those that it names then were not there before."""
 _NO_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS})
 
 Step = Callable[[int], None]
@@ -81,7 +85,7 @@ def new_backup(target: Path) -> Iterator[Path]:
     _refuse_full(target)
     partial = target / PARTIAL
     with _told(target):
-        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(target)
         for folder in (partial, partial / "config", partial / "log"):
             folder.mkdir(mode=0o700)
     try:
@@ -105,9 +109,10 @@ def copy_documents(store: Path, partial: Path) -> None:
         if check_format(store) is None:
             raise NotFound(f"{store} is not the folder of a log store")
         _copy(store / "format", partial / "format")
-        for name in sorted(os.listdir(store / "config")):
-            if not name.startswith("."):
-                _copy(store / "config" / name, partial / "config" / name)
+        for named in (False, True):
+            for name in sorted(os.listdir(store / "config")):
+                if not name.startswith(".") and bool(_NAMED.fullmatch(name)) == named:
+                    _copy(store / "config" / name, partial / "config" / name)
         audit = store / "audit.jsonl"
         if audit.exists():
             data = audit.read_bytes()
@@ -156,7 +161,7 @@ def write_manifest(target: Path, manifest: Manifest) -> None:
     """Now it is a backup."""
     with _told(target):
         document = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
-        REAL.replace(target / MANIFEST, [document], 0o600)
+        REAL.replace(target / MANIFEST, [document])
 
 
 # Using
@@ -203,8 +208,10 @@ def restore(target: Path, manifest: Manifest, store: Path, changed: Mapping[str,
     done = 0
     with _told(store):
         for folder in (store, store / "config", store / "log", store / "torn"):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if folder == store:
+            if folder != store:
+                folder.mkdir(mode=folder_mode(store), exist_ok=True)
+            else:
+                make_folder(store)
                 REAL.replace(
                     store / UNFINISHED, [b"this restore was not finished: empty the folder, and restore anew\n"]
                 )
@@ -215,7 +222,7 @@ def restore(target: Path, manifest: Manifest, store: Path, changed: Mapping[str,
                     REAL.sync_folder(folder)
                 (store / UNFINISHED).unlink()
             if file.path in changed:
-                REAL.replace(path, [changed[file.path]])
+                REAL.replace(path, [changed[file.path]], secret=is_secret(path))
                 continue
             try:
                 digest = _copy(source, path, step=_behind(step, done))
@@ -280,12 +287,11 @@ def _link(source: Path, path: Path) -> bool:
 
 
 def _copy(source: Path, path: Path, *, size: int | None = None, step: Step = lambda more: None) -> str:
-    """Copy a file, or its first `size` bytes, durably, with the permissions it has. Answers its checksum."""
+    """Copy a file, or its first `size` bytes, durably. Answers its checksum."""
     digest, done = hashlib.sha256(), 0
     with source.open("rb", buffering=0) as reader:
-        mode = os.fstat(reader.fileno()).st_mode & 0o777
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with open(descriptor, "wb") as writer:
+        descriptor = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, secret=is_secret(path))
+        with os.fdopen(descriptor, "wb") as writer:
             while piece := reader.read(PIECE if size is None else min(PIECE, size - done)):
                 writer.write(piece)
                 digest.update(piece)

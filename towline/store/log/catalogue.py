@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from towline.errors import TooLarge
+from towline.store.eras import Times
 from towline.store.log.index import ENTRY, ROW, Run
 from towline.store.log.record import NAME_MAX, STAMP, pad
 from towline.store.log.segment import Segment
+from towline.store.spi import kind_of
 
 __all__ = ["Catalogue", "HotRun", "Stream"]
 
@@ -84,13 +86,13 @@ class Stream:
         sealed = [(rows[at], rows[at + 1], rows[at + 3]) for at in range(begin, len(rows), ROW)]
         return sealed, [run for run in self.hot if run.entries[-4] + (run.entries[-2] & _U32) > seq]
 
-    def runs_since(self, segment: int, entries_of: EntriesOf) -> Iterator[Entries]:
-        """The entries of this stream in segment number `segment` and later ones."""
+    def runs_since(self, segment: int, entries_of: EntriesOf) -> Iterator[tuple[int, Entries]]:
+        """The segments and entries of this stream, from segment number `segment` on."""
         rows = self.rows
         for at in range(ROW * _first(len(rows) // ROW, segment - 1, lambda i: rows[ROW * i]), len(rows), ROW):
             place = rows[at + 1]
-            yield entries_of(rows[at], self.name, place >> 32, place & _U32)
-        yield from (run.entries for run in self.hot if run.segment >= segment)
+            yield rows[at], entries_of(rows[at], self.name, place >> 32, place & _U32)
+        yield from [(run.segment, run.entries) for run in self.hot if run.segment >= segment]
 
     def raise_first(self, first: int, entries_of: EntriesOf) -> None:
         """Nothing before `first` can be read any more."""
@@ -124,10 +126,26 @@ class Stream:
 
 
 class Catalogue(dict[str, Stream]):
-    """All streams by name."""
+    """All streams by name. The floor of a kind is kept as a stream without records, by the name of the kind."""
 
     def names(self, prefix: str) -> list[str]:
-        return sorted(name for name in self if name.startswith(prefix)) if prefix else sorted(self)
+        return sorted(name for name in self if name.startswith(prefix) and not name.endswith("/"))
+
+    def floor(self, name: str) -> int:
+        """Where a stream begins that is not there."""
+        found = self.get(kind_of(name))
+        return 0 if found is None else found.end
+
+    def new(self, name: str) -> Stream:
+        """One that is not there yet, nor in here."""
+        floor = self.floor(name)
+        return Stream(name, floor, floor)
+
+    def forget(self, stream: Stream) -> None:
+        kind = kind_of(stream.name)
+        floor = self.get(kind) or self.setdefault(kind, Stream(kind))
+        floor.first = floor.end = floor.next = max(stream.next, floor.next)
+        del self[stream.name]
 
 
 def first_ending_after(entries: Entries, seq: int) -> int:
@@ -135,9 +153,13 @@ def first_ending_after(entries: Entries, seq: int) -> int:
     return _first(len(entries) // ENTRY, seq, lambda i: entries[ENTRY * i] + (entries[ENTRY * i + 2] & _U32))
 
 
-def first_at(entries: Entries, time_us: int) -> int:
-    """The number of the first entry that was appended at `time_us` or later."""
-    return _first(len(entries) // ENTRY, time_us - 1, lambda i: entries[ENTRY * i + 3])
+def first_at(segment: int, entries: Entries, time_us: int, times: Times) -> int:
+    """The number of the first entry in a segment that was appended at `time_us` or later."""
+    sound, end_us = times.within(segment)
+    count = len(entries) // ENTRY
+    if end_us < time_us:
+        return count
+    return _first(count, time_us - 1, lambda i: entries[ENTRY * i + 3]) if sound else 0
 
 
 def _first(count: int, value: int, key: Callable[[int], int]) -> int:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from towline.errors import Unreadable
+from towline.files import open_private
 
 __all__ = ["REAL", "DiskIo", "not_now", "reading"]
 
@@ -110,10 +111,10 @@ class DiskIo:
         finally:
             os.close(fd)
 
-    def replace(self, path: Path, parts: Sequence[bytes | memoryview], mode: int = 0o644) -> None:
+    def replace(self, path: Path, parts: Sequence[bytes | memoryview], *, secret: bool = False) -> None:
         """Write a whole file: after a crash the old or the new content is there, never a mixture."""
         temporary = path.with_name(f".{path.name}.tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        fd = open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, secret=secret)
         try:
             try:
                 self.write_all(fd, parts, 0)

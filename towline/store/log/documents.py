@@ -8,11 +8,10 @@ from pathlib import Path
 
 from towline.errors import BadName, DiskFull, StoreFailed
 from towline.store.log.disk import DiskIo, reading
+from towline.store.log.folder import is_secret
 
 __all__ = ["Documents"]
 
-_PRIVATE = frozenset({"access.json"})
-"""For nobody's eyes but the broker's, also in a folder that others may read: hashes of secrets."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,199}")
 
 
@@ -37,7 +36,7 @@ class Documents:
 
     def save(self, path: Path, document: bytes) -> None:
         try:
-            self._io.replace(path, [document], 0o600 if path.name in _PRIVATE else 0o644)
+            self._io.replace(path, [document], secret=is_secret(path))
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 free = self._io.free_bytes(self._folder)

@@ -13,6 +13,7 @@ segment itself is searched.
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from array import array
@@ -25,6 +26,7 @@ import msgspec
 from crc32c import crc32c
 
 from towline.errors import BadFrame, TooLarge
+from towline.files import open_private
 from towline.frame import Frame
 from towline.frame.layout import KEY
 from towline.store.log.disk import DiskIo
@@ -108,7 +110,7 @@ def build_keys(
     # Not synced, nor written through `io`: it is a cache with checksums, and must not cost those who wait for the disk.
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             file.write(prefix + head)
             for column in columns:
                 file.write(memoryview(column).cast("B"))

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from towline.errors import StoreLocked
+from towline.files import open_private
 
 __all__ = ["FolderLock"]
 
@@ -15,7 +16,7 @@ class FolderLock:
     """Holds the lock from its making until `release`. The file stays: removing it would race with the next opener."""
 
     def __init__(self, folder: Path) -> None:
-        self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = open_private(folder / "lock", os.O_RDWR | os.O_CREAT, secret=True)  # whoever can open it can hold it
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -13,12 +13,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from towline.clock import SYSTEM
+from towline.store.eras import Eras
 from towline.store.log.catalogue import Stream, first_at, first_ending_after
 from towline.store.log.disk import REAL
 from towline.store.log.index import ENTRY, Run, load_directory, map_entries, pack_entry
 from towline.store.log.reader import Grown, list_segments, log_folder, opened
 from towline.store.log.reading import Wanted, cut, extents
-from towline.store.log.record import FRAME, Record
+from towline.store.log.record import FORGET, FRAME, Record
 from towline.store.log.scan import Scanner
 from towline.store.log.segment import index_path
 from towline.store.spi import Chunk, Lost
@@ -142,8 +144,11 @@ class Outside:
                 return False
             self._positions.pop(number, None)
             self._sealed.add(number)
+        for name in self.streams.keys() - set(directory.names):
+            if max(self.streams[name].segments(), default=0) <= number:
+                del self.streams[name]  # it was forgotten; others came to be in a later segment
         for name, trimmed, begin, end in directory.known():
-            if not self._wanted(name):
+            if not self._wanted(name) or name.endswith("/"):
                 continue
             seen = self._seen(name)
             seen.first = max(seen.first, trimmed, 0 if seen.whole else begin if with_log else end)
@@ -164,6 +169,9 @@ class Outside:
                 self._positions[number] = max(self._positions.get(number, 0), record.position + record.length)
                 if not self._wanted(record.stream):
                     continue
+                if record.kind == FORGET:
+                    self.streams.pop(record.stream, None)
+                    continue
                 seen = self._seen(record.stream)
                 if record.kind != FRAME:
                     seen.first = max(seen.first, record.base)
@@ -177,10 +185,14 @@ class Outside:
 
     def locate(self, name: str, time_us: int) -> int:
         """The first record of a stream that was appended at this time or later; its end if there is none."""
-        seen = self.streams[name]
+        seen, eras = self.streams[name], Eras()
         for segment in seen.segments():
             entries = seen.entries(self._folder, segment)
-            at = first_at(entries, time_us)
+            eras.note(segment, entries[3], entries[-1])
+        times = eras.times(SYSTEM.now_us())
+        for segment in seen.segments():
+            entries = seen.entries(self._folder, segment)
+            at = first_at(segment, entries, time_us, times)
             if at < len(entries) // ENTRY:
                 return max(entries[ENTRY * at], seen.first)
         return seen.end

@@ -121,7 +121,7 @@ def stat(path: Path) -> Stat:
             continue  # retention was faster
         if number in logs:
             segments.append(segment)
-    return Stat(segments, [streams[name] for name in sorted(streams)])
+    return Stat(segments, [streams[name] for name in sorted(streams) if not name.endswith("/")])
 
 
 def verify(path: Path, progress: Callable[[int, int], None] | None = None) -> Report:
@@ -211,6 +211,8 @@ def _add_indexed(folder: Path, number: int, streams: dict[str, StreamStat], with
     entries = map_entries(index_path(folder, number)) if directory is not None else None
     if directory is None or entries is None:
         return None
+    for name in streams.keys() - set(directory.names):
+        del streams[name]  # it was forgotten
     for name, trimmed, begin, end in directory.known():
         known = streams.setdefault(name, StreamStat(name))
         # Until the first segment is seen, all that came before it is gone.
@@ -231,6 +233,8 @@ def _add_scanned(folder: Path, number: int, streams: dict[str, StreamStat]) -> S
         scan = read_segment(segment, REAL, size)
     known = {name: Known(state.first, state.end, state.end) for name, state in streams.items()}
     absorb(known, segment)
+    for name in streams.keys() - known.keys():
+        del streams[name]
     for name, state in known.items():
         entry = streams.setdefault(name, StreamStat(name))
         entry.first, entry.end = max(entry.first, state.first), max(entry.end, state.end)

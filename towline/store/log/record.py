@@ -2,7 +2,7 @@
 
     stamp   64 bytes, see `STAMP`
     name    the stream's name in UTF-8, padded with zeros to a multiple of 8
-    frame   padded with zeros to a multiple of 8; a trim mark has none
+    frame   padded with zeros to a multiple of 8; a trim mark has none, nor has the mark of a stream that is forgotten
 
 The stamp's checksum is CRC-32C over the rest of the stamp and the name. It begins not with zero but with a number made
 of the segment and the position: a copy of a record in the body of a message is thus never taken for a record, even when
@@ -21,6 +21,7 @@ from towline.frame.layout import CRC_FROM
 from towline.frame.layout import MAGIC as FRAME_MAGIC
 
 __all__ = [
+    "FORGET",
     "FRAME",
     "MAGIC",
     "NAME_MAX",
@@ -46,6 +47,8 @@ this record was stamped: it tells recovery apart what a power cut may have torn 
 NAME_MAX: Final = 1024
 FRAME: Final = 1
 TRIM: Final = 2
+FORGET: Final = 3
+"""The stream is there no more; its base is the number that the next record would have got."""
 
 _TAIL: Final = struct.Struct("<IIHBBHHQqII16s")
 _HEAD: Final = struct.Struct("<4sI")

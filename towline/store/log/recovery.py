@@ -24,11 +24,12 @@ from towline.store.log.catalogue import Catalogue, HotRun, Stream
 from towline.store.log.damage import Swallowed, Wreck, examine, is_torn
 from towline.store.log.disk import DiskIo, reading
 from towline.store.log.index import ENTRY, Directory, Known, Run, load_directory, pack_entry, write_index
-from towline.store.log.record import FRAME, VOID, Record
+from towline.store.log.record import FORGET, FRAME, VOID, Record
 from towline.store.log.scan import Damage, Scanner
 from towline.store.log.sealer import absorb
 from towline.store.log.segment import Sealed, Segment, index_path, list_folder, log_path, opened
 from towline.store.log.torn import cut_tail
+from towline.store.spi import kind_of
 
 __all__ = ["Recovered", "read_segment", "recover"]
 
@@ -47,7 +48,6 @@ class Recovered(NamedTuple):
     known: dict[str, Known]
     """What is remembered of all streams as of the end of the last sealed segment."""
     next_number: int
-    last_at_us: int
 
 
 class Scan(NamedTuple):
@@ -189,6 +189,9 @@ def _follows(before: Record, record: Record) -> bool:
 
 
 def _enter(segment: Segment, record: Record, lowest: dict[str, int]) -> None:
+    if record.kind == FORGET:
+        segment.forget(record.stream, record.base)
+        return
     if record.kind != FRAME:
         segment.trims[record.stream] = max(segment.trims.get(record.stream, 0), record.base)
         return
@@ -242,7 +245,6 @@ class _Recovery:
         self._floors: dict[str, int] = {}
         """The numbers before which retention has deleted all."""
         self._floors_known = False
-        self._last_at_us = 0
 
     def run(self) -> Recovered:
         logs, indexes, foreign = list_folder(self._folder)
@@ -267,7 +269,7 @@ class _Recovery:
             self._make_streams(known)
         self._remove_old_checkpoints(logs, indexes)
         next_number = max([0, *logs, *indexes]) + 1
-        return Recovered(self._streams, self._sealed, active, self._known, next_number, self._last_at_us)
+        return Recovered(self._streams, self._sealed, active, self._known, next_number)
 
     # --- what the files are -------------------------------------------------------------------------------------------
 
@@ -302,7 +304,6 @@ class _Recovery:
             _log.warning("%s is damaged and its segment is gone", index_path(self._folder, number))
             return
         self._latest = directory
-        self._last_at_us = max(self._last_at_us, directory.last_at_us)
         if before_logs:
             # Good only if it is the index right before the first segment; else that one's own index corrects it.
             self._floors = {name: end for name, _, _, end in directory.known()}
@@ -318,7 +319,8 @@ class _Recovery:
             self._floors = {name: begin for name, _, begin, _ in directory.known()} if directory else {}
             self._floors_known = True
         if directory is not None and directory.log_length == size:
-            self._add_rows(number, size, directory.last_at_us, list(directory.run_rows()))
+            times = directory.first_at_us, directory.last_at_us
+            self._add_rows(Sealed(number, size, *times), list(directory.run_rows()))
             self._latest = directory
             return None
         if directory is not None:
@@ -371,7 +373,6 @@ class _Recovery:
             for name, base in scan.lowest.items():
                 if name not in self._known:
                     self._floors.setdefault(name, base)
-        self._last_at_us = max(self._last_at_us, segment.last_at_us)
         return segment
 
     def _go_on_behind(self, segment: Segment, swallowed: list[Swallowed]) -> None:
@@ -380,7 +381,7 @@ class _Recovery:
         later = self._streams_behind(segment.number)
         if later is None:
             return
-        ends = {name: state.end for name, state in self._known.items()}
+        ends = {name: state.end for name, state in self._known.items() if name not in segment.forgotten}
         ends |= {name: run[-4] + (run[-2] & _U32) for name, run in segment.runs.items()}
         for one in swallowed:
             for name in [one.stream] if one.end or one.stream in ends else ends:
@@ -431,7 +432,8 @@ class _Recovery:
                 state = self._known.setdefault(name, Known())
                 state.first, state.end = max(state.first, first), max(state.end, end)
         runs = write_index(self._io, index_path(self._folder, segment.number), segment, self._known)
-        self._add_rows(segment.number, segment.used, segment.last_at_us, runs)
+        sealed = Sealed(segment.number, segment.used, segment.first_at_us, segment.last_at_us)
+        self._add_rows(sealed, runs)
 
     # --- what is remembered -------------------------------------------------------------------------------------------
 
@@ -442,19 +444,24 @@ class _Recovery:
                 state = self._known.setdefault(name, Known())
                 state.first, state.end = max(state.first, first), max(state.end, end)
                 state.begin = state.end
+            for name in self._known.keys() - set(directory.names):
+                floor = self._known.get(kind_of(name))
+                if floor is not None and self._known[name].end <= floor.end:
+                    del self._known[name]  # it was forgotten since
         return self._known
 
-    def _add_rows(self, number: int, size: int, last_at_us: int, runs: list[Run]) -> None:
-        self._sealed.append(Sealed(number, size, last_at_us))
-        self._last_at_us = max(self._last_at_us, last_at_us)
+    def _add_rows(self, sealed: Sealed, runs: list[Run]) -> None:
+        self._sealed.append(sealed)
         for run in runs:
             stream = self._streams.get(run.stream)
             if stream is None:
                 stream = self._streams[run.stream] = Stream(run.stream)
-            stream.add_row(number, run)
+            stream.add_row(sealed.number, run)
 
     def _make_streams(self, known: dict[str, Known]) -> None:
-        """Set the bounds of all streams."""
+        """Set the bounds of all streams; those that were forgotten have rows in older indexes still."""
+        for name in self._streams.keys() - known.keys():
+            del self._streams[name]
         for name, state in known.items():
             stream = self._streams.get(name)
             if stream is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from towline.clock import TimeSlice
+from towline.store.eras import Times
 from towline.store.log.catalogue import Catalogue, Stream
 from towline.store.log.index import ROW
 from towline.store.log.segment import Sealed
@@ -19,21 +21,23 @@ class Verdict(NamedTuple):
     held_back: str
 
 
-def what_may_go(
+async def what_may_go(
     streams: Catalogue,
     sealed: Sequence[Sealed],
     *,
     active_bytes: int,
-    now_us: int,
+    times: Times,
     max_age_us: int,
     max_bytes: int,
     pinned: Mapping[str, int],
 ) -> Verdict:
-    needed_from = _first_needed(streams)
-    pin_segment, pin_reason = _first_pinned(streams, pinned)
+    if not sealed:
+        return Verdict(0, "")
+    needed_from = await _first_needed(streams)
+    pin_segment, pin_reason = await _first_pinned(streams, pinned)
     total = active_bytes + sum(segment.size_bytes for segment in sealed)
     for count, segment in enumerate(sealed):
-        aged = bool(max_age_us) and segment.last_at_us < now_us - max_age_us
+        aged = bool(max_age_us) and times.time_of(segment.number, segment.last_at_us) < times.now_us - max_age_us
         if segment.number >= needed_from and not aged and not (max_bytes and total > max_bytes):
             return Verdict(count, "")
         if segment.number >= pin_segment:
@@ -42,15 +46,23 @@ def what_may_go(
     return Verdict(len(sealed), "")
 
 
-def _first_needed(streams: Catalogue) -> int:
-    """The first segment that holds a record which can still be read; all before it are trimmed as a whole."""
-    return min((_segment_of(stream, stream.first) for stream in streams.values()), default=_NONE)
+async def _first_needed(streams: Catalogue) -> int:
+    """The first segment that holds a record which can still be read; all before it are trimmed as a whole. What is
+    appended meanwhile goes to later ones."""
+    lowest, part = _NONE, TimeSlice()
+    for stream in list(streams.values()):
+        lowest = min(lowest, _segment_of(stream, stream.first))
+        if part.over:
+            await part.rest()
+    return lowest
 
 
-def _first_pinned(streams: Catalogue, pinned: Mapping[str, int]) -> tuple[int, str]:
+async def _first_pinned(streams: Catalogue, pinned: Mapping[str, int]) -> tuple[int, str]:
     """The first segment that holds a record at or behind its stream's pin."""
-    lowest, reason = _NONE, ""
+    lowest, reason, part = _NONE, "", TimeSlice()
     for name, seq in pinned.items():
+        if part.over:
+            await part.rest()
         stream = streams.get(name)
         if stream is None:
             continue

@@ -13,14 +13,14 @@ from crc32c import crc32c
 
 from towline.format import not_understood
 from towline.store.log.disk import DiskIo
-from towline.store.log.record import FRAME, MAGIC, STAMP, TRIM, Record, frame_intact, seed
+from towline.store.log.record import FORGET, FRAME, MAGIC, STAMP, TRIM, Record, frame_intact, seed
 
 __all__ = ["Damage", "Scanner"]
 
 _WINDOW = 4 << 20
 _STAMP_SIZE = STAMP.size
 _unpack_stamp = STAMP.unpack_from
-_KINDS = frozenset({FRAME, TRIM})
+_KINDS = frozenset({FRAME, TRIM, FORGET})
 _ZEROS = bytes(_WINDOW)
 """A window of unwritten bytes: comparing is ten times faster than searching."""
 
@@ -117,7 +117,7 @@ class Scanner:
             unit_size,
             synced,
             frame,
-            kind == TRIM or frame_intact(frame),
+            kind != FRAME or frame_intact(frame),
         )
 
     def _load(self, position: int, head_length: int, length: int, checksum: int) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from towline.store.log.disk import DiskIo
 from towline.store.log.index import Known, Run, write_index
 from towline.store.log.segment import Segment, index_path
+from towline.store.spi import kind_of
 
 __all__ = ["Sealer", "absorb"]
 
@@ -22,8 +23,14 @@ def absorb(known: dict[str, Known], segment: Segment) -> None:
     """Bring what is remembered of all streams from the beginning of a segment to its end."""
     for state in known.values():
         state.begin = state.end
+    for name, end in segment.forgotten.items():
+        known.pop(name, None)
+        floor = known.setdefault(kind_of(name), Known())
+        floor.first = floor.end = max(floor.end, end)
     for name, entries in segment.runs.items():
-        state = known.setdefault(name, Known())
+        state = known.get(name) or known.setdefault(name, Known())
+        if not state.end and kind_of(name) in known:
+            state.first = entries[0]  # it began at a floor
         state.end = max(state.end, entries[-4] + (entries[-2] & 0xFFFFFFFF))
     for name, end in segment.raised.items():
         state = known.setdefault(name, Known())

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from towline.files import open_private
 from towline.store.log.disk import DiskIo
 
 __all__ = [
@@ -39,6 +40,7 @@ class Segment:
         "capacity",
         "fd",
         "first_at_us",
+        "forgotten",
         "last_at_us",
         "number",
         "path",
@@ -60,10 +62,18 @@ class Segment:
         self.trims: dict[str, int] = {}
         self.raised: dict[str, int] = {}
         """Where the numbers of streams go on because damage may have swallowed their last ones."""
+        self.forgotten: dict[str, int] = {}
+        """The streams that are there no more, and where they ended; what follows under such a name is another one."""
         self.first_at_us = 0
         self.last_at_us = 0
         self.synced = False
         """Whether all of it is on the disk; only a segment that gets no more writes is ever marked so."""
+
+    def forget(self, stream: str, end: int) -> None:
+        self.forgotten[stream] = end
+        self.runs.pop(stream, None)
+        self.trims.pop(stream, None)
+        self.raised.pop(stream, None)
 
 
 class Sealed(NamedTuple):
@@ -71,6 +81,7 @@ class Sealed(NamedTuple):
 
     number: int
     size_bytes: int
+    first_at_us: int
     last_at_us: int
 
 
@@ -110,7 +121,7 @@ def create_segment(folder: Path, number: int, capacity: int, io: DiskIo) -> Segm
     """A new file with all its blocks allocated, so that writing to it can neither fail for want of room nor change its
     length, which makes fdatasync cheaper. If it cannot be had, nothing of it stays behind."""
     path = log_path(folder, number)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         io.fallocate(fd, capacity)
         io.fsync(fd)

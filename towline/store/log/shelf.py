@@ -6,12 +6,14 @@ import asyncio
 import logging
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
+from towline.clock import TimeSlice
 from towline.errors import StoreFailed
-from towline.store.log.catalogue import Catalogue
+from towline.store.eras import Times
+from towline.store.log.catalogue import Catalogue, Stream
 from towline.store.log.disk import DiskIo, not_now
 from towline.store.log.index import IndexCache, Run
 from towline.store.log.keys import key_path
@@ -51,17 +53,19 @@ class Shelf:
     def add(self, segment: Segment, runs: list[Run]) -> None:
         """The segment has its index: its entries need not be in memory any more."""
         for run in runs:
-            stream = self._streams[run.stream]
+            stream = self._streams.get(run.stream)
+            if stream is None or not stream.hot or stream.hot[0].segment > segment.number:
+                continue  # it was forgotten meanwhile; if it is there again, it began later
             assert stream.hot[0].segment == segment.number, "segments are sealed in order"
             del stream.hot[0]
             stream.add_row(segment.number, run)
-        self.sealed.append(Sealed(segment.number, segment.used, segment.last_at_us))
+        self.sealed.append(Sealed(segment.number, segment.used, segment.first_at_us, segment.last_at_us))
         self.files.disown(segment.number)
 
-    def first_since(self, time_us: int) -> int:
+    def first_since(self, time_us: int, times: Times) -> int:
         """The first segment that holds anything appended at `time_us` or later."""
         for segment in self.sealed:
-            if segment.last_at_us >= time_us:
+            if times.time_of(segment.number, segment.last_at_us) >= time_us:
                 return segment.number
         return self.sealed[-1].number + 1 if self.sealed else 0
 
@@ -70,12 +74,12 @@ class Shelf:
         durably gone, so that they never go back; until then readers use the descriptors held here."""
         going = self.sealed[: min(count, _DELETE_AT_ONCE)]
         # What could not be counted later keeps the files there now.
-        self._count_bytes(going[-1].number + 1)
+        await self._count_bytes(going[-1].number + 1)
         files: list[OpenFile] = []
         try:
             files.extend(self._acquire(segment.number) for segment in going)
             await self._unlink([log_path(self._folder, segment.number) for segment in going])
-            self._raise_bounds(going[-1].number + 1)
+            await self._raise_bounds(going[-1].number + 1)
             del self.sealed[: len(going)]
             for segment in going:
                 self.files.forget(segment.number)
@@ -106,16 +110,25 @@ class Shelf:
         except OSError as error:
             raise not_now(error, self.files.path(number)) from error
 
-    def _count_bytes(self, segment: int) -> None:
+    async def _count_bytes(self, segment: int) -> None:
         """Read the indexes that tell how much goes with the segments before this one."""
-        for stream in self._streams.values():
+        async for stream in self._streams_with(segment):
             stream.bytes_until(stream.end_before(segment), self.entries)
 
-    def _raise_bounds(self, segment: int) -> None:
+    async def _raise_bounds(self, segment: int) -> None:
         """All records in segments before this one are gone."""
-        for stream in self._streams.values():
+        async for stream in self._streams_with(segment):
             stream.raise_first(stream.end_before(segment), self.entries)
             stream.drop_rows_before(segment)
+
+    async def _streams_with(self, segment: int) -> AsyncIterator[Stream]:
+        """The streams that have records in segments before this one: of very many, others have their turn."""
+        part = TimeSlice()
+        for stream in list(self._streams.values()):
+            if stream.rows and stream.rows[0] < segment:
+                yield stream
+            if part.over:
+                await part.rest()
 
     async def _unlink(self, paths: list[Path]) -> None:
         if paths:

@@ -13,10 +13,11 @@ from typing import TypeVar
 from towline.clock import SYSTEM, Clock
 from towline.errors import Closed, DiskFull, QueueFull, StoreFailed, TooLarge, Unreadable
 from towline.model import Durability
+from towline.store.eras import Era, Eras
 from towline.store.log.catalogue import Stream, first_at
 from towline.store.log.disk import REAL, DiskIo
 from towline.store.log.documents import Documents
-from towline.store.log.folder import prepare_folder, raise_format, sweep
+from towline.store.log.folder import close_to_others, prepare_folder, raise_format, sweep
 from towline.store.log.index import ENTRY, Run, pack_entry
 from towline.store.log.lock import FolderLock
 from towline.store.log.reading import StreamReader
@@ -31,7 +32,7 @@ from towline.store.log.stats import LogStats
 from towline.store.log.tail import Tail
 from towline.store.log.unit import Unit
 from towline.store.log.writer import Writer
-from towline.store.spi import Append, Appended, Bounds, Read, Trimmed
+from towline.store.spi import Append, Appended, Bounds, Read, Trimmed, kind_of
 
 __all__ = ["LogStore"]
 
@@ -90,6 +91,7 @@ class LogStore:
         try:
             raise_format(path, io)
             sweep(path)
+            close_to_others(path)
             store = cls(path, settings, clock, io, lock)
             recovered = await asyncio.to_thread(recover, path, io)
             store._begin(recovered, await asyncio.to_thread(store._open_end, recovered))
@@ -142,7 +144,9 @@ class LogStore:
         self._search = KeySearch(
             self._shelf.files, self._shelf.entries, self._io, executor=self._readers, builder=self._keys
         )
-        self._last_at_us = recovered.last_at_us
+        stamps = [Era(one.number, one.first_at_us, one.last_at_us) for one in recovered.sealed]
+        stamps.append(Era(active.number, active.first_at_us, active.last_at_us))
+        self._eras = Eras(era for era in stamps if era.last_us)
         self._publishing = active
         self._sealer = Sealer(
             self._loop,
@@ -210,7 +214,7 @@ class LogStore:
         done: asyncio.Future[None] = self._loop.create_future()
         if not unit:
             writer.submit(Unit(self._tail.active, self._tail.position, 0, durability, done))
-            return Appended((), self._last_at_us, done)
+            return Appended((), self._eras.last_us, done)
         length, control, items = self._weigh(unit)
         limit = self._settings.queue_bytes
         if length > limit or len(unit) > _UNIT_FRAMES_MAX:
@@ -219,9 +223,12 @@ class LogStore:
             )
         if writer.queued_bytes + length > (limit + limit // 4 if control else limit):
             raise QueueFull(f"{writer.queued_bytes} bytes wait to be written to {self._folder}; {limit} may")
+        now_us = self._clock.now_us()
+        if self._eras.breaks(now_us):
+            self._begin_era(now_us)
         segment, position = self._tail.take(length, control)
         # From here on nothing can fail: the unit has its place and gets its numbers.
-        at_us = self._last_at_us = max(self._clock.now_us(), self._last_at_us)
+        at_us = self._eras.stamp(now_us)
         waiting = Unit(segment, position, length, durability, done)
         firsts = waiting.add_frames(items, at_us, self._synced_in(segment))
         for stream, _, _ in items:
@@ -232,12 +239,21 @@ class LogStore:
         writer.submit(waiting, control=control)
         return Appended(firsts, at_us, done)
 
+    def _begin_era(self, now_us: int) -> None:
+        """In a segment of its own: so stamps run forward in every segment."""
+        if self._tail.position:
+            try:
+                self._tail.roll()
+            except (DiskFull, StoreFailed):
+                return  # stamps stand still until there is room
+        self._eras.begin(self._tail.active.number, now_us, str(self._folder))
+
     def _weigh(self, unit: Sequence[Append]) -> tuple[int, bool, list[tuple[Stream, int, Append]]]:
         """The bytes that a unit takes, whether all of it is control records, and the streams it goes to, with what each
         frame takes there."""
         streams = self._streams
         if len(unit) == 1:
-            known = streams.get(unit[0].stream) or Stream(unit[0].stream)
+            known = streams.get(unit[0].stream) or streams.new(unit[0].stream)
             length = known.record_length(len(unit[0].frame))
             return length, unit[0].control, [(known, length, unit[0])]
         total, control = 0, True
@@ -249,7 +265,7 @@ class LogStore:
             if stream is None:
                 stream = new.get(name)
                 if stream is None:
-                    stream = new[name] = Stream(name)
+                    stream = new[name] = streams.new(name)
             length = stream.head_length + (len(frame) + 7 & ~7)
             items.append((stream, length, item))
             total += length
@@ -277,7 +293,10 @@ class LogStore:
                 segment.first_at_us = segment.first_at_us or at_us
             if unit.trim is not None:
                 stream, first = unit.trim
-                segment.trims[stream.name] = max(first, segment.trims.get(stream.name, 0))
+                if unit.forget:
+                    segment.forget(stream.name, first)
+                else:
+                    segment.trims[stream.name] = max(first, segment.trims.get(stream.name, 0))
 
     def _note_failed(self, error: OSError, place: str) -> None:
         self._writer.poison(error, place)
@@ -300,15 +319,16 @@ class LogStore:
     async def _read(self, stream: str, first: int, max_count: int, max_bytes: int) -> Read:
         self._check_open()
         found = self._streams.get(stream)
-        if found is not None:
-            first = max(first, found.first)
+        first = max(first, self._streams.floor(stream) if found is None else found.first)
         if found is None or first >= found.end or max_count <= 0:
             return Read((), (), first)
         return await self._reader.read(found, first, max_count, max_bytes)
 
     def bounds(self, stream: str) -> Bounds:
         found = self._streams.get(stream)
-        return Bounds(0, 0, 0) if found is None else Bounds(found.first, found.end, found.size_bytes)
+        if found is None:
+            return Bounds(floor := self._streams.floor(stream), floor, 0)
+        return Bounds(found.first, found.end, found.size_bytes)
 
     def streams(self, prefix: str = "") -> list[str]:
         return self._streams.names(prefix)
@@ -320,7 +340,7 @@ class LogStore:
         self._check_open()
         found = self._streams.get(stream)
         if found is None:
-            return 0
+            return self._streams.floor(stream)
         at = max(first, self._first_at(found, time_us))
         if key and at < found.end:
             keyed = await self._search.find(found, at, key)
@@ -328,27 +348,34 @@ class LogStore:
         return min(at, found.end)
 
     def _first_at(self, found: Stream, time_us: int) -> int:
-        # Time never runs backwards in a store, so whole segments can be passed over.
-        for entries in found.runs_since(self._shelf.first_since(time_us), self._shelf.entries):
-            index = first_at(entries, time_us)
+        times = self._eras.times(self._clock.now_us())
+        for segment, entries in found.runs_since(self._shelf.first_since(time_us, times), self._shelf.entries):
+            index = first_at(segment, entries, time_us, times)
             if index < len(entries) // ENTRY:
                 return max(entries[ENTRY * index], found.first)
         return found.end
 
     # --- trim and retain ----------------------------------------------------------------------------------------------
 
-    async def trim(self, stream: str, before: int) -> None:
+    async def trim(self, stream: str, before: int, *, forget: bool = False) -> None:
         self._check_open()
         if self._writer.failure is not None:
             raise self._writer.refusal()
         found = self._streams.get(stream)
-        before = 0 if found is None else min(before, found.next)
-        if found is None or before <= found.first:
+        before = 0 if found is None else max(min(before, found.next), found.first)
+        # What is on its way to it keeps it.
+        forget = forget and found is not None and before == found.end == found.next and bool(kind_of(stream))
+        if found is None or (before <= found.first and not forget):
             return
+        now_us = self._clock.now_us()
+        if self._eras.breaks(now_us):
+            self._begin_era(now_us)
         segment, position = self._tail.take(found.head_length, control=True)
         unit = Unit(segment, position, found.head_length, Durability.FSYNC, self._loop.create_future())
-        at_us = self._last_at_us = max(self._clock.now_us(), self._last_at_us)
-        unit.add_trim(found, before, at_us, self._synced_in(segment))
+        unit.add_trim(found, before, self._eras.stamp(now_us), self._synced_in(segment), forget=forget)
+        if forget:
+            # Now, not when it is durable: whatever is appended from here on comes behind it in the log.
+            self._streams.forget(found)
 
         def note_done(done: asyncio.Future[None]) -> None:
             if not done.cancelled() and done.exception() is None:
@@ -368,11 +395,11 @@ class LogStore:
         await self._sealer.drain()
         await self._roll_if_aged(max_age_us)
         while True:
-            verdict = what_may_go(
+            verdict = await what_may_go(
                 self._streams,
-                self._shelf.sealed,
+                list(self._shelf.sealed),
                 active_bytes=self._tail.position,
-                now_us=self._clock.now_us(),
+                times=self._eras.times(self._clock.now_us()),
                 max_age_us=max_age_us,
                 max_bytes=max_bytes,
                 pinned=pinned,
@@ -386,8 +413,13 @@ class LogStore:
     async def _roll_if_aged(self, max_age_us: int) -> None:
         """If even the last record of the segment being written is too old, seal it, so that it can go as well."""
         active = self._tail.active
-        aged = active.last_at_us and max_age_us and active.last_at_us < self._clock.now_us() - max_age_us
-        if not aged or self._writer.failure is not None:
+        times = self._eras.times(self._clock.now_us())
+        if active.last_at_us > times.now_us and self._eras.breaks(times.now_us) and self._writer.failure is None:
+            # Nothing follows what was stamped ahead of the clock: it must not wait for that.
+            self._begin_era(times.now_us)
+            return
+        last_us = active.last_at_us and times.time_of(active.number, active.last_at_us)
+        if not last_us or not max_age_us or last_us >= times.now_us - max_age_us or self._writer.failure is not None:
             return
         await self.append([], Durability.OS).done
         if self._tail.active is active and self._publishing is active and not self._writer.queued_bytes:

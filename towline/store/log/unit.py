@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from towline.model import Durability
 from towline.store.log.catalogue import Stream
-from towline.store.log.record import FRAME, TRIM, pad, seal_stamp, stamp_tail
+from towline.store.log.record import FORGET, FRAME, TRIM, pad, seal_stamp, stamp_tail
 from towline.store.log.segment import Segment
 from towline.store.spi import Append
 
@@ -20,7 +20,18 @@ Entry = tuple[Stream, int, int, int, int]
 class Unit:
     """What was appended with one call. One without records is a barrier."""
 
-    __slots__ = ("buffers", "done", "durability", "entries", "length", "position", "published", "segment", "trim")
+    __slots__ = (
+        "buffers",
+        "done",
+        "durability",
+        "entries",
+        "forget",
+        "length",
+        "position",
+        "published",
+        "segment",
+        "trim",
+    )
 
     def __init__(
         self, segment: Segment, position: int, length: int, durability: Durability, done: asyncio.Future[None]
@@ -33,6 +44,7 @@ class Unit:
         self.buffers: list[bytes | memoryview] = []
         self.entries: list[Entry] = []
         self.trim: tuple[Stream, int] | None = None
+        self.forget = False
         self.published = False
 
     def add_frames(self, items: Sequence[tuple[Stream, int, Append]], at_us: int, synced: int) -> tuple[int, ...]:
@@ -60,9 +72,10 @@ class Unit:
             position += length
         return tuple(firsts)
 
-    def add_trim(self, stream: Stream, before: int, at_us: int, synced: int) -> None:
-        """Make this the record that says: nothing before this number of the stream can be read any more."""
-        name = stream.encoded
-        tail = stamp_tail(self.length, 0, len(name), TRIM, 0, 0, 1, before, at_us, 0, synced, b"")
+    def add_trim(self, stream: Stream, before: int, at_us: int, synced: int, *, forget: bool) -> None:
+        """Make this the record that says: nothing before this number of the stream can be read any more; or even that
+        the stream is forgotten, which ends there."""
+        name, kind = stream.encoded, FORGET if forget else TRIM
+        tail = stamp_tail(self.length, 0, len(name), kind, 0, 0, 1, before, at_us, 0, synced, b"")
         self.buffers.append(seal_stamp(self.segment.number, self.position, tail, name))
-        self.trim = (stream, before)
+        self.trim, self.forget = (stream, before), forget

@@ -81,6 +81,9 @@ class Connection:
         self._raw = raw
         self._answer_s = answer_s
         self._prepared: OrderedDict[str, Any] = OrderedDict()
+        """Statements by how they begin; the one that was used last comes last."""
+        self._retired: list[Any] = []
+        """Statements that are closed when the transaction ends: its commands may name them."""
         self.encoding: Encoding = TEXT
         """Of rows; known once it is connected."""
         self.packet_bytes = 1 << 30
@@ -106,13 +109,14 @@ class Connection:
         if statement is None:
             async with within(self._answer_s):
                 statement = await self._prepare(where.head, where.width)
+        else:
+            self._prepared.move_to_end(where.head)
         begin = statement._statement_id.to_bytes(4, "little") + _SEND_TYPES + where.types
         return Command(_COM_STMT_BULK_EXECUTE, b"".join((begin, *runs)))
 
     async def _prepare(self, head: str, width: int) -> Any:
         if len(self._prepared) >= _PREPARED_MAX:
-            _, oldest = self._prepared.popitem(last=False)
-            await oldest.close()
+            self._retired.append(self._prepared.popitem(last=False)[1])
         marks = ", ".join("?" * width)
         statement = self._prepared[head] = await self._raw.prepare(f"{head}({marks})")
         return statement
@@ -170,6 +174,9 @@ class Connection:
 
     async def commit(self) -> None:
         await self.send("COMMIT")
+        while self._retired:
+            async with within(self._answer_s):
+                await self._retired.pop().close()
 
     async def rollback(self) -> None:
         await self.send("ROLLBACK")

@@ -28,11 +28,12 @@ class Entry(NamedTuple):
 
 
 class Trim(NamedTuple):
-    """A stream that begins at `first` from now on, and is shorter by so many bytes."""
+    """A stream that begins at `first` from now on, and is shorter by so many bytes; or even forgotten."""
 
     stream: Stream
     first: int
     freed_bytes: int
+    forgets: bool = False
 
 
 class Standing(NamedTuple):

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from typing import Final
 
 from towline.clock import SYSTEM, Clock
 from towline.errors import TowlineError
+from towline.format import FORMAT
 from towline.store.sql.checks import check_server
 from towline.store.sql.database import Database
 from towline.store.sql.faults import explain
 from towline.store.sql.ownership import MAIN, Ownership
 from towline.store.sql.rights import check_rights
 from towline.store.sql.roster import BROKER, Roster
-from towline.store.sql.schema import prepare
+from towline.store.sql.schema import prepare, raise_number, stated_number
 from towline.store.sql.settings import SqlSettings
 from towline.store.sql.store import SqlStore
 
 __all__ = ["open_sql", "prepare_database"]
+
+log = logging.getLogger("towline.store")
 
 _BEAT_S: Final = 10.0
 
@@ -47,7 +51,7 @@ class _OwnStore(SqlStore):
     _beating: asyncio.Task[None] | None = None
 
     def register(self, owner: str, address: str) -> None:
-        data = {"realm": self.lease.realm, "epoch": self.lease.epoch}
+        data = {"realm": self.lease.realm, "epoch": self.lease.epoch, "format": FORMAT}
         beats = Roster(self.database).keep_beating(BROKER, owner, address, data, _BEAT_S)
         self._beating = asyncio.get_running_loop().create_task(beats, name="towline-sql-roster")
 
@@ -71,6 +75,13 @@ async def open_sql(
     try:
         lease = await Ownership(database, owner, address).wait_for(MAIN, 2 * settings.lease_s)
         store = await _OwnStore.open(database, lease, clock=clock)
+        number = await stated_number(database)
+        if number < FORMAT:
+            await raise_number(database)
+            log.warning(
+                "%s is upgraded from format %d to %d: no version of Towline before this one can use it any more",
+                *(database.label, number, FORMAT),
+            )
         store.register(owner, address)
         return store
     except BaseException:

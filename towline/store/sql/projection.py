@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from sqlalchemy import Table
@@ -30,13 +30,39 @@ _OPEN_MAX: Final = 1_000
 _VIEW_LANES_MAX: Final = 64
 
 
+class _Offsets(msgspec.Struct):
+    """Groups in which nothing has happened are not even decoded."""
+
+    groups: list[msgspec.Raw] = []
+
+
+class _Topics(msgspec.Struct):
+    """Nor are topics and groups whose settings are as before: there may be tens of thousands of them."""
+
+    topics: list[msgspec.Raw] = []
+    lines: list[Any] = msgspec.field(name="businessLines", default_factory=list)
+
+
+class _Groups(msgspec.Struct):
+    groups: list[msgspec.Raw] = []
+
+
+class _Topic(NamedTuple):
+    name: str
+    shards: int
+    line: str
+
+
 class Projection:
     def __init__(self, realm_id: int, epoch: int) -> None:
         self._realm_id = realm_id
         self._epoch = epoch
-        self._topics: dict[str, bytes] = {}
-        self._groups: dict[tuple[str, str], bytes] = {}
-        self._offsets: dict[tuple[str, str], bytes] = {}
+        self._topics: dict[bytes, _Topic] = {}
+        """The topics of the last such document, by how they stood there."""
+        self._groups: dict[bytes, tuple[str, str]] = {}
+        """And the groups."""
+        self._offsets: dict[bytes, tuple[str, str]] = {}
+        """The groups of the last such document, by how they stood there."""
         self._shards: dict[str, int] = {}
         self._known: set[str] = set()
         self._lines: list[str] | None = None
@@ -46,28 +72,36 @@ class Projection:
         if name not in (TOPICS, GROUPS, OFFSETS):
             return [], set()
         try:
-            decoded = msgspec.json.decode(document, type=dict[str, Any])
+            if name == OFFSETS:
+                return self._show_offsets(msgspec.json.decode(document, type=_Offsets).groups)
             if name == TOPICS:
-                topics = list(self._show_topics(decoded.get("topics", [])))
-                return [*topics, *self._show_lines(decoded.get("businessLines", []))], set()
-            if name == GROUPS:
-                return list(self._show_groups(decoded.get("groups", []))), set()
-            return self._show_offsets(decoded.get("groups", []))
+                decoded = msgspec.json.decode(document, type=_Topics)
+                return [*self._show_topics(decoded.topics), *self._show_lines(decoded.lines)], set()
+            return list(self._show_groups(msgspec.json.decode(document, type=_Groups).groups)), set()
         except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
             log.warning("document %s is not shown in tables: %s", name, error)
             return [], set()
 
-    def _show_topics(self, topics: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-        now = {check_topic(one["name"]): one for one in topics}
-        self._shards = {name: int(one.get("shards", 0)) for name, one in now.items()}
+    def _show_topics(self, topics: Iterable[msgspec.Raw]) -> Iterator[bytes]:
+        found: dict[bytes, _Topic] = {}
+        changed: dict[str, dict[str, Any]] = {}
+        for text in map(bytes, topics):
+            known = self._topics.get(text)
+            if known is None:
+                one = msgspec.json.decode(text, type=dict[str, Any])
+                line = str(one.get("business_line") or "")[:64]
+                known = _Topic(check_topic(one["name"]), int(one.get("shards", 0)), line)
+                changed[known.name] = one
+            found[text] = known
+        now = {one.name: one for one in found.values()}
+        before = {one.name for one in self._topics.values()}
+        self._topics = found
+        self._shards = {name: one.shards for name, one in now.items()}
         if TOPICS not in self._known:
             yield b"DELETE FROM `mq_topic` WHERE `realm_id` = %d" % self._realm_id + _not_in(b"`topic`", now)
             self._known.add(TOPICS)
-        for name in self._topics.keys() - now.keys():
+        for name in before - now.keys():
             yield b"DELETE FROM `mq_topic` WHERE `topic` = " + literal(name)
-        encoded = {name: msgspec.json.encode(one) for name, one in now.items()}
-        changed = [name for name, settings in encoded.items() if self._topics.get(name) != settings]
-        self._topics = encoded
         columns = ("topic", "realm_id", "shards", "author", "alarm_emails", "settings")
         yield from _upsert(
             "mq_topic",
@@ -77,19 +111,18 @@ class Projection:
                     name,
                     self._realm_id,
                     self._shards[name],
-                    _shown(now[name].get("author"), 64),
-                    _shown(now[name].get("alarm_emails"), 255),
-                    encoded[name].decode(),
+                    _shown(one.get("author"), 64),
+                    _shown(one.get("alarm_emails"), 255),
+                    msgspec.json.encode(one).decode(),
                 )
-                for name in changed
+                for name, one in changed.items()
             ],
         )
-        lines = {str(one.get("business_line") or "") for one in now.values()} - {""}
-        for line in sorted(lines):
-            yield b"INSERT IGNORE INTO `mq_biz` (`name`) VALUES (%b)" % literal(line[:64])
+        for line in sorted({one.line for one in now.values()} - {""}):
+            yield b"INSERT IGNORE INTO `mq_biz` (`name`) VALUES (%b)" % literal(line)
         without = []
         for name in changed:
-            line = str(now[name].get("business_line") or "")[:64]
+            line = now[name].line
             if not line:
                 without.append(literal(name))
                 continue
@@ -110,35 +143,43 @@ class Projection:
         yield b"UPDATE `mq_biz` SET `position` = 0 WHERE `position` <> 0" + _not_in(b"`name`", now)
         yield from _upsert("mq_biz", ("name", "position"), [(line, place) for place, line in enumerate(now, 1)])
 
-    def _show_groups(self, groups: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-        now = {(check_topic(one["topic"]), check_group(one["name"])): msgspec.json.encode(one) for one in groups}
+    def _show_groups(self, groups: Iterable[msgspec.Raw]) -> Iterator[bytes]:
+        found: dict[bytes, tuple[str, str]] = {}
+        rows: list[Row] = []
+        for text in map(bytes, groups):
+            known = self._groups.get(text)
+            if known is None:
+                one = msgspec.json.decode(text, type=dict[str, Any])
+                known = check_topic(one["topic"]), check_group(one["name"])
+                rows.append((*known, self._realm_id, msgspec.json.encode(one).decode()))
+            found[text] = known
+        gone = set(self._groups.values()) - set(found.values())
         if GROUPS not in self._known:
             yield b"DELETE FROM `mq_group` WHERE `realm_id` = %d" % self._realm_id
             self._known.add(GROUPS)
-        for topic, group in self._groups.keys() - now.keys():
+        for topic, group in gone:
             for table in (b"mq_group", b"mq_open"):
                 yield b"DELETE FROM `%b` WHERE `topic` = %b AND `group_id` = %b" % (
                     table,
                     literal(topic),
                     literal(group),
                 )
-        rows: list[Row] = [
-            (topic, group, self._realm_id, settings.decode())
-            for (topic, group), settings in now.items()
-            if self._groups.get((topic, group)) != settings
-        ]
-        self._groups = now
+        if gone:
+            self._offsets = {text: group for text, group in self._offsets.items() if group not in gone}
+        self._groups = found
         yield from _upsert("mq_group", ("topic", "group_id", "realm_id", "settings"), rows)
 
-    def _show_offsets(self, groups: Iterable[Mapping[str, Any]]) -> tuple[list[bytes], set[Table]]:
+    def _show_offsets(self, groups: Iterable[msgspec.Raw]) -> tuple[list[bytes], set[Table]]:
         statements: list[bytes] = []
         needed: set[Table] = set()
-        for one in groups:
-            topic, group = check_topic(one["topic"]), check_group(one["group"])
-            encoded = msgspec.json.encode(one)
-            if self._offsets.get((topic, group)) == encoded:
+        known, self._offsets = self._offsets, {}
+        for text in map(bytes, groups):
+            if text in known:
+                self._offsets[text] = known[text]
                 continue
-            self._offsets[topic, group] = encoded
+            one = msgspec.json.decode(text, type=dict[str, Any])
+            topic, group = check_topic(one["topic"]), check_group(one["group"])
+            self._offsets[text] = topic, group
             table = tables.progress_table(topic)
             needed.add(table)
             offsets: Mapping[str, int] = one["offsets"]

@@ -17,6 +17,7 @@ from sqlalchemy import Select, Table, bindparam, select
 from towline.errors import BadFrame, TooLarge
 from towline.frame import Frame
 from towline.frame.search import find_key
+from towline.store.eras import Times
 from towline.store.spi import Chunk, Lost, Read
 from towline.store.sql.cache import FrameCache
 from towline.store.sql.database import Connection, Database
@@ -39,6 +40,7 @@ class _Heading(NamedTuple):
     at_us: int
     source: bytes
     body_at: int
+    serial: int
 
     @property
     def first(self) -> int:
@@ -76,7 +78,7 @@ def _queries(stream: Stream) -> _Queries:
 def _headings(table: Table) -> Select[Any]:
     c = table.c
     return (
-        select(c.end_seq, c.records, c.length, c.at_us, c.source_ip, c.body_at)
+        select(c.end_seq, c.records, c.length, c.at_us, c.source_ip, c.body_at, c.serial)
         .where(c.stream_id == bindparam("stream"), c.end_seq > bindparam("after"))
         .order_by(c.stream_id, c.end_seq)
         .limit(bindparam("some"))
@@ -237,16 +239,17 @@ class FrameReader:
             after, some = headings[-1].end, 4 * some
         return headings
 
-    async def locate_time(self, stream: Stream, time_us: int) -> int:
-        """The first record whose frame was appended at this time or later: frames lie in order of time."""
+    async def locate_time(self, stream: Stream, time_us: int, times: Times) -> int:
+        """The first record whose frame was appended at this time or later."""
         low, high = stream.first, stream.end
 
         async def search(connection: Connection) -> int:
             nonlocal low, high
             while low < high:
                 middle = (low + high) // 2
-                chunk = self._cache.find(stream.id, middle)
-                if chunk is not None and chunk.appended_at_us >= time_us:
+                # What is cached does not say in which era it is.
+                chunk = self._cache.find(stream.id, middle) if len(times.begins) == 1 else None
+                if chunk is not None and min(chunk.appended_at_us, times.now_us) >= time_us:
                     high = min(middle, max(chunk.first, stream.first))
                     continue
                 if chunk is not None:
@@ -257,7 +260,7 @@ class FrameReader:
                     high = middle
                     continue
                 heading = _Heading(*rows[0])
-                if heading.at_us >= time_us:
+                if times.time_of(heading.serial, heading.at_us) >= time_us:
                     high = min(middle, max(heading.first, stream.first))
                 else:
                     low = heading.end

@@ -1,5 +1,8 @@
 """The schema: made when it is missing, brought up to date when it is old, refused when it is newer than this code.
 
+That tables are up to date is one thing, which number they state another: brokers that know a lower one may still be
+there, and go on with tables that have more in them. Whoever knows that there are none raises the number.
+
 Several brokers may begin at once: every step may be done twice.
 """
 
@@ -20,7 +23,7 @@ from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.faults import code_of
 
-__all__ = ["make_index", "make_table", "prepare"]
+__all__ = ["make_index", "make_table", "prepare", "raise_number", "stated_number"]
 
 log = logging.getLogger("towline.store")
 
@@ -34,7 +37,8 @@ _NOTE = insert(tables.schema).values(version=bindparam("new_version")).prefix_wi
 _WRITER = select(tables.document.c.body).where(tables.document.c.name == NOTE)
 
 UPGRADES: Mapping[int, tuple[ClauseElement, ...]] = {}
-"""What turns the tables before into those of this number, where they differ; each step may be repeated."""
+"""What turns the tables before into those of this number, where they differ. Each step may be repeated, and leaves
+tables that brokers of the number before can use."""
 
 
 async def prepare(database: Database) -> None:
@@ -50,12 +54,21 @@ async def _prepare(connection: Connection) -> None:
     if version == 0:
         for table in tables.FIXED.sorted_tables:
             await make_table(connection, table)
-    else:
-        log.warning("the tables are upgraded from version %d to %d", version, tables.VERSION)
-        for number in range(version + 1, tables.VERSION + 1):
-            for statement in UPGRADES.get(number, ()):
-                await connection.run(statement)
-    await connection.run(_NOTE, new_version=tables.VERSION)
+        await connection.run(_NOTE, new_version=tables.VERSION)
+        return
+    for number in range(version + 1, tables.VERSION + 1):
+        for statement in UPGRADES.get(number, ()):
+            log.warning("the tables are upgraded from version %d to %d", version, number)
+            await connection.run(statement)
+
+
+async def stated_number(database: Database) -> int:
+    return await database.reading(_version)
+
+
+async def raise_number(database: Database) -> None:
+    """From now on no broker that does not know our number can begin to use the database."""
+    await database.reading(lambda connection: connection.run(_NOTE, new_version=tables.VERSION))
 
 
 async def _version(connection: Connection) -> int:

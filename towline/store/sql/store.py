@@ -13,7 +13,8 @@ from sqlalchemy import bindparam, select
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadName, Closed, QueueFull, TooLarge, TowlineError
 from towline.model import Durability
-from towline.store.spi import Append, Appended, Bounds, Read, Trimmed
+from towline.store.eras import ERAS, Era, Eras, decode_eras, encode_eras
+from towline.store.spi import Append, Appended, Bounds, Read, Trimmed, kind_of
 from towline.store.sql import tables
 from towline.store.sql.cache import FrameCache
 from towline.store.sql.database import Connection, Database
@@ -68,11 +69,12 @@ class SqlStore:
         self._cache = FrameCache(database.settings.cache_bytes)
         self._reader = FrameReader(database, self._cache)
         self._writer = Writer(database, lease, last_unit=last_unit, publish=self._publish)
-        self._sweeper = Sweeper(database)
+        self._sweeper = Sweeper(database, self._streams.is_last)
         self._trimming = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._serial = last_unit << 16
-        self._at_us = self._writer.last_us = last_us
+        self._eras = Eras([Era(0, min(last_us, 1), last_us)] if last_us else ())
+        self._writer.last_us = last_us
         self._row_max = 16 << 20
         self._closed = False
 
@@ -88,10 +90,13 @@ class SqlStore:
         realms, streams = await database.reading(look)
         last_unit, last_us = realms[0]
         store = cls(database, lease, clock, last_unit=last_unit, last_us=last_us)
+        if (document := await store.load(ERAS)) is not None:
+            store._eras = Eras(decode_eras(document, last_us))
         store._row_max = int((await database.variables()).get("max_allowed_packet", 16 << 20)) - _PACKET_SPARE
         for number, name, first, end, size_bytes, swept in streams:
             stream = Stream(number, name, first, end, size_bytes)  # type: ignore[arg-type]
-            stream.swept = swept  # type: ignore[assignment]
+            if not stream.name.endswith("/"):
+                stream.swept = swept  # type: ignore[assignment]
             store._streams.add(stream)
             store._writer.knows(stream)
             store._sweeper.sweep(stream)
@@ -135,10 +140,14 @@ class SqlStore:
         if durability is Durability.RECEIVED and unit:
             done.set_result(None)
         self._writer.submit(job)
-        return Appended(firsts, self._at_us, done)
+        return Appended(firsts, self._eras.last_us, done)
 
     def _number(self, job: Job, unit: Sequence[Append]) -> tuple[int, ...]:
-        at_us = self._at_us = self._writer.last_us = max(self._clock.now_us(), self._at_us)
+        now_us = self._clock.now_us()
+        if self._eras.breaks(now_us):
+            self._eras.begin(self._serial + 1, now_us, f"realm {self.lease.realm}")
+            job.statements.append(self._saved(ERAS, encode_eras(self._eras)))
+        at_us = self._writer.last_us = self._eras.stamp(now_us)
         packing = Packing(self.database.encoding, self.database.settings.statement_bytes)
         firsts = []
         for append in unit:
@@ -175,24 +184,29 @@ class SqlStore:
         """They are committed: from now on they can be read."""
         for job in jobs:
             for stream, chunk in job.entries:
-                if not stream.end:
+                if not stream.shown:
                     self._streams.show(stream)
                 stream.end = chunk.first + chunk.count
                 stream.size_bytes += len(chunk.frame)
                 if chunk.frame:
                     self._cache.put(stream.id, chunk)
-            for trim in job.trims:
-                trim.stream.first = trim.first
-                trim.stream.size_bytes -= trim.freed_bytes
-                self._cache.drop_before(trim.stream.id, trim.first)
-                self._sweeper.sweep(trim.stream)
+            for stream, first, freed_bytes, forgets in job.trims:
+                stream.first = max(first, stream.first)
+                stream.size_bytes -= freed_bytes
+                stream.shown = True
+                if forgets:
+                    stream.name = stream.gone_name
+                self._cache.drop_before(stream.id, first)
+                self._sweeper.sweep(stream)
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
     async def read(self, stream: str, first: int, max_count: int, max_bytes: int) -> Read:
         self._check_open()
         found = self._streams.get(stream)
-        if found is None or first >= found.end or max_count <= 0:
+        if found is None:
+            return Read((), (), max(first, self._streams.floor(stream)))
+        if first >= found.end or max_count <= 0:
             return Read((), (), first)
         if first < found.first:
             first = found.first
@@ -202,7 +216,9 @@ class SqlStore:
 
     def bounds(self, stream: str) -> Bounds:
         found = self._streams.get(stream)
-        return Bounds(0, 0, 0) if found is None else Bounds(found.first, found.end, found.size_bytes)
+        if found is None:
+            return Bounds(floor := self._streams.floor(stream), floor, 0)
+        return Bounds(found.first, found.end, found.size_bytes)
 
     def streams(self, prefix: str = "") -> list[str]:
         return self._streams.names(prefix)
@@ -211,10 +227,11 @@ class SqlStore:
         self._check_open()
         found = self._streams.get(stream)
         if found is None:
-            return 0
+            return self._streams.floor(stream)
         at = max(first, found.first)
         if time_us > 0:
-            at = max(at, await self._reader.locate_time(found, time_us))
+            times = self._eras.times(self._clock.now_us())
+            at = max(at, await self._reader.locate_time(found, time_us, times))
         if key and at < found.end:
             keyed = await self._reader.locate_key(found, at, key)
             at = found.end if keyed is None else max(keyed, found.first)
@@ -222,23 +239,32 @@ class SqlStore:
 
     # --- trim and retain ----------------------------------------------------------------------------------------------
 
-    async def trim(self, stream: str, before: int) -> None:
+    async def trim(self, stream: str, before: int, *, forget: bool = False) -> None:
         self._check_writable()
         async with self._trimming:
             found = self._streams.get(stream)
-            before = 0 if found is None else min(before, found.end)
-            if found is None or before <= found.first:
+            before = 0 if found is None else max(min(before, found.end), found.first)
+            everything = found is not None and before == found.end == found.next
+            # What is on its way to it keeps it.
+            forget = forget and everything and bool(kind_of(stream))
+            if found is None or (before <= found.first and not forget):
                 return
-            everything = before == found.end == found.next
+            if forget:
+                # Now, not when it is committed: whatever is appended from here on comes behind it.
+                floor = self._streams.forget(found)
+                await self._trim([Trim(found, before, found.size_bytes, forgets=True), Trim(floor, floor.end, 0)])
+                return
             freed = found.size_bytes if everything else await freed_by(self.database, found, before)
             await self._trim([Trim(found, before, freed)])
 
     async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
         self._check_writable()
         async with self._trimming:
-            oldest_us = self._clock.now_us() - max_age_us if max_age_us else 0
             streams = [stream for stream in self._streams if stream.first < stream.end]
-            planned = await plan(self.database, streams, oldest_us=oldest_us, max_bytes=max_bytes, pinned=pinned)
+            times = self._eras.times(self._clock.now_us())
+            planned = await plan(
+                self.database, streams, times=times, max_age_us=max_age_us, max_bytes=max_bytes, pinned=pinned
+            )
             if planned.trims:
                 await self._trim(planned.trims)
             return Trimmed(sum(trim.freed_bytes for trim in planned.trims), planned.held_back)
@@ -262,12 +288,15 @@ class SqlStore:
         self._check_writable()
         _check_document(name)
         job = Job(self._loop.create_future())
-        row = b"(%d,%b,%b,NOW(6))" % (self.lease.realm_id, literal(name), literal(document))
-        job.statements.append(b"REPLACE INTO `mq_document` (`realm_id`, `name`, `body`, `saved_at`) VALUES " + row)
+        job.statements.append(self._saved(name, document))
         job.size = len(document)
         shown, job.tables = self._projection.follow(name, document)
         job.statements += shown
         await self._submit(job)
+
+    def _saved(self, name: str, document: bytes) -> bytes:
+        row = b"(%d,%b,%b,NOW(6))" % (self.lease.realm_id, literal(name), literal(document))
+        return b"REPLACE INTO `mq_document` (`realm_id`, `name`, `body`, `saved_at`) VALUES " + row
 
     async def _submit(self, job: Job) -> None:
         self._check_writable()

@@ -80,39 +80,46 @@ async def confirm_committed(connection: Connection, database: Database, lease: L
 class _After:
     """Where a stream is after a transaction."""
 
-    __slots__ = ("_stream", "end", "first", "size_bytes")
+    __slots__ = ("_stream", "end", "first", "name", "size_bytes", "swept")
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
+        self.name = stream.name
         self.first = stream.first
         self.end = stream.end
         self.size_bytes = stream.size_bytes
+        self.swept = stream.swept
+        """Of a new one: what lies before its first record need not be deleted."""
 
     def row(self, realm_id: int) -> bytes:
-        name = literal(self._stream.name)
-        return b"(%d,%d,%b,%d,%d,%d)" % (self._stream.id, realm_id, name, self.first, self.end, self.size_bytes)
+        numbers = self.first, self.end, self.size_bytes, self.swept
+        return b"(%d,%d,%b,%d,%d,%d,%d)" % (self._stream.id, realm_id, literal(self.name), *numbers)
 
 
 def _stream_rows(group: Sequence[Job], realm_id: int) -> bytes:
-    """One statement that says where all streams of the group are after it. All before it must be published."""
+    """One statement that says where all streams of the group are after it. All before it must be published. One that
+    is forgotten comes before another that has its name by now, for its number is the lower one."""
     after: dict[int, _After] = {}
     for job in group:
         for stream, chunk in job.entries:
             state = after.get(stream.id) or after.setdefault(stream.id, _After(stream))
             state.end = chunk.first + chunk.count
             state.size_bytes += len(chunk.frame)
-        for stream, first, freed_bytes in job.trims:
+        for stream, first, freed_bytes, forgets in job.trims:
             state = after.get(stream.id) or after.setdefault(stream.id, _After(stream))
             state.first = first
             state.size_bytes -= freed_bytes
+            if forgets:
+                state.name = stream.gone_name
     if not after:
         return b""
     rows = [state.row(realm_id) for _, state in sorted(after.items())]
     return b"".join(
         (
-            b"INSERT INTO `mq_stream` (`id`, `realm_id`, `name`, `first_seq`, `next_seq`, `size_bytes`) VALUES ",
+            b"INSERT INTO `mq_stream` "
+            b"(`id`, `realm_id`, `name`, `first_seq`, `next_seq`, `size_bytes`, `swept_seq`) VALUES ",
             b",".join(rows),
             b" ON DUPLICATE KEY UPDATE `first_seq` = VALUES(`first_seq`), `next_seq` = VALUES(`next_seq`),"
-            b" `size_bytes` = VALUES(`size_bytes`)",
+            b" `size_bytes` = VALUES(`size_bytes`), `name` = VALUES(`name`)",
         )
     )

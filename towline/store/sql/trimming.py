@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Table, bindparam, delete, func, select, update
 from sqlalchemy.sql import ClauseElement
 
+from towline.store.eras import Times
 from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.faults import in_words
@@ -109,9 +110,16 @@ class _Oldest:
 
 
 async def plan(
-    database: Database, streams: Sequence[Stream], *, oldest_us: int, max_bytes: int, pinned: Mapping[str, int]
+    database: Database,
+    streams: Sequence[Stream],
+    *,
+    times: Times,
+    max_age_us: int,
+    max_bytes: int,
+    pinned: Mapping[str, int],
 ) -> Plan:
     """What may go: the oldest frames of all streams, in the order of their age, as far as the limits ask for it."""
+    oldest_us = times.now_us - max_age_us if max_age_us else 0
     surplus = sum(stream.size_bytes for stream in streams) - max_bytes if max_bytes else 0
     heads: list[tuple[int, int, _Oldest, _Frame]] = []
     if oldest_us <= 0 and surplus <= 0:
@@ -119,14 +127,14 @@ async def plan(
     sources = [_Oldest(database, stream) for stream in streams if stream.first < stream.end]
     for source in sources:
         head = await source.head()
-        if head is not None and (surplus > 0 or head.at_us < oldest_us):
+        if head is not None and (surplus > 0 or times.time_of(head.serial, head.at_us) < oldest_us):
             heads.append((head.serial, source.stream.id, source, head))
     heapq.heapify(heads)
     held_back, held_too_old = "", False
     while heads:
         _, _, source, frame = heads[0]
         name = source.stream.name
-        too_old = frame.at_us < oldest_us
+        too_old = times.time_of(frame.serial, frame.at_us) < oldest_us
         if not too_old and surplus <= 0:
             break
         heapq.heappop(heads)
@@ -170,6 +178,9 @@ _SWEPT = (
 )
 
 
+_FORGET = delete(tables.stream).where(tables.stream.c.id == bindparam("stream"))
+
+
 def _sweep_rows(table: Table) -> ClauseElement:
     c = table.c
     statement = delete(table).where(c.id >= bindparam("after"), c.id < bindparam("until"))
@@ -179,14 +190,17 @@ def _sweep_rows(table: Table) -> ClauseElement:
 class Sweeper:
     """Deletes rows that cannot be read any more, by ranges of the primary key, in transactions of a few thousand."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, is_last: Callable[[Stream], bool]) -> None:
+        """`is_last`: whether no other stream has a higher number."""
         self._database = database
+        self._is_last = is_last
         self._streams: dict[int, Stream] = {}
+        self._last: Stream | None = None
         self._wake = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="towline-sql-sweeper")
 
     def sweep(self, stream: Stream) -> None:
-        if stream.swept < stream.first:
+        if stream.swept < stream.first or stream.is_gone:
             self._streams[stream.id] = stream
             self._wake.set()
 
@@ -223,6 +237,14 @@ class Sweeper:
             await self._delete(_SWEEP_FRAMES[stream.frames.name], stream, at, min(at + 10 * _ROWS_AT_ONCE, edge))
         await self._database.reading(lambda one: one.run(_SWEPT, stream=stream.id, until=edge))
         stream.swept = max(stream.swept, edge)
+        if stream.is_gone:
+            # The last one stays until there is another: its number must not be given again.
+            before, self._last = self._last, stream if self._is_last(stream) else None
+            for number in {gone.id for gone in (before, stream) if gone is not None and gone is not self._last}:
+                await self._forget(number)
+
+    async def _forget(self, stream_id: int) -> None:
+        await self._database.reading(lambda one: one.run(_FORGET, stream=stream_id))
 
     async def _delete(self, statement: ClauseElement, stream: Stream, after: int, until: int) -> None:
         async def run(connection: Connection) -> Any:

@@ -273,7 +273,7 @@ class Writer:
         begun = any(other.spreading is not None and not refused.isdisjoint(other.group) for other in later)
         if (
             begun
-            or any(stream.end for stream in streams)
+            or any(stream.shown for stream in streams)
             or not streams.isdisjoint(before)
             or any(job.trims or job.events for job in refused)
         ):
