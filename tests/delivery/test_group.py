@@ -17,7 +17,7 @@ from tests.delivery.driver import (
     SECOND,
     Driver,
 )
-from towline.delivery import Bury, Group, Part, Resend, Skip, Start, decode_event, filling, settled, snapshot
+from towline.delivery import Bury, Group, Part, Resend, Skip, Start, decode_event, filling, retry, settled, snapshot
 from towline.delivery.events import Buried, Event, Overrun, Resent, Skipped
 from towline.errors import Conflict, LeaseLost
 from towline.model import Span
@@ -237,7 +237,7 @@ def test_a_lane_that_was_dropped_whole_is_passed_over_too() -> None:
 
 def test_a_group_that_fails_too_much_gets_nothing_new_until_it_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given as many failed messages as a group may have, in no order that would let them fall together
-    monkeypatch.setattr(filling, "RETRIES_MAX", 3)
+    monkeypatch.setattr(retry, "ENTRIES_MAX", 3)
     mq = Driver()
     mq.append(MIDDLE, 100)
     mq.pull(count=6)

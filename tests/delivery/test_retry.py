@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from towline.delivery import Part
+from towline.delivery import Part, ranges, retry
+from towline.delivery.ranges import BLOCK
 from towline.delivery.retry import AT_ONCE, RetryQueue
 
 Name = tuple[int, int]
@@ -70,9 +76,52 @@ def test_ready_parts_come_in_order_whatever_order_they_failed_in(order: list[int
     assert list(queue) == [(Part(0, 0, 30, 2), 10)]
 
 
+def test_a_million_entries_take_20_bytes_each() -> None:
+    queue = RetryQueue()
+    tracemalloc.start()
+    for number in range(20_000):
+        queue.add(Part(0, 1_000_000 + 2 * number, 1, 2), 10)
+    waiting, _ = tracemalloc.get_traced_memory()
+    queue.ripen(10)
+    ready, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert queue.size == 20_000
+    assert queue.load == 20_000 / 1_000_000
+    assert max(waiting, ready) / 20_000 < 24
+
+
+def test_a_queue_whose_entries_are_all_due_at_another_time_is_full_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And has room again when they are gone."""
+    monkeypatch.setattr(retry, "KINDS_MAX", 100)
+    monkeypatch.setattr(retry, "TIDY_AFTER", 10)
+    queue = RetryQueue()
+    for number in range(100):
+        queue.add(Part(0, 2 * number, 1, 2), 10 + number)
+    assert queue.load == 1
+    queue.ripen(1_000)
+    for number in range(20):
+        queue.remove(Part(0, 2 * number, 1, 2))
+    assert queue.load == 0.8
+    assert [due_us for _, due_us in queue] == list(range(30, 110))
+    queue.drop(0, 0)
+    assert (queue.size, queue.messages, list(queue)) == (0, 0, [])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3000), st.sampled_from([10, 20])), max_size=400, unique_by=lambda one: one[0]))
+@settings(max_examples=30)
+def test_what_becomes_ready_later_is_put_between_what_is_ready(wanted: list[tuple[int, int]]) -> None:
+    queue = RetryQueue()
+    for number, due_us in wanted:
+        queue.add(Part(0, 2 * number, 1, 2), due_us)
+    queue.ripen(10)
+    queue.ripen(20)
+    assert [part.first for part in queue.ready(0)] == sorted(2 * number for number, _ in wanted)
+
+
 class Retrying(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        ranges.BLOCK = 3  # type: ignore[misc]
         self.queue = RetryQueue()
         self.model: dict[Name, tuple[int, int]] = {}
 
@@ -103,6 +152,20 @@ class Retrying(RuleBasedStateMachine):
         for number in range(first, end):
             del self.model[lane, number]
 
+    def teardown(self) -> None:
+        ranges.BLOCK = BLOCK  # type: ignore[misc]
+
+    @rule(lane=lanes, first=st.integers(0, 36))
+    def drop(self, lane: int, first: int) -> None:
+        gone = [name for name in self.model if name[0] == lane and name[1] >= first]
+        assert self.queue.drop(lane, first) == len(gone)
+        for name in gone:
+            del self.model[name]
+
+    @rule(lane=lanes, number=st.integers(0, 36))
+    def look_at_one(self, lane: int, number: int) -> None:
+        assert self.queue.due_of(lane, number) == self.model.get((lane, number))
+
     @invariant()
     def the_queue_is_the_model(self) -> None:
         entries = list(self.queue)
@@ -118,3 +181,49 @@ class Retrying(RuleBasedStateMachine):
 
 TestRetrying = Retrying.TestCase
 TestRetrying.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+@pytest.mark.parametrize("each", [3, 40, 700])
+def test_what_is_due_at_many_times_is_made_ready_at_once(each: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among 20,000 that are ready already; each of 100 times had all of them sorted anew."""
+    numbers = list(range(0, 200_000, 2))
+    random.Random(7).shuffle(numbers)
+    retries, moved = RetryQueue(), 0
+    for number in numbers[:20_000]:
+        retries.add(Part(0, number, 1, 1), 1)
+    retries.ripen(1)
+    ours = numbers[20_000 : 20_000 + 100 * each]
+    for place, number in enumerate(ours):
+        retries.add(Part(0, number, 1, 1), 2 + place % 100)
+    real = ranges._merged
+
+    def counted(blocks: list[Any]) -> Any:
+        nonlocal moved
+        merged = real(blocks)
+        moved += len(merged.firsts)
+        return merged
+
+    monkeypatch.setattr(ranges, "_merged", counted)
+    retries.ripen(101)
+    assert [part.first for part in retries.ready(0)] == sorted(numbers[:20_000] + ours)
+    assert retries.size == 20_000 + len(ours)
+    assert moved <= 20_000 + len(ours)
+
+
+def test_kinds_are_numbered_anew_once_for_all_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With jitter each message waits for a time of its own: what is done for each of these follows what it holds."""
+    used: list[int] = []
+    renumber = ranges.Ranges.renumber
+
+    def noting(row: ranges.Ranges, kinds: Mapping[int, int]) -> None:
+        used.append(id(kinds))
+        renumber(row, kinds)
+
+    monkeypatch.setattr(ranges.Ranges, "renumber", noting)
+    retries = RetryQueue()
+    for number in range(retry.KINDS_MAX // 2):
+        retries.add(Part(1, 2 * number, 1, 1), 1 + number)
+    retries._removed = retry.TIDY_AFTER
+    retries._tidy()
+    assert len(used) == retry.KINDS_MAX // 2
+    assert len(set(used)) == 1

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from tests.delivery.driver import ANN, HIGH, LOW, MIDDLE, OWN_LOW, Driver
+from towline.delivery import filling
 from towline.errors import BadRequest
-from towline.model import GroupConfig
+from towline.model import GroupConfig, Span
 
 
 def pulled(mq: Driver, pulls: int, size: int) -> Counter[int]:
@@ -96,3 +97,74 @@ def test_the_turn_survives_a_restart(from_snapshot: int | None) -> None:
 def test_a_share_that_makes_no_sense_is_refused(share: tuple[int, ...]) -> None:
     with pytest.raises(BadRequest, match="share"):
         GroupConfig("orders", "billing", share=share)
+
+
+# What is new beside what is due again
+
+
+@pytest.mark.parametrize("share", [(), (1, 1, 1), (90, 9, 1)])
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_messages_that_fail_again_and_again_leave_half_to_what_is_new(share: tuple[int, ...], size: int) -> None:
+    mq = Driver(share=share, max_attempts=10_000)
+    mq.append(MIDDLE, 64 * size)
+    mq.pull(ANN, 2 * size)
+    mq.give_back()
+    new = 0
+    for _ in range(64):
+        parts = mq.pull(ANN, size)
+        assert sum(part.count for part in parts) == size
+        new += sum(part.count for part in parts if part.first >= 2 * size)
+        for part in parts:
+            # What is due again fails once more, and what is new succeeds.
+            span = Span(part.lane, part.first, part.count)
+            (mq.ack if part.first >= 2 * size else mq.give_back)(span)
+    assert new == pytest.approx(64 * size / 2, abs=size)
+
+
+def test_one_by_one_what_is_new_and_what_is_due_again_of_a_low_priority_both_have_their_turn() -> None:
+    mq = Driver(share=(90, 9, 1), max_attempts=10_000)
+    mq.append(LOW, 100)
+    mq.pull(ANN, 10)
+    mq.give_back()
+    counted: Counter[bool] = Counter()
+    for _ in range(5_000):
+        mq.append(HIGH, 1)
+        part = mq.pull(ANN, 1)[0]
+        if part.lane == LOW:
+            counted[part.first >= 10] += 1
+            mq.give_back() if part.first < 10 else mq.ack()
+        else:
+            mq.ack()
+    assert sum(counted.values()) == 50
+    assert min(counted.values()) > 15
+
+
+def test_what_is_due_again_comes_first_in_a_batch_and_takes_what_nobody_else_needs() -> None:
+    mq = Driver()
+    mq.append(MIDDLE, 100)
+    mq.pull(ANN, 100)
+    mq.give_back()
+    mq.append(MIDDLE, 3)
+    assert [(part.first, part.count) for part in mq.pull(ANN, 20)] == [(0, 17), (100, 3)]
+    assert [(part.first, part.count) for part in mq.pull(ANN, 20)] == [(17, 20)]
+
+
+def test_new_messages_come_beside_a_queue_that_is_all_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "PARTS_MAX", 10)
+    mq = Driver()
+    mq.append(MIDDLE, 100)
+    mq.pull(ANN, 100)
+    mq.ack(*[Span(MIDDLE, number, 1) for number in range(0, 100, 2)])
+    mq.give_back()
+    mq.append(MIDDLE, 100)
+    parts = mq.pull(ANN, 60)
+    assert [part.first for part in parts] == [*range(1, 21, 2), 100]
+    assert parts[-1].count == 50
+
+
+def test_what_is_new_has_its_share_of_batches_limited_by_bytes() -> None:
+    mq = Driver()
+    mq.append(MIDDLE, 100, size=100)
+    mq.pull(ANN, 50)
+    mq.give_back()
+    assert [(part.first, part.count) for part in mq.pull(ANN, 1000, max_bytes=2000)] == [(0, 10), (50, 10)]

@@ -209,8 +209,8 @@ class Delivery(RuleBasedStateMachine):
         for shard in shards:
             mine = [name for name in got if name[0] == shard]
             assert mine == ledger.of_shard(shard, may, set(ledger.waiting()))[: len(mine)], "overtaken in a shard"
-        if self.config.share and not self.shards and must == may:
-            self.check_share(list(got), ledger.order(must, []), room, max_bytes, least)
+        if not self.shards and must == may:
+            self.check_share(list(got), ledger.order(must, []), must, room, max_bytes, least)
         elif must == may:
             assert list(got) == ledger.fill(ledger.order(must, shards), room, max_bytes, least, self.mean_bytes)
         else:
@@ -221,15 +221,23 @@ class Delivery(RuleBasedStateMachine):
             assert pulled[0].parts
             ledger.deliver(self.pulls, consumer, got, self.now_us)
 
-    def check_share(self, got: list[Name], order: list[Name], room: int, max_bytes: int, least: int) -> None:
-        """A share changes how much of each priority a full batch has; not its order, nor a batch that holds all."""
+    def check_share(
+        self, got: list[Name], order: list[Name], again: set[Name], room: int, max_bytes: int, least: int
+    ) -> None:
+        """A share changes how much a full batch has of each priority, and of what is new; not its order, nor a batch
+        that holds all."""
         strict = self.ledger.fill(order, room, max_bytes, least, self.mean_bytes)
         assert got == [name for name in order if name in got]
-        for lane in LANES:
-            mine = [name for name in got if name[0] == lane]
-            assert mine == [name for name in order if name[0] == lane][: len(mine)]
-        if len(strict) == len(order) or not strict or {name[0] % SHARDS for name in order} == {0}:
+        for one in {(lane, new) for lane in LANES for new in (False, True)}:
+            alike = [name for name in order if (name[0], name not in again) == one]
+            mine = [name for name in got if name in alike]
+            assert mine == alike[: len(mine)]
+        kinds = {(name[0] % SHARDS, name not in again) for name in order}
+        if len(strict) == len(order) or not strict or len(kinds) == 1:
             assert got == strict
+        elif not self.config.share:
+            rank = strict[-1][0] % SHARDS
+            assert {name[0] % SHARDS for name in got} <= set(range(rank + 1)), "before one of a higher priority"
         assert bool(got) == bool(strict)
         assert len(got) <= room
 

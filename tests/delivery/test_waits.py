@@ -83,7 +83,7 @@ def test_no_timeout_lasts_longer_than_as_a_whole(from_snapshot: int | None) -> N
 
 def test_a_snapshot_is_by_the_clock_as_it_is() -> None:
     mq = Driver(timeout_s=600)
-    mq.append(MIDDLE, 3)
+    mq.append(MIDDLE, 2)
     mq.pull(count=1)
     mq.nack()
     mq.pull(count=1)

@@ -1,23 +1,30 @@
 """Which messages came already, by the id that their sender gave them. Pure.
 
 An id is known for a window of time, on one topic, whatever the lane. Ids are bounded in number: when there are more,
-the oldest are forgotten before their time.
+the oldest are forgotten before their time, which is counted.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import struct
+from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from towline.errors import BadRequest, TooLarge
 from towline.frame import Frame, pick
 from towline.frame.layout import DEDUP
 
-__all__ = ["DEDUP_ID_MAX", "Dedup", "Repeat", "Screened", "Seen", "dedup_ids_of"]
+__all__ = ["DEDUP_ID_MAX", "Dedup", "Gone", "Repeat", "Screened", "Seen", "dedup_ids_of"]
 
 DEDUP_ID_MAX: Final = 200
 """Bytes of an id."""
+
+SPARE: Final = 64
+FORGOTTEN_AT_ONCE: Final = 1_000
+LOOKED_AT: Final = 1_000
+_PLACE: Final = struct.Struct("<Iqqq")
 
 Key = tuple[str, bytes]
 """Topic and id."""
@@ -32,6 +39,14 @@ class Seen(NamedTuple):
     at_us: int
     since_us: int = 0
     """Since when it is remembered. It is its time, unless the clock was set."""
+
+
+class Gone(NamedTuple):
+    """Ids of a topic that are remembered since these times or before are of messages that are gone."""
+
+    stored_us: int = 0
+    delayed_us: int = 0
+    """The same, of those that were delayed."""
 
 
 class Repeat(NamedTuple):
@@ -77,43 +92,111 @@ class Screened:
 
 
 class Dedup:
+    """An id takes some 150 bytes besides its own and its topic's: one entry of bytes under bytes, which the collection
+    of garbage does not look into."""
+
     def __init__(self, window_us: int, max_ids: int) -> None:
-        self._window_us = window_us
-        self._max_ids = max_ids
-        self._seen: OrderedDict[Key, Seen] = OrderedDict()
+        self.window_us = window_us
+        self.max_ids = max_ids
+        self._places: dict[bytes, bytes] = {}
+        """By topic and id, where its message is."""
+        self._keys: deque[bytes] = deque()
+        self._values: deque[bytes] = deque()
+        """The same, the oldest first; with some that are forgotten by now."""
+        self._fresh: list[bytes] = []
+        """Those that came since the last snapshot."""
+        self._after_us = 0
+        """What is remembered from now on is so since later than this."""
+        self.gone: dict[str, Gone] = {}
+        """By topic, which of its ids count no more, though they are still here."""
         self.forgotten = 0
         """How often something was remembered that was refused then."""
+        self.early = 0
+        """Ids that were forgotten before their time, because there were too many."""
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return len(self._places)
 
     def find(self, topic: str, dedup_id: bytes, now_us: int) -> Seen | None:
-        seen = self._seen.get((topic, dedup_id))
-        return seen if seen is not None and seen.since_us > now_us - self._window_us else None
+        place = self._places.get(_key(topic, dedup_id))
+        return None if place is None else self._counting(topic, Seen(*_PLACE.unpack(place)), now_us)
+
+    def _counting(self, topic: str, seen: Seen, now_us: int) -> Seen | None:
+        if seen.since_us <= now_us - self.window_us:
+            return None
+        if self.gone and (gone := self.gone.get(topic)) is not None:
+            return None if seen.since_us <= (gone.delayed_us if seen.seq < 0 else gone.stored_us) else seen
+        return seen
 
     def remember(self, new: dict[Key, Seen], now_us: int) -> None:
-        for key, seen in new.items():
-            self._seen.pop(key, None)
-            self._seen[key] = seen._replace(since_us=now_us)
-        self._forget_old(now_us)
+        since_us = max(now_us, self._after_us + 1)
+        for (topic, dedup_id), seen in new.items():
+            self._put(_key(topic, dedup_id), _PLACE.pack(*seen[:3], since_us))
+        self._forget_old(now_us, 2 * len(new) + SPARE)
+        if len(self._fresh) > 2 * self.max_ids + SPARE:
+            # Nothing could be written for long; the first of them are forgotten by now.
+            del self._fresh[: -self.max_ids]
+
+    def _put(self, key: bytes, place: bytes) -> None:
+        self._places[key] = place
+        self._keys.append(key)
+        self._values.append(place)
+        self._fresh.append(key)
 
     def forget(self, new: dict[Key, Seen]) -> None:
         """They were not stored after all."""
-        for key, seen in new.items():
-            known = self._seen.get(key)
-            if known is not None and known[:3] == seen[:3]:
-                del self._seen[key]
+        for (topic, dedup_id), seen in new.items():
+            key = _key(topic, dedup_id)
+            place = self._places.get(key)
+            if place is not None and _PLACE.unpack(place)[:3] == seen[:3]:
+                del self._places[key]
                 self.forgotten += 1
 
-    def forget_topic(self, topic: str, *, delayed: bool = True) -> None:
-        """The messages of the topic are gone; those that were delayed as well, or not."""
-        for key in [key for key, seen in self._seen.items() if key[0] == topic and (delayed or seen.seq >= 0)]:
-            del self._seen[key]
+    def forget_topic(self, topic: str, now_us: int, *, delayed: bool = True) -> None:
+        """The messages of the topic are gone; those that were delayed as well, or not. Their ids go with time."""
+        if not self._places:
+            return
+        self._after_us = max(now_us, self._after_us + 1)
+        known = self.gone.get(topic, Gone())
+        self.gone[topic] = Gone(self._after_us, self._after_us if delayed else known.delayed_us)
 
-    def _forget_old(self, now_us: int) -> None:
-        seen, old_us = self._seen, now_us - self._window_us
-        while seen and (len(seen) > self._max_ids or next(iter(seen.values())).since_us <= old_us):
-            seen.popitem(last=False)
+    def tidy(self, now_us: int, most: int) -> bool:
+        """Forget some of what is older than the window; whether there may be more."""
+        old_us = now_us - self.window_us
+        for topic in [topic for topic, gone in self.gone.items() if gone.stored_us <= old_us]:
+            del self.gone[topic]
+        return self._forget_old(now_us, most)
+
+    def _forget_old(self, now_us: int, most: int) -> bool:
+        """Only a few at a time: nobody finds what is older than the window, though it is still here."""
+        places, keys, values, old_us = self._places, self._keys, self._values, now_us - self.window_us
+        for _ in range(most):
+            if not keys:
+                return False
+            key, place = keys[0], values[0]
+            if places.get(key) is place:
+                if _PLACE.unpack(place)[3] > old_us:
+                    if len(places) <= self.max_ids:
+                        return False
+                    self.early += 1
+                del places[key]
+            keys.popleft()
+            values.popleft()
+        return True
+
+    def topics_of_late(self) -> list[str]:
+        """The topics of the ids that came last, those with most of them first."""
+        last = [str(key.partition(b"\0")[0], "utf-8") for key in islice(reversed(self._keys), LOOKED_AT)]
+        return sorted(set(last), key=last.count, reverse=True)
+
+    def kept_us(self, now_us: int) -> int:
+        """For how long an id is remembered now."""
+        return min(now_us - self.oldest_us, self.window_us) if self._values else self.window_us
+
+    @property
+    def oldest_us(self) -> int:
+        """Since when the oldest of them is remembered."""
+        return int(_PLACE.unpack(self._values[0])[3]) if self._values else 1 << 62
 
     # Frames
 
@@ -162,37 +245,58 @@ class Dedup:
 
     def replay(self, topic: str, frame: Frame, first: Seen, now_us: int) -> None:
         """A stored frame, met again at a start; `first` is where its first message is."""
-        if not frame.flags & DEDUP or first.at_us <= now_us - self._window_us:
+        if not frame.flags & DEDUP or first.at_us <= now_us - self.window_us:
             return
         for place, dedup_id in enumerate(frame.texts(DEDUP) or []):
             if dedup_id and self.find(topic, dedup_id, first.at_us) is None:
-                self._seen[topic, dedup_id] = _since(first._replace(seq=first.seq + place), now_us)
+                self._restore(topic, dedup_id, first._replace(seq=first.seq + place), now_us)
 
     def replay_delayed(self, topic: str, frame: Frame, places: Iterable[Seen], now_us: int) -> None:
         """A delayed frame, or what went to one slot of it, and where each of its messages was put."""
         for place, dedup_id in zip(places, frame.texts(DEDUP) or [], strict=False):
             known = not dedup_id or self.find(topic, dedup_id, place.at_us) is not None
-            if not known and place.at_us > now_us - self._window_us:
-                self._seen[topic, dedup_id] = _since(place, now_us)
+            if not known and place.at_us > now_us - self.window_us:
+                self._restore(topic, dedup_id, place, now_us)
 
     def replayed(self, now_us: int) -> None:
         """All stored frames have been met: lanes were gone through one after another, time goes through all of them."""
-        self._seen = OrderedDict(sorted(self._seen.items(), key=lambda item: item[1].since_us))
-        self._forget_old(now_us)
+        ordered = sorted(self._places.items(), key=lambda item: _PLACE.unpack(item[1])[3])
+        self._keys = deque(key for key, _ in ordered)
+        self._values = deque(place for _, place in ordered)
+        self._fresh = list(self._keys)
+        while self._forget_old(now_us, FORGOTTEN_AT_ONCE):
+            pass
+        self.early = 0
 
-    def snapshot(self, set_us: int = 0) -> list[tuple[Key, Seen]]:
-        """By a clock that is ahead by `set_us` of the one that ids are remembered by."""
-        if not set_us:
-            return list(self._seen.items())
-        return [(key, seen._replace(since_us=seen.since_us + set_us)) for key, seen in self._seen.items()]
+    def take_fresh(self, now_us: int) -> tuple[list[bytes], int]:
+        """What came since the last time, and a time: what comes from now on is remembered since later than that."""
+        self._after_us = max(now_us, self._after_us + 1)
+        fresh, self._fresh = self._fresh, []
+        return fresh, self._after_us
 
-    def restore(self, snapshot: Sequence[tuple[Key, Seen]], now_us: int) -> None:
-        self._seen = OrderedDict((key, _since(seen, now_us)) for key, seen in snapshot)
+    def entries(self, keys: Iterable[bytes], until_us: int, set_us: int = 0) -> list[tuple[Key, Seen]]:
+        """What is remembered of these, since no later than `until_us`; by a clock that is ahead by `set_us` of the one
+        that ids are remembered by."""
+        found = []
+        for key in keys:
+            place = self._places.get(key)
+            if place is not None and (seen := Seen(*_PLACE.unpack(place))).since_us <= until_us:
+                topic, _, dedup_id = key.partition(b"\0")
+                found.append(((str(topic, "utf-8"), dedup_id), seen._replace(since_us=seen.since_us + set_us)))
+        return found
+
+    def restore(self, entries: Iterable[tuple[Key, Seen]], now_us: int) -> None:
+        for (topic, dedup_id), seen in entries:
+            self._restore(topic, dedup_id, seen, now_us)
+
+    def _restore(self, topic: str, dedup_id: bytes, seen: Seen, now_us: int) -> None:
+        """What was remembered by a clock that was ahead is remembered from now on, for no longer than its window."""
+        since_us = min(seen.since_us or seen.at_us, now_us)
+        self._put(_key(topic, dedup_id), _PLACE.pack(*seen[:3], since_us))
 
 
-def _since(seen: Seen, now_us: int) -> Seen:
-    """What was remembered by a clock that was ahead is remembered from now on, and for no longer than its window."""
-    return seen._replace(since_us=min(seen.since_us or seen.at_us, now_us))
+def _key(topic: str, dedup_id: bytes) -> bytes:
+    return b"%b\0%b" % (topic.encode(), dedup_id)
 
 
 def dedup_ids_of(topic: str, frame: Frame) -> list[bytes]:

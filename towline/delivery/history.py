@@ -36,10 +36,8 @@ def standing(group: Group, lane: int, seq: int) -> Standing | None:
     for part in group.dying:
         if part.lane == lane and part.first <= seq < part.end:
             return Standing(State.DYING, part.attempt)
-    for part, due_us in group.retries:
-        if part.lane == lane and part.first <= seq < part.end:
-            return Standing(State.RETRYING, part.attempt, due_us)
-    return None
+    retrying = group.retries.due_of(lane, seq)
+    return None if retrying is None else Standing(State.RETRYING, *retrying)
 
 
 def concerns(event: Event, messages: set[tuple[int, int]], dead: set[int]) -> Part | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 
 from towline.delivery.events import Part
@@ -26,8 +27,7 @@ class PartSet:
             self.add(part)
 
     def __iter__(self) -> Iterator[Part]:
-        for lane in sorted(self._lanes):
-            yield from self._lanes[lane]
+        return chain.from_iterable([self._lanes[lane] for lane in sorted(self._lanes)])
 
     def __len__(self) -> int:
         return sum(map(len, self._lanes.values()))

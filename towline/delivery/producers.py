@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from operator import ge
 from typing import Final, NamedTuple
 
 import msgspec
 
-from towline.errors import Conflict
+from towline.errors import Conflict, Refused
 
-__all__ = ["Producers", "ProducersSnapshot", "Remembered"]
+__all__ = ["Copy", "Producers", "ProducersSnapshot", "Remembered", "Window"]
 
 WINDOW: Final = 256
 """Frames remembered of each producer: more than it may have on the way."""
@@ -26,16 +27,28 @@ class Remembered(NamedTuple):
     at_us: int
 
 
-class ProducersSnapshot(msgspec.Struct, array_like=True):
-    """What is remembered, the longest silent producer first: (producer id, floor, [(sequence, first, at_us), …])."""
+Window = tuple[int, int, list[tuple[int, int, int]]]
+"""What is remembered of a producer: its id, floor, [(sequence, first, at_us), …]."""
 
-    producers: list[tuple[int, int, list[tuple[int, int, int]]]]
+
+class ProducersSnapshot(msgspec.Struct, array_like=True):
+    """What is remembered, the longest silent producer first."""
+
+    producers: list[Window]
+
+
+class Copy(NamedTuple):
+    """What was remembered of a producer at one time."""
+
+    producer_id: int
+    floor: int
+    frames: Sequence[tuple[int, Remembered]]
 
 
 class _Window:
     """The highest numbers of one producer, whatever order they came in."""
 
-    __slots__ = ("floor", "frames", "order")
+    __slots__ = ("floor", "frames", "order", "token")
 
     def __init__(self) -> None:
         self.frames: dict[int, Remembered] = {}
@@ -43,6 +56,8 @@ class _Window:
         """The numbers in `frames`, sorted."""
         self.floor = NONE
         """The highest number that fell out of the window: what is not above it and not in the window cannot be told."""
+        self.token: bytes | None = None
+        """Whose producer it is; None where that is not known any more, until it is heard of again."""
 
     def add(self, seq: int, frame: Remembered) -> int:
         """Remember a frame; how many more there are than before."""
@@ -93,8 +108,25 @@ class Producers:
     def __init__(self) -> None:
         self._windows: OrderedDict[int, _Window] = OrderedDict()
         self._total = 0
+        self._fresh: set[int] = set()
+        """Of whom something has changed since the last snapshot."""
         self.forgotten = 0
         """How often something was remembered that was refused then."""
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    @property
+    def total(self) -> int:
+        """Frames that are remembered."""
+        return self._total
+
+    def check(self, producer_id: int, token: bytes) -> None:
+        """Everybody who reads a frame reads the number of its producer. Whoever sent the next ones in its name would
+        make the true ones count as sent already."""
+        window = self._windows.get(producer_id)
+        if window is not None and window.token != token and window.token is not None:
+            raise Refused(f"producer {producer_id:x} is one of another token: send under a number of your own")
 
     def find(self, producer_id: int, seq: int) -> Remembered | None:
         """Where the frame went, if it is here already. A number from before the window is refused: one cannot tell."""
@@ -114,21 +146,32 @@ class Producers:
         window = self._windows.get(producer_id)
         return window is None or (lowest > window.floor and (not window.order or lowest > window.order[-1]))
 
-    def remember(self, producer_id: int, seq: int, first: int, at_us: int) -> None:
-        window = self._touch(producer_id)
+    def remember(self, producer_id: int, seq: int, first: int, at_us: int, token: bytes | None = None) -> None:
+        window = self._touch(producer_id, token)
+        if window is None:
+            return
         self._total += window.add(seq, Remembered(first, at_us))
         if self._total > TOTAL_MAX:
             self._keep_few()
 
-    def remember_all(self, producer_id: int, seqs: Sequence[int], firsts: Sequence[int], at_us: int) -> None:
+    def remember_all(
+        self, producer_id: int, seqs: Sequence[int], firsts: Sequence[int], at_us: int, token: bytes | None = None
+    ) -> None:
         """The same for the frames of a unit. Each is remembered for itself."""
-        window = self._touch(producer_id)
+        window = self._touch(producer_id, token)
+        if window is None:
+            return
         self._total += window.add_all(seqs, [Remembered(first, at_us) for first in firsts])
         self._keep_few()
 
     def _keep_few(self) -> None:
         while self._total > TOTAL_MAX:
-            self._total -= len(self._windows.popitem(last=False)[1].frames)
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        producer_id, window = self._windows.popitem(last=False)
+        self._total -= len(window.frames)
+        self._fresh.discard(producer_id)
 
     def forget(self, producer_id: int, seq: int) -> None:
         """The frame was not stored after all."""
@@ -138,27 +181,68 @@ class Producers:
             self.forgotten += 1
             if not window.frames and window.floor == NONE:
                 del self._windows[producer_id]
+                self._fresh.discard(producer_id)
+
+    def forget_silent(self, before_us: int, most: int) -> bool:
+        """Forget some of the producers of whom nothing came since then; whether there may be more."""
+        windows = self._windows
+        for _ in range(most):
+            if not windows:
+                return False
+            window = next(iter(windows.values()))
+            if window.order and window.frames[window.order[-1]].at_us >= before_us:
+                return False
+            self._drop_first()
+        return True
+
+    def take_fresh(self) -> list[int]:
+        """The producers of whom something has changed since the last time, the longest silent first."""
+        fresh, self._fresh = self._fresh, set()
+        return list(islice(reversed(self._windows), len(fresh)))[::-1]
+
+    def ids(self) -> list[int]:
+        """All of them, the longest silent first."""
+        return list(self._windows)
+
+    def copy(self, producer_id: int) -> Copy:
+        """What is remembered now of one of them."""
+        window = self._windows.get(producer_id)
+        return (
+            Copy(producer_id, NONE, ()) if window is None else Copy(producer_id, window.floor, [*window.frames.items()])
+        )
+
+    def windows(self, copies: Iterable[Copy]) -> list[Window]:
+        """The same without what was refused since, or fell out."""
+        found = []
+        for producer_id, floor, frames in copies:
+            known = self._windows.get(producer_id)
+            kept = [] if known is None else [(seq, *one) for seq, one in frames if known.frames.get(seq) is one]
+            if kept or floor != NONE:
+                found.append((producer_id, floor, sorted(kept)))
+        return found
 
     def snapshot(self) -> ProducersSnapshot:
-        return ProducersSnapshot(
-            [
-                (producer_id, window.floor, [(seq, *window.frames[seq]) for seq in window.order])
-                for producer_id, window in self._windows.items()
-            ]
-        )
+        return ProducersSnapshot(self.windows(map(self.copy, self._windows)))
 
     def restore(self, snapshot: ProducersSnapshot) -> None:
         for producer_id, floor, frames in snapshot.producers:
             window = self._touch(producer_id)
+            assert window is not None, "nobody asks whose it is"
             window.floor = max(window.floor, floor)
             for seq, first, at_us in frames:
                 self.remember(producer_id, seq, first, at_us)
 
-    def _touch(self, producer_id: int) -> _Window:
-        """The producer's window; the producer counts as heard of just now."""
+    def _touch(self, producer_id: int, token: bytes | None = None) -> _Window | None:
+        """The producer's window; the producer counts as heard of just now. None if it is another token's."""
         window = self._windows.get(producer_id)
         if window is None:
             window = self._windows[producer_id] = _Window()
+            window.token = token
         else:
+            if token is not None and window.token != token:
+                if window.token is not None:
+                    return None
+                window.token = token
             self._windows.move_to_end(producer_id)
+        self._fresh.add(producer_id)
         return window

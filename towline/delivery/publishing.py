@@ -7,13 +7,15 @@
 published whole, from where it stands, however often the broker stops meanwhile. A record that the store does not take
 is held; the others are published, but not the next epoch of that sink.
 
+A sink is of the token that published its last epoch.
+
 An epoch has a digest of its contents, if the sink gives one. The same number comes again when a sink does not know that
 it was published: with the same digest it is the same epoch, with another one an error, never taken for the same.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -41,7 +43,7 @@ __all__ = [
 STAGED_MAX: Final = 200_000
 """Records that may wait to be published."""
 SINKS_MAX: Final = 20_000
-"""Sinks that are remembered; those that have been silent longest are forgotten first."""
+"""Sinks that are remembered. Of whoever has most of them, the longest silent is forgotten first."""
 DIGESTS_MAX: Final = 100
 """Epochs of a sink whose digests are remembered: as many batches as Spark's checkpoint keeps."""
 
@@ -73,6 +75,8 @@ class Decided(_Mark, frozen=True, array_like=True, tag=1):
     digest: bytes = b""
     members: list[str] = []
     """The brokers among which the epoch is spread, in a cluster."""
+    token: bytes = b""
+    """Whose sink it is from now on."""
 
 
 class Advanced(_Mark, frozen=True, array_like=True, tag=2):
@@ -132,6 +136,7 @@ class Running(msgspec.Struct, array_like=True):
     members: list[str] = []
     held: list[int] = []
     """The places of records before `done` that are not published."""
+    token: bytes = b""
 
     @property
     def left(self) -> list[int]:
@@ -146,6 +151,8 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     """Of its last epochs, ascending; without those that had none."""
     members: list[str] = []
     """Of the last epoch."""
+    token: bytes = b""
+    """Who published it; empty is not known."""
 
 
 class PublicationsSnapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -165,6 +172,8 @@ class Publications:
         self.running: dict[str, Running] = {}
         self.sinks: OrderedDict[str, Sink] = OrderedDict()
         """The last epoch of each, the longest silent first."""
+        self._owned: Counter[bytes] = Counter()
+        """How many of them each token has."""
 
     # Deciding
 
@@ -200,7 +209,7 @@ class Publications:
                 )
             if waiting.token != token:
                 raise Refused(f"record {record} was staged under another token: only that one may publish it")
-        return Decided(now_us, sink, epoch, list(records), digest, list(members))
+        return Decided(now_us, sink, epoch, list(records), digest, list(members), token)
 
     def _is_decided(self, sink: str, epoch: int, digest: bytes) -> bool:
         """Raises if another one was, under the same number. The last epoch comes again when the sink was stopped before
@@ -250,7 +259,9 @@ class Publications:
     def apply(self, mark: PublishMark) -> None:
         match mark:
             case Decided():
-                self.running[mark.sink] = Running(mark.epoch, mark.records, 0, mark.digest, mark.members)
+                self.running[mark.sink] = Running(
+                    mark.epoch, mark.records, 0, mark.digest, mark.members, token=mark.token
+                )
                 if not mark.records:
                     self._finish(mark.sink, mark.at_us)
             case Advanced():
@@ -269,10 +280,23 @@ class Publications:
         running = self.running.pop(sink)
         for record in running.records:
             self.staged.pop(record, None)
-        self.sinks[sink] = _next(self.sinks.get(sink, Sink(-1, 0)), running, at_us)
-        self.sinks.move_to_end(sink)
-        while len(self.sinks) > SINKS_MAX:
-            self.sinks.popitem(last=False)
+        before = self.sinks.pop(sink, Sink(-1, 0))
+        self._forget_of(before.token)
+        self.sinks[sink] = found = _next(before, running, at_us)
+        self._owned[found.token] += 1
+        if len(self.sinks) > SINKS_MAX:
+            self._forget_one()
+
+    def _forget_one(self) -> None:
+        """Of those who have most: nobody makes others' be forgotten."""
+        [(token, _)] = self._owned.most_common(1)
+        del self.sinks[next(name for name, one in self.sinks.items() if one.token == token)]
+        self._forget_of(token)
+
+    def _forget_of(self, token: bytes) -> None:
+        self._owned[token] -= 1
+        if self._owned[token] <= 0:
+            del self._owned[token]
 
     # Coming back
 
@@ -290,9 +314,10 @@ class Publications:
         self.staged = OrderedDict(snapshot.staged)
         self.running = dict(snapshot.running)
         self.sinks = OrderedDict(snapshot.sinks)
+        self._owned = Counter(one.token for one in self.sinks.values())
 
 
 def _next(sink: Sink, running: Running, at_us: int) -> Sink:
     """The sink once it has published this."""
     digests = [*sink.digests.items(), (running.epoch, running.digest)] if running.digest else [*sink.digests.items()]
-    return Sink(running.epoch, at_us, dict(digests[-DIGESTS_MAX:]), running.members)
+    return Sink(running.epoch, at_us, dict(digests[-DIGESTS_MAX:]), running.members, running.token)

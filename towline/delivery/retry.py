@@ -1,28 +1,31 @@
 """The retry queue of a group: parts that are to be delivered again, each when it is due.
 
 Failed messages stay where they are, in their lane; the queue holds references. So a nack or a takeover reads and writes
-no bodies, whatever the number of messages, and neighbours that fail together cost one entry.
+no bodies, whatever the number of messages, and neighbours that fail together cost one entry. An entry takes 20 bytes
+(see `ranges`); what many have in common, their attempt and when they are due, is there once.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from operator import attrgetter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from towline.delivery.events import Failed, Part
+from towline.delivery.ranges import Columns, Range, Ranges, ranges_in
 
-__all__ = ["AT_ONCE", "ROUND_US", "Retry", "RetryQueue", "due_after", "wait_of"]
+__all__ = ["AT_ONCE", "ROUND_US", "Kind", "Retry", "RetryQueue", "due_after", "wait_of"]
 
 AT_ONCE: Final = 0
 """Due at any time, also when the clock is set back."""
 ROUND_US: Final = 100_000
 """Back-offs of a second and more end on a tenth of a second, so that neighbours fall together into one entry."""
-
-_first = attrgetter("first")
-_part = attrgetter("part")
+ENTRIES_MAX: Final = 1_000_000
+"""Entries of a queue. A group that fails more than this at once gets nothing new until it has caught up."""
+KINDS_MAX: Final = 50_000
+"""How many of them may differ in their attempt or in when they are due: that takes far more memory."""
+TIDY_AFTER: Final = 10_000
 
 
 class Retry(NamedTuple):
@@ -32,56 +35,42 @@ class Retry(NamedTuple):
     """Its back-off; 0 if that is not known."""
 
 
-class _Entry:
-    __slots__ = ("attempt", "count", "due_us", "first", "lane", "wait_us")
-
-    def __init__(self, part: Part, due_us: int, wait_us: int) -> None:
-        self.lane, self.first, self.count, self.attempt = part
-        self.due_us = due_us
-        self.wait_us = wait_us
-
-    @property
-    def end(self) -> int:
-        return self.first + self.count
-
-    @property
-    def part(self) -> Part:
-        return Part(self.lane, self.first, self.count, self.attempt)
-
-    def without(self, first: int, end: int) -> list[_Entry]:
-        """What remains on both sides."""
-        sides = ((self.first, min(first, self.end)), (max(end, self.first), self.end))
-        return [
-            _Entry(Part(self.lane, low, high - low, self.attempt), self.due_us, self.wait_us)
-            for low, high in sides
-            if low < high
-        ]
-
-    def follows(self, other: _Entry) -> bool:
-        """Whether both could be one."""
-        mine = self.lane, self.first, self.attempt, self.due_us, self.wait_us
-        return mine == (other.lane, other.end, other.attempt, other.due_us, other.wait_us)
+Kind = tuple[int, int, int]
+"""Attempt, due time, back-off."""
 
 
 class RetryQueue:
-    """Entries wait in a heap until they are due, then lie ready by lane and sequence number. Those of the first
-    `in_place` lanes, the shards of an ordered topic, lie there from the beginning: none of them is passed over.
+    """Entries wait by their due time, then lie ready by lane and sequence number. Those of the first `in_place` lanes,
+    the shards of an ordered topic, lie there from the beginning: none of them is passed over.
 
     How messages fall into entries, and whether an entry is ready already, depends on when `ripen` was called. What is
     in the queue does not: which messages, their attempts, and when they are due.
     """
 
-    __slots__ = ("_heap", "_in_place", "_number", "_ready", "_tails", "messages", "size")
+    __slots__ = ("_dues", "_in_place", "_kinds", "_numbers", "_ready", "_removed", "_waiting", "messages", "size")
 
     def __init__(self, in_place: int = 0) -> None:
         self._in_place = in_place
-        self._heap: list[tuple[int, int, _Entry]] = []
-        self._ready: dict[int, list[_Entry]] = {}
-        self._tails: dict[tuple[int, int, int], _Entry] = {}
-        """By lane, attempt and due time: the waiting entry that a neighbour may be added to, if it waits as long."""
-        self._number = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._waiting: dict[int, dict[int, Ranges]] = {}
+        """By due time and lane."""
+        self._dues: list[int] = []
+        """A heap of due times; at some of them nothing waits any more."""
+        self._ready: dict[int, Ranges] = {}
+        self._kinds: list[Kind] = []
+        self._numbers: dict[Kind, int] = {}
+        self._removed = 0
+        """Entries since kinds were looked through."""
         self.size = 0
         self.messages = 0
+
+    @property
+    def load(self) -> float:
+        """How much of what it may hold it holds."""
+        self._tidy()
+        return max(self.size / ENTRIES_MAX, len(self._kinds) / KINDS_MAX)
 
     def __iter__(self) -> Iterator[tuple[Part, int]]:
         """All parts with the time at which they are due, in order by lane and sequence number."""
@@ -89,25 +78,47 @@ class RetryQueue:
 
     def entries(self) -> Iterator[Retry]:
         """The same, each with its back-off, as few as can be."""
-        entries = [entry for row in self._ready.values() for entry in row]
-        entries += [entry for _, _, entry in self._heap]
-        entries.sort(key=attrgetter("lane", "first"))
-        last: _Entry | None = None
-        for entry in entries:
-            if last is not None and entry.follows(last):
-                last = _Entry(last.part._replace(count=last.count + entry.count), last.due_us, last.wait_us)
-                continue
+        for lane in sorted({*self._ready, *(lane for rows in self._waiting.values() for lane in rows)}):
+            last: Range | None = None
+            for one in heapq.merge(*self._rows(lane)):
+                if last is not None and last[0] + last[1] == one[0] and last[2] == one[2]:
+                    last = last[0], last[1] + one[1], last[2]
+                    continue
+                if last is not None:
+                    yield self._retry(lane, last)
+                last = one
             if last is not None:
-                yield Retry(last.part, last.due_us, last.wait_us)
-            last = entry
-        if last is not None:
-            yield Retry(last.part, last.due_us, last.wait_us)
+                yield self._retry(lane, last)
+
+    def columns(self, set_us: int = 0) -> tuple[list[Kind], list[tuple[int, Columns]]]:
+        """All of it, compact: kinds, by a clock that is ahead by `set_us`, and by lane the ranges that have them."""
+        kinds = [(attempt, due_us and due_us + set_us, wait_us) for attempt, due_us, wait_us in self._kinds]
+        rows = chain.from_iterable(rows.items() for rows in (self._ready, *self._waiting.values()))
+        return kinds, [(lane, columns) for lane, row in rows for columns in row.columns()]
+
+    def add_columns(self, kinds: Sequence[Kind], lane: int, columns: Columns) -> None:
+        for first, count, kind in ranges_in(columns):
+            attempt, due_us, wait_us = kinds[kind]
+            self.add(Part(lane, first, count, attempt), due_us, wait_us)
+
+    def some(self, most: int) -> list[Retry]:
+        """A few of the entries: what is ready first."""
+        rows = chain.from_iterable(rows.items() for rows in (self._ready, *self._waiting.values()))
+        return list(islice((self._retry(lane, one) for lane, row in rows for one in row), most))
+
+    def _rows(self, lane: int) -> list[Ranges]:
+        rows = [self._ready.get(lane), *(rows.get(lane) for rows in self._waiting.values())]
+        return [row for row in rows if row is not None]
+
+    def _retry(self, lane: int, one: Range) -> Retry:
+        attempt, due_us, wait_us = self._kinds[one[2]]
+        return Retry(Part(lane, one[0], one[1], attempt), due_us, wait_us)
 
     def cap_waits(self, now_us: int) -> int:
         """Let nothing wait for longer than its back-off from now on, nor lie ready before it is due. By how much
         something is due sooner, at most."""
         retries, sooner_us = list(self.entries()), 0
-        self._heap, self._ready, self._tails, self.size, self.messages = [], {}, {}, 0, 0
+        self._clear()
         for part, due_us, wait_us in retries:
             latest_us = now_us + wait_us if wait_us else due_us
             sooner_us = max(due_us - latest_us, sooner_us)
@@ -115,45 +126,79 @@ class RetryQueue:
         return sooner_us
 
     def add(self, part: Part, due_us: int, wait_us: int = 0) -> None:
-        self.messages += part.count
-        entry = _Entry(part, due_us, wait_us)
-        if part.lane < self._in_place:
-            self._insert(entry)
+        lane, first, count, attempt = part
+        kind = self._number((attempt, due_us, wait_us))
+        self.messages += count
+        if lane < self._in_place:
+            rows = self._ready
+        else:
+            found = self._waiting.get(due_us)
+            if found is None:
+                found = self._waiting[due_us] = {}
+                heapq.heappush(self._dues, due_us)
+            rows = found
+        row = rows.get(lane)
+        if row is None:
+            row = rows[lane] = Ranges()
+        self.size += row.add(first, count, kind)
+
+    def _number(self, kind: Kind) -> int:
+        number = self._numbers.get(kind)
+        if number is None:
+            self._tidy()
+            number = self._numbers[kind] = len(self._kinds)
+            self._kinds.append(kind)
+        return number
+
+    def _tidy(self) -> None:
+        """Forget kinds of which there is none any more, now and then."""
+        if self._removed < TIDY_AFTER or len(self._kinds) < KINDS_MAX // 2:
             return
-        key = part.lane, part.attempt, due_us
-        neighbour = self._tails.get(key)
-        if neighbour is not None and entry.follows(neighbour):
-            neighbour.count += part.count
-            return
-        self._number += 1
-        self.size += 1
-        heapq.heappush(self._heap, (due_us, self._number, entry))
-        self._tails[key] = entry
+        self._removed = 0
+        rows = [*self._ready.values(), *(row for rows in self._waiting.values() for row in rows.values())]
+        used = sorted({kind for row in rows for kind in row.kinds()})
+        numbers = {old: new for new, old in enumerate(used)}
+        for row in rows:
+            row.renumber(numbers)
+        self._kinds = [self._kinds[old] for old in used]
+        self._numbers = {kind: number for number, kind in enumerate(self._kinds)}
 
     def ripen(self, now_us: int) -> None:
         """Make ready what is due."""
-        while self._heap and self._heap[0][0] <= now_us:
-            self._make_ready(heapq.heappop(self._heap)[2])
+        due: dict[int, list[Ranges]] = {}
+        while self._dues and self._dues[0] <= now_us:
+            for lane, row in self._waiting.pop(heapq.heappop(self._dues), {}).items():
+                due.setdefault(lane, []).append(row)
+        for lane, rows in due.items():
+            # All at once: what waits with jitter is due at very many times.
+            ready = self._ready[lane] if lane in self._ready else self._ready.setdefault(lane, rows.pop())
+            if rows:
+                ready.merge(*rows)
 
     def expose(self, parts: Iterable[Part]) -> None:
-        """Make ready what is about to be removed although it is not due, in one go."""
-        ends: dict[int, list[tuple[int, int]]] = {}
-        for part in sorted(parts):
-            ends.setdefault(part.lane, []).append((part.first, part.end))
-        waiting, self._heap = self._heap, []
-        for item in waiting:
-            entry = item[2]
-            rows = ends.get(entry.lane, [])
-            at = bisect_left(rows, (entry.end,)) - 1
-            if at >= 0 and rows[at][1] > entry.first:
-                self._make_ready(entry)
-            else:
-                self._heap.append(item)
-        heapq.heapify(self._heap)
+        """Make ready what is about to be removed although it is not due."""
+        for lane, first, count, _ in parts:
+            self._expose(lane, first, first + count)
 
-    def ready(self, lane: int) -> Iterable[Part]:
+    def _expose(self, lane: int, first: int, end: int) -> bool:
+        """Whether anything of a lane that is between these numbers was not ready."""
+        exposed = False
+        for due_us in [due_us for due_us, rows in self._waiting.items() if lane in rows]:
+            row = self._waiting[due_us][lane]
+            if not row.first < end or not first < row.end:
+                continue
+            while (found := row.overlap(first, end)) is not None:
+                self._ready.setdefault(lane, Ranges()).add(*found, joined=False)
+                row.remove(found[0], found[0] + found[1])
+                exposed = True
+            if not row:
+                del self._waiting[due_us][lane]
+        return exposed
+
+    def ready(self, lane: int) -> Iterator[Part]:
         """The ready parts of a lane, in order. Lazy: a pull takes the first few of what may be thousands."""
-        return map(_part, self._ready.get(lane, ()))
+        kinds = self._kinds
+        return (Part(lane, first, count, kinds[kind][0]) for first, count, kind in self._ready.get(lane, ()))
 
     def has_ready(self) -> bool:
         return bool(self._ready)
@@ -163,110 +208,87 @@ class RetryQueue:
 
     def row(self, lane: int) -> Iterator[tuple[Part, int]]:
         """The parts of a lane that are kept in place, in order, and when each is due."""
-        return ((entry.part, entry.due_us) for entry in self._ready.get(lane, ()))
+        return ((self._retry(lane, one).part, self._kinds[one[2]][1]) for one in self._ready.get(lane, ()))
 
     def head_due_us(self, lane: int) -> int | None:
         """When the first of the parts in place is due."""
         row = self._ready.get(lane)
-        return row[0].due_us if row else None
+        return None if row is None else self._kinds[next(iter(row))[2]][1]
+
+    def due_of(self, lane: int, number: int) -> tuple[int, int] | None:
+        """The attempt of a message, and when it is due; None if it is not here."""
+        for row in self._rows(lane):
+            found = row.find(number)
+            if found is not None:
+                return self._kinds[found[2]][:2]
+        return None
 
     def remove(self, part: Part) -> None:
         """Take out a part that must be here, whole, under the same attempt; it may lie across several entries."""
-        first = part.first
-        while first < part.end:
-            found = self._find(part.lane, first)
+        lane, first, count, attempt = part
+        end = first + count
+        while first < end:
+            found = self._find(lane, first)
             assert found is not None, f"message {first} of {part} is not in the retry queue"
-            row, at = found
-            old = row[at]
-            assert old.attempt == part.attempt, (old.part, part)
-            end = min(old.end, part.end)
-            rest = old.without(first, end)
-            row[at : at + 1] = rest
+            assert self._kinds[found[2]][0] == attempt, (self._retry(lane, found), part)
+            stop = min(found[0] + found[1], end)
+            row = self._ready[lane]
+            self.size += row.remove(first, stop)
             if not row:
-                del self._ready[part.lane]
-            self.size += len(rest) - 1
-            first = end
-        self.messages -= part.count
+                del self._ready[lane]
+            first = stop
+            self._removed += 1
+        self.messages -= count
+        if not self.size:
+            self._clear()
 
     def drop(self, lane: int, first: int) -> int:
-        """Take out all of a lane from a sequence number on; how many messages it were."""
-        before = self.messages
-        row = self._ready.pop(lane, [])
-        kept = [side for entry in row for side in ([entry] if entry.end <= first else entry.without(first, entry.end))]
-        if kept:
-            self._ready[lane] = kept
-        heap = []
-        for due_us, number, entry in self._heap:
-            if entry.lane != lane or entry.end <= first:
-                heap.append((due_us, number, entry))
+        """Take out all messages of a lane from `first` on. How many they were."""
+        gone = 0
+        for rows in (self._ready, *self._waiting.values()):
+            row = rows.get(lane)
+            if row is None:
                 continue
-            key = entry.lane, entry.attempt, entry.due_us
-            if self._tails.get(key) is entry:
-                del self._tails[key]
-            heap += [(due_us, number, side) for side in entry.without(first, entry.end)]
-        heapq.heapify(heap)
-        self._heap = heap
-        self.size = len(heap) + sum(map(len, self._ready.values()))
-        entries = [*(entry for _, _, entry in heap), *(entry for row in self._ready.values() for entry in row)]
-        self.messages = sum(entry.count for entry in entries)
-        return before - self.messages
+            change, dropped = row.drop(first)
+            self.size += change
+            self._removed -= change
+            gone += dropped
+            if not row:
+                del rows[lane]
+        self.messages -= gone
+        return gone
 
     def holds(self, part: Part) -> bool:
         """Whether a part is here, whole and under the same attempt."""
         first = part.first
         while first < part.end:
             found = self._find(part.lane, first)
-            if found is None or found[0][found[1]].attempt != part.attempt:
+            if found is None or self._kinds[found[2]][0] != part.attempt:
                 return False
-            first = found[0][found[1]].end
+            first = found[0] + found[1]
         return True
 
     def next_due_us(self) -> int | None:
         """When the next entry becomes due that is not ready yet."""
-        return self._heap[0][0] if self._heap else None
+        while self._dues and not self._waiting.get(self._dues[0]):
+            self._waiting.pop(heapq.heappop(self._dues), None)
+        return self._dues[0] if self._dues else None
 
     def lowest(self) -> dict[int, int]:
-        lowest = {lane: row[0].first for lane, row in self._ready.items()}
-        for _, _, entry in self._heap:
-            lowest[entry.lane] = min(entry.first, lowest.get(entry.lane, entry.first))
+        lowest = {lane: row.first for lane, row in self._ready.items()}
+        for rows in self._waiting.values():
+            for lane, row in rows.items():
+                lowest[lane] = min(row.first, lowest.get(lane, row.first))
         return lowest
 
-    def _find(self, lane: int, number: int) -> tuple[list[_Entry], int] | None:
-        """Where a message lies among the ready ones. A replayed pull may carry an earlier time than the retry that it
-        took, when the clock was set back between them: then the entry is made ready early."""
-        row = self._ready.get(lane, [])
-        at = bisect_right(row, number, key=_first) - 1
-        if at >= 0 and number < row[at].end:
-            return row, at
-        for at, (_, _, entry) in enumerate(self._heap):
-            if entry.lane == lane and entry.first <= number < entry.end:
-                del self._heap[at]
-                heapq.heapify(self._heap)
-                return self._make_ready(entry)
-        return None
-
-    def _make_ready(self, entry: _Entry) -> tuple[list[_Entry], int]:
-        key = entry.lane, entry.attempt, entry.due_us
-        if self._tails.get(key) is entry:
-            del self._tails[key]
-        return self._put(entry)
-
-    def _insert(self, entry: _Entry) -> None:
-        """Put an entry into its place; a neighbour that is alike takes it in."""
-        row, at = self._put(entry)
-        self.size += 1
-        before = row[at - 1] if at else None
-        if before and entry.follows(before):
-            before.count += entry.count
-            del row[at]
-            self.size -= 1
-
-    def _put(self, entry: _Entry) -> tuple[list[_Entry], int]:
-        row = self._ready.setdefault(entry.lane, [])
-        at = bisect_left(row, entry.first, key=_first)
-        assert at == 0 or row[at - 1].end <= entry.first, (row[at - 1].part, entry.part)
-        row.insert(at, entry)
-        return row, at
+    def _find(self, lane: int, number: int) -> Range | None:
+        """The ready entry of a message. A replayed pull may carry an earlier time than the retry that it took, when the
+        clock was set back between them: then the entry is made ready early."""
+        row = self._ready.get(lane)
+        found = row.find(number) if row is not None else None
+        if found is None and self._expose(lane, number, number + 1):
+            found = self._ready[lane].find(number)
+        return found
 
 
 def due_after(now_us: int, wait_s: float) -> int:

@@ -43,6 +43,8 @@ __all__ = [
 OPEN_MAX: Final = 50_000
 """Transactions that may wait to be decided."""
 FINISHED_MAX: Final = 50_000
+DUE_SPARE: Final = 1_000
+"""Of those that are decided before they are due, the times of so many more than are open stay."""
 """Decided transactions that are remembered: more than are decided within the time in which a client asks again."""
 CHECK_MAX_US: Final = 3600 * 1_000_000
 """The longest pause between two checks, unless the first is longer."""
@@ -290,6 +292,9 @@ class Transactions:
     def _plan(self, waiting: Open, at_us: int) -> None:
         waiting.next_check_us = at_us
         heapq.heappush(self._due, (at_us, waiting.head.id))
+        if len(self._due) > 2 * len(self.open) + DUE_SPARE:
+            known = {(one.next_check_us, one.head.id) for one in self.open.values()}
+            self._due = sorted(known.intersection(self._due))
 
     # Coming back
 
@@ -300,7 +305,7 @@ class Transactions:
     def snapshot(self, prepared: int, marks: int, set_us: int = 0) -> TransactionsSnapshot:
         """By a clock that is ahead by `set_us` of the one that they wait by."""
         opened = [
-            msgspec.structs.replace(one, next_check_us=one.next_check_us and one.next_check_us + set_us)
+            Open(one.head, one.first, one.written_at_us, one.checks, one.next_check_us and one.next_check_us + set_us)
             for one in self.open.values()
         ]
         return TransactionsSnapshot(prepared, marks, opened, list(self.finished.items()))
