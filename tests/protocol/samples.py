@@ -60,6 +60,7 @@ RULE = access.Rule(7, "alice", "deny", "send", "topic", "orders.*", 1_700_000_00
 SECRET = access.SecretState("9f31a7", 1_700_000_000_000_000, 1_700_000_000_000_001, 1_700_000_000_000_002)
 BROKER = cluster.BrokerState(
     *("9f31a7", "left", "10.0.0.1:7400", 3, "silent", 1.5, "file", True, 12, 5, 3600.5),
+    *("5b0c2d", "0.2.0", 2, 2),
 )
 CLIENT = cluster.ClientState(
     *("10.0.0.9:51234", "consumer", "appid-340101", "towline-python", 12.5, 0.5, 3),
@@ -140,7 +141,7 @@ REQUESTS: list[m.Request] = [
     access.ListAudit(77, 50, "alice", "DeleteTopic", "done", 1_700_000_000_000_000),
     access.Measure("orders"),
     cluster.Meet(BROKER, [BROKER]),
-    cluster.ListBrokers(),
+    cluster.ListBrokers(4711, 1000),
     cluster.ListClients("orders", "billing"),
     cluster.ForgetBroker("9f31a7"),
     backup.BeginBackup(),
@@ -159,7 +160,7 @@ REQUESTS: list[m.Request] = [
 ]
 
 ANSWERS: list[m.Answer] = [
-    m.Welcome(1, "towline", 3, 16_842_752, 30.0),
+    m.Welcome(1, "towline", 3, 16_842_752, 30.0, "0.2.0"),
     m.Sent([1000, 1 << 40], 1_700_000_000_000_005, True, [(1, 3, 2, 17, 1_700_000_000_000_004)], [1]),
     m.Held([7], [(8, 1, 100, 3, "timeout")]),
     m.Attached(1, [7, 8], GROUP, 64, [GROUP], PLACES),
@@ -216,7 +217,7 @@ ANSWERS: list[m.Answer] = [
         [access.GroupFigures("orders", "billing", 90, 3000, 80, 5, 10, 1_700_000_000_000_000, 3, 2, 1, 4, 6, "a disk")],
     ),
     cluster.Met(BROKER, [BROKER], "9f31a7", [cluster.Backlog("orders", [1, 2], [2], {"billing": [1]})]),
-    cluster.Brokers("9f31a7", [BROKER], True, True),
+    cluster.Brokers("9f31a7", [BROKER], True, True, [cluster.RealmState("left-10.0.0.1:7400", 3)], 4711),
     cluster.Clients([CLIENT]),
     cluster.HandedBack(17, True),
     backup.BackupBegun("b1", "/var/lib/towline", 4711, 60.0),

@@ -1,7 +1,7 @@
 """The tables of docs/wire-format.md, made from the messages themselves.
 
-`python -m tests.protocol.wire_tables` writes them into the document; a test compares. As long as version 1 is not
-released, `python -m tests.protocol.wire_tables golden` writes the golden bytes as well.
+`python -m tests.protocol.wire_tables` writes them into the document; a test compares. As long as the
+highest version is not released, `python -m tests.protocol.wire_tables golden` writes the golden bytes as well.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from towline.protocol import access, cluster, ordering, publishing, scanning, su
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
+from towline.protocol.versions import FIELDS, KINDS, VALUES
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-format.md"
-GOLDEN = Path(__file__).with_name("golden-v1.txt")
+GOLDEN = Path(__file__).with_name("golden-v2.txt")
 
 DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.PutTopic, tx.Resolve} | {
     ordering.Pause,
@@ -67,6 +68,7 @@ PARTS: list[type[msgspec.Struct]] = [
     access.TopicFigures,
     access.GroupFigures,
     cluster.BrokerState,
+    cluster.RealmState,
     cluster.ClientState,
     survey.TopicRow,
     survey.GroupRow,
@@ -107,7 +109,20 @@ def parts_table() -> str:
 def fields(cls: type[msgspec.Struct]) -> str:
     info = types.type_info(cls)
     assert isinstance(info, types.StructType)
-    return "<br>".join(f"`{field.name}`: {describe(field.type)}{default(field)}" for field in info.fields) or "–"
+    lines = [f"`{field.name}`: {describe(field.type)}{default(field)}{since(cls, field.name)}" for field in info.fields]
+    if cls in KINDS:
+        lines.append(f"*all of it since {KINDS[cls].since}*")
+    return "<br>".join(lines) or "–"
+
+
+def since(cls: type[msgspec.Struct], field: str) -> str:
+    """Of what is not in version 1."""
+    values = VALUES.get(cls, {}).get(field, {})
+    newer = FIELDS.get(cls, {}).get(field)
+    told = [f"`{value}` since {one.since}" for value, one in values.items()] + (
+        [f"since {newer.since}"] if newer else []
+    )
+    return f" *({', '.join(told)})*" if told else ""
 
 
 def default(field: types.Field) -> str:

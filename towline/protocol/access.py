@@ -316,6 +316,10 @@ class GroupFigures(msgspec.Struct, frozen=True, array_like=True, gc=False):
     members: int
     unreadable: str = ""
     """Why the group waits: the store does not bring what it has to deliver. Empty if it does."""
+    retry_load: float = 0.0
+    """How full its retry queue is: at 1.0 the group gets nothing new."""
+    expires_in_s: float = -1.0
+    """In how long it is removed because nobody uses it, if that is soon; else below 0."""
 
 
 class Measure(Request, frozen=True, array_like=True):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
+from crc32c import crc32c
 
-from towline.model import GroupConfig
+from towline.model import GroupConfig, is_pattern
 from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
 
 __all__ = [
@@ -23,9 +24,12 @@ __all__ = [
     "ListClients",
     "Meet",
     "Met",
+    "RealmState",
+    "realm_of",
 ]
 
 BROKERS_MAX = 100
+REALMS_MAX = 64
 
 _Name = Annotated[str, msgspec.Meta(max_length=100)]
 _Address = Annotated[str, msgspec.Meta(max_length=300)]
@@ -53,6 +57,17 @@ class BrokerState(msgspec.Struct, frozen=True, array_like=True):
     uptime_s: float = 0.0
     replaced: _Name = ""
     """The id of the broker with a disk that had this address before, and was forgotten."""
+    software: _Name = ""
+    """The version of Towline that it is of; empty for one that does not say so yet."""
+    protocol: int = 1
+    """The highest version of the protocol that it speaks."""
+    format: int = 1
+    """The highest number of the format that it knows."""
+
+    @property
+    def version(self) -> str:
+        """For people."""
+        return self.software or f"protocol {self.protocol}"
 
 
 class Meet(Request, frozen=True, array_like=True):
@@ -86,9 +101,26 @@ class Met(Answer, frozen=True, array_like=True):
 
 
 class ListBrokers(Request, frozen=True, array_like=True):
-    """Which brokers are there?"""
+    """Which brokers are there? Where they share a store, the answer may wait until there is something new to say."""
 
     kind = 81
+    mark: int = 0
+    """The `mark` of the last answer: while all is as it was then, nothing is said for `wait_ms`."""
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+
+
+class RealmState(msgspec.Struct, frozen=True, array_like=True):
+    """Which broker serves a realm of a shared store."""
+
+    address: _Address = ""
+    """Empty if it is nobody's in this moment."""
+    epoch: _Natural = 0
+    """Grows with every broker that takes it: of two that say different things of a realm, the higher one is later."""
+
+
+def realm_of(topic: str, realms: int) -> int:
+    """The number of the realm that a topic is in, of so many; what is about no single topic is in the first."""
+    return 0 if not topic or is_pattern(topic) else crc32c(topic.encode()) % realms
 
 
 class Brokers(Answer, frozen=True, array_like=True):
@@ -100,6 +132,10 @@ class Brokers(Answer, frozen=True, array_like=True):
     """Whether it is one of a cluster, though it may be alone at the moment."""
     shared: bool = False
     """Whether the brokers share one store, so that each topic is served by one of them at a time."""
+    realms: Annotated[list[RealmState], msgspec.Meta(max_length=REALMS_MAX)] = msgspec.field(default_factory=list)
+    """Where they do: who has the topics. A topic is in the realm `realm_of(topic, len(realms))`."""
+    mark: int = 0
+    """Stands for what is said here, but for times and figures (see `ListBrokers`)."""
 
 
 class ClientState(msgspec.Struct, frozen=True, array_like=True):

@@ -33,7 +33,8 @@ import towline.protocol.transactions  # noqa: F401 - it adds to the messages tha
 from towline.errors import ProtocolError, TooLarge, TowlineError
 from towline.frame.spare import SPARE
 from towline.protocol.base import LISTS_MAX_BYTES
-from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Attach, Pull, Request, Settle
+from towline.protocol.messages import ANSWERS, REQUESTS, VERSION, Answer, Attach, Pull, Request, Settle
+from towline.protocol.versions import in_words_of
 
 __all__ = [
     "PREFACE",
@@ -80,9 +81,12 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     attachments: memoryview
 
 
-def encode_envelope(number: int, message: Request | Answer, attachments_length: int = 0) -> bytes:
-    """The bytes that go before the attachments."""
-    head = _ENCODE(message)
+def encode_envelope(
+    number: int, message: Request | Answer, attachments_length: int = 0, version: int = VERSION
+) -> bytes:
+    """The bytes that go before the attachments, to a peer that speaks this version. Raises `Unsupported` for what
+    cannot be asked of it."""
+    head = _ENCODE(message if version == VERSION else in_words_of(version, message))
     return PREFIX.pack(12 + len(head) + attachments_length, number, message.kind, len(head)) + head
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from towline.model import GroupConfig
 from towline.protocol.base import Answer, Name, Request
 
-__all__ = ["DeleteGroup", "GroupInfo", "GroupState", "Groups", "ListGroups", "MemberState", "PutGroup"]
+__all__ = ["NEARLY_FULL", "DeleteGroup", "GroupInfo", "GroupState", "Groups", "ListGroups", "MemberState", "PutGroup"]
+
+NEARLY_FULL: Final = 0.8
+"""The `retry_load` of a group from which on the log, `group info` and `check` speak of it."""
 
 
 class MemberState(msgspec.Struct, frozen=True, array_like=True):
@@ -33,6 +38,12 @@ class GroupState(Answer, frozen=True, array_like=True):
     members: list[MemberState]
     unreadable: str = ""
     """Why the group waits: the store does not bring what it has to deliver. Empty if it does."""
+    retry_load: float = 0.0
+    """How full its retry queue is: at 1.0 the group gets nothing new."""
+    unused_s: float = 0.0
+    """For how long nobody has used it, while a broker ran."""
+    expires_in_s: float = -1.0
+    """In how long it is removed if nobody uses it; below 0 it is not."""
 
 
 class ListGroups(Request, frozen=True, array_like=True):

@@ -1,8 +1,8 @@
-"""The requests and answers of the wire protocol, version 1, in one place; each noun has a file of its own.
+"""The requests and answers of the wire protocol, in one place; each noun has a file of its own.
 
-Heads are MessagePack arrays: a field may be added at the end with a default, and older peers pass over it. Frames
-travel behind the head as opaque attachments; the head states their lengths. An answer has the kind of its request plus
-128; `Failed` answers any request that went wrong.
+Heads are MessagePack arrays: a field may be added at the end with a default, and older peers pass over it; `versions`
+says since when there is what. Frames travel behind the head as opaque attachments; the head states their lengths. An
+answer has the kind of its request plus 128; `Failed` answers any request that went wrong.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ __all__ = [
     "ANSWERS",
     "REQUESTS",
     "VERSION",
+    "VERSION_MIN",
     "Act",
     "Answer",
     "Arrived",
@@ -136,7 +137,9 @@ __all__ = [
     "Welcome",
 ]
 
-VERSION = 1
+VERSION = 2
+VERSION_MIN = 1
+"""Peers of versions before are turned away."""
 
 REQUESTS: dict[int, type[Request]] = {cls.kind: cls for cls in Request.__subclasses__()}
 ANSWERS: dict[int, type[Answer]] = {cls.kind: cls for cls in Answer.__subclasses__()}

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from towline.errors import TowlineError, from_code
 from towline.protocol.base import MANY, Answer, Name, Natural, Request
 
 __all__ = ["Beat", "Done", "Failed", "Hello", "Welcome"]
@@ -33,12 +34,24 @@ class Welcome(Answer, frozen=True, array_like=True):
     max_request_bytes: int
     heartbeat_s: float
     """A consumer that is not heard of for this long loses what it holds; beat three times as often."""
+    software: Name = ""
+    """The version of Towline that the broker is of."""
 
 
 class Failed(Answer, frozen=True, array_like=True):
     kind = 255
     code: str
     message: str
+    exact: str = ""
+    """The code of an error that older clients do not know; `code` is what they take it for."""
+
+    @classmethod
+    def of(cls, error: TowlineError) -> Failed:
+        return cls(error.older_code, str(error), error.code) if error.older_code else cls(error.code, str(error))
+
+    @property
+    def error(self) -> TowlineError:
+        return from_code(self.code, self.message, self.exact)
 
 
 class Done(Answer, frozen=True, array_like=True):

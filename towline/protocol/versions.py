@@ -1,0 +1,174 @@
+"""Versions of the protocol: what came with which, and how things are said to a peer that speaks one before.
+
+`Hello` names the versions that a client speaks, `Welcome` the highest that both do. To a peer of an older one a message
+goes without what that does not know. What is lost by this is of two kinds. A *hint* makes things better, and a peer
+that does not know it does without: it is left out. What a request *means* is never left out: the request fails where it
+was made, with `Unsupported`, which says what cannot be done, by whom, and from which version on it can.
+
+Whoever adds a request, a field, or a value of a field to the wire adds it here; `tests/protocol/version-1.txt` and its
+like list what each released version has, and a test compares.
+"""
+
+from __future__ import annotations
+
+import typing
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec.structs import FieldInfo, astuple, fields
+
+from towline.alarms.rule import AlarmRule
+from towline.errors import Unsupported
+from towline.protocol import access, backup, cluster, groups, publishing
+from towline.protocol import messages as m
+
+__all__ = ["FIELDS", "KINDS", "RELEASED", "VALUES", "Newer", "in_words_of", "show_version", "structs_in"]
+
+RELEASED: Final = {1: "0.1.0"}
+"""The first version of Towline with each version of the protocol. Those that are not here may be added to."""
+
+
+class Newer(NamedTuple):
+    """Something that came with a version, and what it is for, to finish "… cannot": empty for a hint."""
+
+    since: int
+    what: str = ""
+
+
+_BACKUP: Final = "be backed up while it runs"
+_EPOCHS: Final = "compare the contents of a sink's epochs"
+
+KINDS: Final[dict[type[msgspec.Struct], Newer]] = {
+    backup.BeginBackup: Newer(2, _BACKUP),
+    backup.BackupBegun: Newer(2),
+    backup.HoldBackup: Newer(2, _BACKUP),
+    backup.BackupHeld: Newer(2),
+    m.Held: Newer(2),
+}
+"""Requests and answers."""
+
+FIELDS: Final[dict[type[msgspec.Struct], dict[str, Newer]]] = {
+    m.Attach: {"places": Newer(2)},
+    m.Attached: {"places": Newer(2)},
+    m.Beat: {"subscription": Newer(2), "holding": Newer(2)},
+    m.Pull: {"scattered": Newer(2)},
+    m.Part: {"runs": Newer(2)},
+    m.Welcome: {"software": Newer(2)},
+    m.Failed: {"exact": Newer(2)},
+    groups.GroupState: dict.fromkeys(("unreadable", "retry_load", "unused_s", "expires_in_s"), Newer(2)),
+    access.GroupFigures: dict.fromkeys(("unreadable", "retry_load", "expires_in_s"), Newer(2)),
+    cluster.BrokerState: dict.fromkeys(("replaced", "software", "protocol", "format"), Newer(2)),
+    cluster.ListBrokers: dict.fromkeys(("mark", "wait_ms"), Newer(2)),
+    cluster.Brokers: dict.fromkeys(("realms", "mark"), Newer(2)),
+    cluster.Met: {"backlog": Newer(2)},
+    publishing.Publish: {"digest": Newer(2, _EPOCHS), "members": Newer(2, _EPOCHS)},
+    publishing.SinkState: {"members": Newer(2)},
+}
+"""The last ones of each."""
+
+VALUES: Final[dict[type[msgspec.Struct], dict[str, dict[str, Newer]]]] = {
+    AlarmRule: {
+        "what": {
+            "retention": Newer(2, "raise alarms of what holds retention back"),
+            "store": Newer(2, "raise alarms of its store"),
+        }
+    }
+}
+"""Of fields that have one of several. A thing with one that a peer does not know is left out of lists that it is
+sent."""
+
+
+def show_version(version: int) -> str:
+    """For people."""
+    by = f" (Towline {RELEASED[version]})" if version in RELEASED else ""
+    return f"version {version} of the protocol{by}"
+
+
+def in_words_of(version: int, message: m.Request | m.Answer) -> Any:
+    """A message as a peer of this version knows it, to be encoded. Raises `Unsupported` where a request would not mean
+    the same any more; its message begins with "cannot"."""
+    is_request = isinstance(message, m.Request)
+    if is_request:
+        _refuse(KINDS.get(type(message)), version)
+    return _older(message, version, is_request)
+
+
+def _refuse(newer: Newer | None, version: int) -> None:
+    if newer is not None and newer.since > version and newer.what:
+        raise Unsupported(f"cannot {newer.what}: that came with {show_version(newer.since)}")
+
+
+class _Plan(NamedTuple):
+    """What a peer of some version knows of a struct."""
+
+    known: tuple[str, ...]
+    deep: frozenset[str]
+    """Those of them in which there is something that it does not know."""
+    newer: tuple[tuple[str, Newer, Any], ...]
+    """Those that it does not know, with their defaults."""
+    values: dict[str, dict[str, Newer]]
+    array: bool
+
+
+def _older(value: Any, version: int, is_request: bool) -> Any:
+    if isinstance(value, list | tuple):
+        return [_older(one, version, is_request) for one in value if is_request or _is_known(one, version)]
+    if isinstance(value, dict):
+        return {key: _older(one, version, is_request) for key, one in value.items()}
+    plan = _plan_of(value, version)
+    if plan is None:
+        return value
+    if is_request:
+        for name, newer, default in plan.newer:
+            if newer.what and getattr(value, name) != default:
+                _refuse(newer, version)
+        for name, words in plan.values.items():
+            _refuse(words.get(getattr(value, name)), version)
+    if plan.array and not plan.deep:
+        return astuple(value)[: len(plan.known)]
+    parts = {
+        name: _older(part, version, is_request) if name in plan.deep else part
+        for name, part in ((name, getattr(value, name)) for name in plan.known)
+    }
+    return list(parts.values()) if plan.array else parts
+
+
+def _is_known(value: Any, version: int) -> bool:
+    """Whether a peer can make sense of one thing in a list."""
+    plan = _plan_of(value, version)
+    return plan is None or not any(getattr(value, name) in words for name, words in plan.values.items())
+
+
+def _plan_of(value: Any, version: int) -> _Plan | None:
+    kind: Any = type(value)
+    return _plan(kind, version) if issubclass(kind, msgspec.Struct) else None
+
+
+@cache
+def _plan(cls: Any, version: int) -> _Plan | None:
+    """None if a peer of this version knows all of it."""
+    hints = typing.get_type_hints(cls)
+    newer = {name: one for name, one in FIELDS.get(cls, {}).items() if one.since > version}
+    inner = {name: structs_in(hints[name]) for name in cls.__struct_fields__}
+    deep = frozenset(name for name, found in inner.items() if any(_plan(one, version) for one in found))
+    values = {
+        name: {word: one for word, one in words.items() if one.since > version}
+        for name, words in VALUES.get(cls, {}).items()
+    }
+    if not newer and not deep and not any(values.values()):
+        return None
+    known = tuple(name for name in cls.__struct_fields__ if name not in newer)
+    dropped = tuple((one.name, newer[one.name], _default(one)) for one in fields(cls) if one.name in newer)
+    return _Plan(known, deep, dropped, values, cls.__struct_config__.array_like)
+
+
+def structs_in(hint: Any) -> list[type[msgspec.Struct]]:
+    """The structs in a type."""
+    if isinstance(hint, type) and typing.get_origin(hint) is None and issubclass(hint, msgspec.Struct):
+        return [hint]
+    return [found for inner in typing.get_args(hint) for found in structs_in(inner)]
+
+
+def _default(field: FieldInfo) -> Any:
+    return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
