@@ -12,6 +12,7 @@ from towline.model import GroupConfig
 from towline.protocol import PREFACE, Decoder, Envelope, decode_request, encode_envelope
 from towline.protocol.cluster import Brokers, ListBrokers
 from towline.protocol.messages import (
+    VERSION,
     Answer,
     Attach,
     Attached,
@@ -45,7 +46,7 @@ class Visitor:
         preface = self.sock.recv(len(PREFACE), socket.MSG_WAITALL)
         assert preface == PREFACE, preface
         hello = self.expect(Hello)
-        self.answer(Welcome(1, "peer", epoch, 16 << 20, heartbeat_s))
+        self.answer(Welcome(VERSION, "peer", epoch, 16 << 20, heartbeat_s))
         return hello
 
     def meet(self, **welcome: Any) -> None:
@@ -59,16 +60,16 @@ class Visitor:
         self.answer(Attached(7, list(held), attach.config or GroupConfig(attach.topic, attach.group)))
         return attach
 
-    def expect(self, kind: type[R]) -> R:
-        """The next request, which is of this kind; beats, and questions after shards, are answered on the way."""
+    def expect(self, *kinds: type[R]) -> R:
+        """The next request, which is of one of these kinds; beats, and questions after shards, are answered before."""
         while True:
             request = self.next()
-            if isinstance(request, kind):
+            if isinstance(request, kinds):
                 return request
             if isinstance(request, ShardCount):
                 self.answer(Sharded(0))
                 continue
-            assert isinstance(request, Beat), f"{kind.__name__} was expected, but {request} came"
+            assert isinstance(request, Beat), f"{kinds} was expected, but {request} came"
             self.answer(Done())
 
     def next(self) -> Request:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from towline.client.connection import Call, Connection, State
-from towline.errors import BadRequest, Closed, ProtocolError, Refused, TowlineError, Unavailable
+from towline.errors import BadRequest, Closed, ProtocolError, Refused, TowlineError, Unavailable, Unsupported
 from towline.model import GroupConfig
 from towline.protocol import PREFACE, Decoder, decode_request, encode_envelope
+from towline.protocol.backup import BeginBackup
 from towline.protocol.messages import (
+    VERSION,
     Answer,
     Attach,
     Attached,
@@ -23,7 +25,7 @@ from towline.protocol.messages import (
     Welcome,
 )
 
-WELCOME = Welcome(1, "b", 1, 1 << 20, 30.0)
+WELCOME = Welcome(VERSION, "b", 1, 1 << 20, 30.0)
 
 
 class Wire:
@@ -57,6 +59,7 @@ class Someone:
 
     def __init__(self) -> None:
         self.id = 1
+        self.topic = "orders"
         self.answers: list[Attached] = []
         self.error: TowlineError | None = None
 
@@ -242,11 +245,33 @@ def test_an_error_is_the_calls_alone() -> None:
     assert connection.ready
 
 
-@pytest.mark.parametrize("answer", [Done(), Welcome(2, "b", 1, 1, 1.0)])
+@pytest.mark.parametrize("answer", [Done(), Welcome(0, "b", 1, 1, 1.0), Welcome(99, "b", 1, 1, 1.0)])
 def test_a_greeting_that_makes_no_sense_is_an_error(answer: Answer) -> None:
     wire = Wire(Connection())
     with pytest.raises(ProtocolError):
         wire.answer(answer)
+
+
+def test_what_an_older_broker_cannot_do_fails_here_and_harms_no_other_call() -> None:
+    connection = Connection()
+    wire = Wire(connection)
+    early, other = Call(BeginBackup()), Call(Stat())
+    wire.submit(early)
+    wire.submit(other)
+    connection.address = "10.0.0.1:7400"
+    wire.answer(Welcome(1, "left", 1, 1 << 20, 30.0))
+    late = Call(BeginBackup())
+    wire.submit(late)
+    for call in (early, late):
+        with pytest.raises(
+            Unsupported,
+            match=r"broker left at 10\.0\.0\.1:7400 cannot be backed up while it runs: that came with version 2 of the "
+            r"protocol, and the broker speaks version 1 of the protocol \(Towline 0\.1\.0\): upgrade it",
+        ):
+            raise call.error or AssertionError
+    wire.answer(Stated({}))
+    assert other.done
+    assert connection.version == 1
 
 
 def test_bytes_that_make_no_sense_are_an_error() -> None:

@@ -300,8 +300,13 @@ async def test_the_last_messages_are_handed_out_before_more_is_asked_for(connect
     def script(_: Peer, visitor: Visitor) -> None:
         visitor.expect(Pull)
         visitor.answer(*pulled(41, [b"a"]))
-        second = visitor.expect(Pull)
-        assert [(act.what, act.pull, act.spans) for act in second.acts] == [(0, 41, [])]
+        acts = list[Act]()
+        while not isinstance(request := visitor.expect(Settle, Pull), Pull):  # the heartbeat may come in between
+            assert isinstance(request, Settle)
+            acts += request.acts
+            visitor.answer(Settled())
+        acts += request.acts
+        assert [(act.what, act.pull, act.spans) for act in acts] == [(0, 41, [])]
         visitor.answer(Pulled(0, []))
         leaves(visitor)
 

@@ -122,7 +122,9 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
             brokers = await self._link.run(flows.brokers())
             if brokers.clustered and not options.target.embedded:
                 self._cluster = AioCluster(Fleet(brokers), self._link_to, options.timeout_s)
-                if not brokers.shared:
+                if brokers.shared:
+                    self._cluster.lead(self._link)
+                else:
                     # What is numbered by one broker is asked of this one, and of no other.
                     self._link.route.learn([self._link.route.address])
         except BaseException:

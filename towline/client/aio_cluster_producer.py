@@ -10,10 +10,9 @@ from typing import Any
 
 from towline.client.aio_cluster import AioCluster
 from towline.client.aio_producer import Pending, Producer, done
-from towline.client.cluster_producer import Pulse
 from towline.client.delays import Time, as_deliver_at
 from towline.client.errand import Place, There
-from towline.client.fleet import DEDUP
+from towline.client.fleet import DEDUP, Liveness
 from towline.client.outgoing import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
 from towline.client.recounting import Recount, not_asked
 from towline.client.sharding import ShardMap, shard_of
@@ -21,7 +20,7 @@ from towline.client.sharding import count_shards as ask_shards
 from towline.client.shipping import raise_unseen
 from towline.client.spreading import Outcome, count_shards
 from towline.client.steps import drive_later
-from towline.errors import Closed, NotOwner, Refused, Timeout, Unavailable
+from towline.errors import Closed, NotOwner, Refused, Timeout, TooMany, Unavailable
 from towline.model import Priority
 from towline.protocol.ordering import Sharded
 
@@ -49,7 +48,7 @@ class ClusterProducer(Producer):
         self._keeps = keeps
         self._salt = secrets.token_hex(4)
         self._branches: dict[str, Producer] = {}
-        self._pulses: dict[str, Pulse] = {}
+        self._alive: dict[str, Liveness] = {}
         self._routes: dict[str, Producer] = {}
         self._version = self._fleet.version
         self._closing = False
@@ -122,7 +121,7 @@ class ClusterProducer(Producer):
         if needed or not self._keeps or self._fleet.pick(topic) is not None:
             try:
                 shards = await drive_later(count_shards(self._fleet, self._shards, topic, needed=needed), self._go)
-            except (Unavailable, Refused):
+            except (Unavailable, Refused, TooMany):
                 if needed:
                     raise
         # What was sent as to a shared one goes first; its broker will say so.
@@ -135,7 +134,7 @@ class ClusterProducer(Producer):
             return
         try:
             await self._cluster.run(topic, self._shards.find(topic, needed=needed))
-        except (Unavailable, Refused):
+        except (Unavailable, Refused, TooMany):
             if needed:
                 raise
 
@@ -144,7 +143,12 @@ class ClusterProducer(Producer):
         return await self._cluster.run(*place)
 
     def _route(self, topic: str) -> Producer:
-        found = self._routes[topic] = self._branch(self._fleet.route(self._salt, topic))
+        found = self._routes[topic] = self._serving(topic)
+        return found
+
+    def _serving(self, topic: str) -> Producer:
+        """See `cluster_producer.ClusterProducer`."""
+        found = self._branch(self._fleet.route(self._salt, topic))
         found.welcome(topic)
         return found
 
@@ -152,7 +156,7 @@ class ClusterProducer(Producer):
         found = self._branches.get(broker)
         if found is None:
             found = self._branches[broker] = self._make(broker, self._counts)
-            self._pulses[broker] = Pulse()
+            self._alive[broker] = Liveness(patient=self._fleet.tells_owners)
         return found
 
     async def tend(self, now: float) -> None:
@@ -170,9 +174,7 @@ class ClusterProducer(Producer):
 
     def _is_away(self, broker: str, branch: Producer, now: float) -> bool:
         link = branch.link
-        away = self._pulses[broker].is_away(
-            now, waiting=branch.owes, ready=link.connection.ready, heard_at=link.last_received
-        )
+        away = self._alive[broker].is_away(now, link, waiting=branch.owes)
         if away:
             self._fleet.suspect(broker)
         elif link.connection.ready:
@@ -190,9 +192,7 @@ class ClusterProducer(Producer):
             topics = branch.topics() | {topic for topic, route in self._routes.items() if route is branch}
             moved = {topic for topic in topics if self._fleet.route(self._salt, topic) != broker}
             for parcel in branch.give_away(moved) if moved else ():
-                target = self._branch(self._fleet.route(self._salt, parcel.topic))
-                target.welcome(parcel.topic)
-                target.adopt(parcel)
+                self._serving(parcel.topic).adopt(parcel)
 
     def _evacuate(self, broker: str) -> None:
         if self._fleet.pick("", (broker,)) is None:

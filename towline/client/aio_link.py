@@ -13,11 +13,13 @@ from towline.client.dial import CONNECT_S, Route, never_better
 from towline.client.link import CLOSED, no_answer
 from towline.client.steps import Flow, Start, Wait, drive_later
 from towline.errors import Closed, NotOwner, TowlineError, Unavailable
+from towline.protocol.messages import Beat
 
 __all__ = ["AioDial", "AioLink"]
 
 T = TypeVar("T")
 _FOLLOW_S: Final = 0.02
+_PAUSE_S: Final = 0.05
 AioDial = Callable[[Route, Callable[[], asyncio.Protocol]], Awaitable[None]]
 
 
@@ -35,6 +37,8 @@ class AioLink:
         self._room: asyncio.Future[None] | None = None
         self._backoff = Backoff()
         self._retry_at = 0.0
+        self._dialled = ""
+        self._sign: Call | None = None
         self._opened_at = 0.0
         self._down_since = time.monotonic()
         self.cause: Exception | None = None
@@ -127,7 +131,10 @@ class AioLink:
         while self._wire is None and not self._closed:
             pause_s = self._retry_at - time.monotonic()
             if pause_s > 0:
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(min(pause_s, _PAUSE_S))
+                if pause_s > _PAUSE_S:
+                    continue
+            self._dialled = self.route.shown
             wire = _Wire(self)
             try:
                 async with asyncio.timeout(CONNECT_S):
@@ -147,6 +154,7 @@ class AioLink:
             return
         self._wire = wire
         self._opened_at = self.last_received = time.monotonic()
+        self.connection.address = self.route.name
         self._write(self.connection.open())
         self._loop.call_later(CONNECT_S, self._check_greeting, wire)
 
@@ -173,6 +181,23 @@ class AioLink:
         """Its route leads to brokers that share a store: go to the one that serves what is asked for."""
         self.connection.follows = True
         self._backoff = Backoff(0.02, 0.3)
+
+    @property
+    def at(self) -> str:
+        """See `link.Link`."""
+        return self._dialled if self._wire is not None else self.route.shown
+
+    def lead_to(self, address: str) -> None:
+        self.give_up(NotOwner(f"what was asked for is served by the broker at {address}"))
+        self.route.prefer(address)
+        self._retry_at = 0.0
+
+    def ask_for_sign(self) -> None:
+        """See `link.Link`."""
+        asked = self._sign is not None and not self._sign.done
+        if self.connection.ready and self._room is None and not (asked or self._closed):
+            self._sign = Call(Beat())
+            self.start_now(self._sign)
 
     def give_up(self, error: Exception) -> None:
         """The socket is of no use any more."""

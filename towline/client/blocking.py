@@ -106,7 +106,9 @@ class Client(Now, Making[Producer, Consumer], Transacting, Surveying, Looking, R
             brokers = self._link.run(flows.brokers())
             if brokers.clustered and not options.target.embedded:
                 self._cluster = Cluster(Fleet(brokers), self._link_to, options.timeout_s)
-                if not brokers.shared:
+                if brokers.shared:
+                    self._cluster.lead(self._link)
+                else:
                     # What is numbered by one broker is asked of this one, and of no other.
                     self._link.route.learn([self._link.route.address])
         except BaseException:

@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
 from towline.client.connection import Buffer, Call
-from towline.client.fleet import Fleet, address_of
+from towline.client.fleet import LATE_S, NEWS_S, Fleet, Liveness, address_of, next_look
 from towline.client.link import Link, no_answer
 from towline.client.spreading import Outcome
 from towline.client.steps import Flow, Start, Step, drive
 from towline.errors import Closed, NotOwner, TowlineError, Unavailable
 from towline.protocol.cluster import BrokerState, ListBrokers
+from towline.protocol.ordering import ShardCount
 
 __all__ = ["Cluster"]
 
@@ -25,10 +26,11 @@ log = logging.getLogger("towline.client")
 T = TypeVar("T")
 
 _TICK_S: Final = 0.1
-_ASK_EVERY_S: Final = 1.0
 _ASK_S: Final = 1.0
 """How long a broker may take to say who is there, before the next one is asked."""
 _SLICE_S: Final = 0.1
+_CONNECT_S: Final = 1.0
+"""How long it may take to connect to one broker, on a slow network and with TLS."""
 _FOLLOW_S: Final = 0.05
 _FOLLOWING_MAX: Final = 1_000
 _AWAY_S: Final = 1.0
@@ -52,15 +54,16 @@ class Cluster:
         self._make_link = make_link
         self._salt = secrets.token_hex(4)
         self._links: dict[tuple[str, str], Link] = {}
-        self._started: dict[Call, str] = {}
+        self._started: dict[Call, tuple[str, Link]] = {}
         self._buffers: dict[Call, Sequence[Buffer]] = {}
         """What calls that were started carry, in case they have to be asked elsewhere."""
         self._lock = threading.Lock()
         self._children: list[Child] = []
         self._watch = make_link(tuple(address_of(one) for one in fleet.members))
-        self._following: list[Link] = []
+        self._following: list[tuple[Link, Liveness]] = []
         self._asking: Call | None = None
         self._asked_at = 0.0
+        self._ask_at = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="towline-cluster", daemon=True)
         self._thread.start()
@@ -74,8 +77,12 @@ class Cluster:
         """Where brokers share a store: a link that goes to the one that serves what it asks for."""
         link = self._make_link(tuple(address_of(one) for one in self.fleet.members))
         link.follow()
-        self._following = [*self._following[-_FOLLOWING_MAX:], link]
+        self.lead(link)
         return link
+
+    def lead(self, link: Link) -> None:
+        """See to it that this link does not wait for a broker that is gone, where others serve the same."""
+        self._following = [*self._following[-_FOLLOWING_MAX:], (link, Liveness())]
 
     def any_link(self) -> Link:
         """To a broker that is there."""
@@ -114,27 +121,35 @@ class Cluster:
     ) -> T:
         """Run a flow at the broker that is right for a topic, or another one when that cannot be reached; or `at` one
         broker and no other. `served` is told who answered. With `if_alive`, nobody waits for a broker that is away."""
+        started: list[Call] = []
 
         def do(step: Step) -> Any:
             if isinstance(step, Start):
-                if self.fleet.shared:
+                started.append(step.call)
+                if self.fleet.shared and not at:
                     self._buffers[step.call] = step.call.buffers
                 return self._start(topic, step.call, at)
             assert isinstance(step, Call), "only requests are routed"
             return self._follow(topic, step, at, served, if_alive)
 
-        return drive(flow, do)
+        try:
+            return drive(flow, do)
+        finally:
+            for call in started:  # those that were not waited for are not ours any more
+                self._started.pop(call, None)
+                self._buffers.pop(call, None)
 
-    def _start(self, topic: str, call: Call, at: str, but: frozenset[str] = frozenset()) -> str:
+    def _start(self, topic: str, call: Call, at: str, but: frozenset[str] = frozenset()) -> tuple[str, Link]:
         broker = at or self.fleet.owner(topic) or self.fleet.pick(self._salt + topic, but)
         broker = broker or self.fleet.route(self._salt, topic)
-        self.link(broker).start(call)
-        self._started[call] = broker
-        return broker
+        link = self.link(broker)
+        link.start(call)
+        self._started[call] = broker, link
+        return broker, link
 
     def _follow(self, topic: str, call: Call, at: str, served: list[str] | None, if_alive: bool) -> Any:
         """Ask; and where brokers share a store, ask again whom the answer points to."""
-        if not self.fleet.shared:
+        if not self.fleet.shared or at:
             return self._ask(topic, call, at, served, if_alive)
         request, buffers = call.request, self._buffers.pop(call, call.buffers)
         deadline, again = time.monotonic() + self.timeout_s, call
@@ -152,25 +167,32 @@ class Cluster:
             return answer
 
     def _ask(self, topic: str, call: Call, at: str, served: list[str] | None = None, if_alive: bool = False) -> Any:
-        broker = self._started.pop(call, "") or self._start(topic, call, at)
-        begun = time.monotonic()
+        known = self._started.pop(call, None)
+        broker, link = known if known is not None else self._start(topic, call, at)
+        begun = started = time.monotonic()
+        liveness: Liveness | None = None
         deadline = begun + self.timeout_s + call.patience_s
         tried: frozenset[str] = frozenset()
         try:
-            while True:
-                link = self.link(broker)
+            while not link.wait(call, min(deadline, time.monotonic() + _SLICE_S), _CONNECT_S):
                 now = time.monotonic()
-                if link.wait(call, min(deadline, now + _SLICE_S)):
-                    break
-                if time.monotonic() >= deadline or (if_alive and not self.fleet.usable(broker)):
-                    self._recall(link, call, given_up=True)
-                    raise no_answer(link.route, link.cause, link.connection.ready, self.timeout_s)
-                if not at and not link.connection.ready and self._recall(link, call):
+                liveness = liveness or Liveness(started, patient=self.fleet.tells_owners)
+                away = liveness.is_away(now, link)
+                if away:
                     self.fleet.suspect(broker)
-                    tried |= {broker}
+                if now >= deadline or (if_alive and not self.fleet.usable(broker)):
+                    raise no_answer(link.route, link.cause, link.connection.ready, round(now - begun, 1))
+                if at:
+                    continue
+                if (away or self._has_moved(topic, broker, started, now)) and self._recall(link, call):
+                    tried |= {broker} if away else set()
                     if not self.fleet.pick("", tried):
                         tried = frozenset()
-                    broker = self._start(topic, call, at, tried)
+                    broker, link = self._start(topic, call, at, tried)
+                    started, liveness = time.monotonic(), None
+        except BaseException:
+            self._recall(link, call, given_up=True)
+            raise
         finally:
             self._started.pop(call, None)
         if call.error is not None:
@@ -180,11 +202,17 @@ class Cluster:
             served.append(broker)
         return call.answer
 
+    def _has_moved(self, topic: str, broker: str, started: float, now: float) -> bool:
+        """Whether another broker serves the topic by now, so that nothing is to be waited for from this one. It may be
+        that it answers, if only with where to go: for a moment it is waited for."""
+        return self.fleet.shared and now - started > LATE_S / 2 and self.fleet.owner(topic) not in (None, broker)
+
     def _recall(self, link: Link, call: Call, *, given_up: bool = False) -> bool:
         """Take a call back from a broker that is away. What may have reached it stays with it: at another one it might
         be doubled. Where brokers share a store, they all know what came."""
         with link.lock:
-            if call.done or (call.sent and not given_up and not self.fleet.shared):
+            stays = call.sent and not self.fleet.shared and not isinstance(call.request, ShardCount)
+            if call.done or (stays and not given_up):
                 return False
             link.connection.abandon(call)
             call.number = -1
@@ -199,9 +227,13 @@ class Cluster:
             return list(pool.map(lambda one: self._outcome(one, make_flow(one.id)), members))
 
     def _outcome(self, member: BrokerState, flow: Flow[T]) -> Outcome[T]:
-        usable = self.fleet.usable(member.id)
+        if self.fleet.usable(member.id):
+            try:
+                return Outcome(member, self.run("", flow, member.id, if_alive=True), None)
+            except TowlineError as error:
+                return Outcome(member, None, error)
         link = self._make_link((address_of(member),))
-        link.timeout_s = self.timeout_s if usable else min(_AWAY_S, self.timeout_s)
+        link.timeout_s = min(_AWAY_S, self.timeout_s)
         try:
             return Outcome(member, link.run(flow), None)
         except TowlineError as error:
@@ -216,11 +248,13 @@ class Cluster:
             self._children = [one for one in self._children if not one.closed] + [child]
 
     def _work(self) -> None:
-        while not self._closing.wait(_TICK_S):
+        while not self._closing.is_set():
             try:
+                self._rest()
                 now = time.monotonic()
                 self.fleet.refresh()
                 self._look(now)
+                self._lead_all(now)
                 for child in list(self._children):
                     if not child.closed:
                         child.tend(now)
@@ -228,36 +262,58 @@ class Cluster:
                 return
             except Exception:
                 log.exception("watching the brokers of a cluster failed")
+                self._closing.wait(_TICK_S)
+
+    def _rest(self) -> None:
+        """Until the next look; news from a broker are heard at once."""
+        until = time.monotonic() + _TICK_S
+        if self._asking is not None:
+            self._watch.wait(self._asking, until, _CONNECT_S)
+        else:
+            self._closing.wait(_TICK_S)
 
     def _look(self, now: float) -> None:
         """Ask a broker, now and then, who is there; when it does not answer, the next one."""
         link, call = self._watch, self._asking
         if call is None:
-            if now - self._asked_at < _ASK_EVERY_S:
-                return
-            call = self._asking = Call(ListBrokers())
-            self._asked_at = now
-            link.start(call)
-        link.pump(0.02)
-        if call.done:
+            if now >= self._ask_at:
+                wait_ms = round(NEWS_S * 1000) if self.fleet.shared else 0
+                call = self._asking = Call(ListBrokers(self.fleet.mark, wait_ms))
+                self._asked_at = now
+                link.start(call)
+        elif call.done:
             self._asking = None
+            self._ask_at = next_look(self.fleet, call, self._asked_at, now)
             if call.error is None:
                 self.fleet.update(call.answer)
-                for one in (link, *self._following):
+                for one in (link, *(each for each, _ in self._following)):
                     one.route.learn([address_of(member) for member in self.fleet.members])
-        elif now - self._asked_at > _ASK_S:
+        elif now - self._asked_at > _ASK_S + (LATE_S if self.fleet.shared else 0.0):
             with link.lock:
                 link.connection.abandon(call)
-                link.route.failed()
+                if link.connection.ready:  # else it goes on to the next one by itself
+                    link.route.failed()
             self._asking = None
             link.give_up(TimeoutError("no answer"))
 
+    def _lead_all(self, now: float) -> None:
+        for link, liveness in self._following:
+            if self.fleet.is_late(link, liveness, now):
+                better = self.fleet.better_place(link.connection.topic, link.at)
+                if better is not None:
+                    link.lead_to(better)
+        for (broker, _), link in list(self._links.items()):
+            silent = link.connection.unanswered and now - link.last_received > LATE_S
+            if silent and self.fleet.is_deposed(broker):
+                # Whoever has more to say than the connection takes would wait for it.
+                link.cut()
+
     def close(self) -> None:
         self._closing.set()
+        self._watch.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
-        self._watch.close()
         with self._lock:
             links, self._links = self._links, {}
-        for link in (*links.values(), *self._following):
+        for link in (*links.values(), *(each for each, _ in self._following)):
             link.close()

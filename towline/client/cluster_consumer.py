@@ -19,6 +19,7 @@ from towline.client.backoff import Backoff
 from towline.client.cluster import Cluster
 from towline.client.connection import Call
 from towline.client.consumer import Batch, Consumer
+from towline.client.fleet import Liveness
 from towline.client.handover import Handover, Pace
 from towline.client.lease import Lease
 from towline.client.limits import Limits
@@ -56,7 +57,7 @@ class ClusterBatch(Batch):
         self._settle(self._nack_flow(reason, delay))
 
     def _settle(self, flow: Flow[None]) -> None:
-        link, answer, error = self._link, None, None
+        link, answer, error, liveness = self._link, None, None, Liveness()
         deadline = time.monotonic() + link.timeout_s
         try:
             while True:
@@ -69,7 +70,7 @@ class ClusterBatch(Batch):
                 assert isinstance(step, Call), "settling asks, and does not wait for anything else"
                 link.start(step)
                 while not link.wait(step, min(deadline, time.monotonic() + _SETTLE_S)):
-                    if not link.connection.ready:
+                    if not link.connection.ready or liveness.is_away(time.monotonic(), link):
                         return
                     if time.monotonic() >= deadline:
                         raise Timeout(f"{link.route.name}: no answer to an ack within {link.timeout_s:g} seconds")

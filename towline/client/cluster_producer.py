@@ -13,13 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any, Final
+from typing import Any
 
 from towline.client import process_end
 from towline.client.cluster import Cluster
 from towline.client.delays import Time, as_deliver_at
 from towline.client.errand import Place, There
-from towline.client.fleet import DEDUP
+from towline.client.fleet import DEDUP, Liveness
 from towline.client.link import MADE_BEFORE_FORK
 from towline.client.outgoing import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
 from towline.client.parcel import Parcel, Pending
@@ -30,32 +30,11 @@ from towline.client.sharding import count_shards as ask_shards
 from towline.client.shipping import raise_unseen
 from towline.client.spreading import Outcome, count_shards
 from towline.client.steps import drive
-from towline.errors import Closed, NotOwner, Refused, Timeout, Unavailable
+from towline.errors import Closed, NotOwner, Refused, Timeout, TooMany, Unavailable
 from towline.model import Priority
 from towline.protocol.ordering import Sharded
 
-__all__ = ["HANGS_S", "ClusterProducer", "Pulse"]
-
-HANGS_S: Final = 1.0
-"""A broker that owes us an answer and says nothing for so long is taken for away."""
-_BREAKS_S: Final = 0.05
-
-
-class Pulse:
-    """Whether a broker that owes us answers gives any."""
-
-    __slots__ = ("_since",)
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def is_away(self, now: float, *, waiting: bool, ready: bool, heard_at: float) -> bool:
-        if not waiting:
-            self._since = None
-            return False
-        if self._since is None or (ready and heard_at > self._since):
-            self._since = now
-        return now - self._since > (HANGS_S if ready else _BREAKS_S)
+__all__ = ["ClusterProducer"]
 
 
 class ClusterProducer(Producer):
@@ -79,7 +58,7 @@ class ClusterProducer(Producer):
         self._salt = secrets.token_hex(4)
         self._guard = threading.RLock()
         self._branches: dict[str, Producer] = {}
-        self._pulses: dict[str, Pulse] = {}
+        self._alive: dict[str, Liveness] = {}
         self._routes: dict[str, Producer] = {}
         self._version = self._fleet.version
         self._closing = False
@@ -154,7 +133,7 @@ class ClusterProducer(Producer):
         if needed or not self._keeps or self._fleet.pick(topic) is not None:
             try:
                 shards = drive(count_shards(self._fleet, self._shards, topic, needed=needed), self._go)
-            except (Unavailable, Refused):
+            except (Unavailable, Refused, TooMany):
                 if needed:
                     raise
         with self._guard:
@@ -168,7 +147,7 @@ class ClusterProducer(Producer):
             return
         try:
             self._cluster.run(topic, self._shards.find(topic, needed=needed))
-        except (Unavailable, Refused):
+        except (Unavailable, Refused, TooMany):
             if needed:
                 raise
 
@@ -178,7 +157,19 @@ class ClusterProducer(Producer):
 
     def _route(self, topic: str) -> Producer:
         with self._guard:
-            found = self._routes[topic] = self._branch(self._fleet.route(self._salt, topic))
+            found = self._routes[topic] = self._serving(topic)
+            return found
+
+    def _serving(self, topic: str) -> Producer:
+        """The producer of the broker that this topic is sent to now."""
+        while True:
+            broker = self._fleet.route(self._salt, topic)
+            try:
+                found = self._branch(broker)
+            except Unavailable:
+                if self._fleet.get(broker) is None:
+                    continue  # it left the cluster in this moment
+                raise
             found.welcome(topic)
             return found
 
@@ -191,7 +182,7 @@ class ClusterProducer(Producer):
                     found = self._branches[broker] = self._make(broker, self._counts)
                     # We end it ourselves, when what it gave to others has been sent, too.
                     process_end.forget(found)
-                    self._pulses[broker] = Pulse()
+                    self._alive[broker] = Liveness(patient=self._fleet.tells_owners)
         return found
 
     # In the thread that watches
@@ -214,9 +205,7 @@ class ClusterProducer(Producer):
 
     def _is_away(self, broker: str, branch: Producer, now: float) -> bool:
         link = branch.link
-        away = self._pulses[broker].is_away(
-            now, waiting=branch.owes, ready=link.connection.ready, heard_at=link.last_received
-        )
+        away = self._alive[broker].is_away(now, link, waiting=branch.owes)
         if away:
             self._fleet.suspect(broker)
         elif link.connection.ready:
@@ -234,9 +223,7 @@ class ClusterProducer(Producer):
             topics = branch.topics() | {topic for topic, route in self._routes.items() if route is branch}
             moved = {topic for topic in topics if self._fleet.route(self._salt, topic) != broker}
             for parcel in branch.give_away(moved) if moved else ():
-                target = self._branch(self._fleet.route(self._salt, parcel.topic))
-                target.welcome(parcel.topic)
-                target.adopt(parcel)
+                self._serving(parcel.topic).adopt(parcel)
 
     def _evacuate(self, broker: str) -> None:
         if self._fleet.pick("", (broker,)) is None:

@@ -27,11 +27,13 @@ from towline.errors import (
     Stopping,
     TowlineError,
     Unavailable,
+    Unsupported,
     from_code,
 )
 from towline.protocol import PREFACE, Decoder, Envelope, decode_answer, encode_envelope
 from towline.protocol.messages import (
     VERSION,
+    VERSION_MIN,
     Answer,
     Attach,
     Attached,
@@ -42,6 +44,7 @@ from towline.protocol.messages import (
     Request,
     Welcome,
 )
+from towline.protocol.versions import show_version
 
 __all__ = ["Buffer", "Call", "Connection", "Member", "State"]
 
@@ -66,6 +69,7 @@ class Member(Protocol):
     """A consumer, as far as a connection must know it to bring it back."""
 
     id: int
+    topic: str
 
     def attach(self, max_bytes: int) -> Attach:
         """How to come back, in so many bytes: it names what is held."""
@@ -162,11 +166,15 @@ class Call:
 
 class Connection:
     def __init__(self, token: str = "", secret: str = "") -> None:
-        self._hello = Hello(VERSION, VERSION, token, secret, "towline-python")
+        self.address = ""
+        """Of the broker that was met last, for people."""
+        self._hello = Hello(VERSION_MIN, VERSION, token, secret, "towline-python")
         self.state = State.DOWN
         self._closed_unmet = 0
         self.follows = False
         """Of the brokers of one store, it goes to the one that serves what it asks for."""
+        self.version = VERSION
+        """Of the protocol: that which the broker speaks as well."""
         self.welcome: Welcome | None = None
         self.member: Member | None = None
         self.answered = 0
@@ -184,6 +192,17 @@ class Connection:
     @property
     def unanswered(self) -> int:
         return len(self._calls)
+
+    @property
+    def topic(self) -> str | None:
+        """What it is needed for: the topic of its consumer, or of the first call without an answer. None if there is
+        none, or it is not about one topic."""
+        if self.member is not None:
+            return self.member.topic
+        request = next((call.request for call in list(self._calls.values())), None)
+        frames = getattr(request, "frames", None)
+        found: str | None = frames[0].topic if frames else getattr(request, "topic", None)
+        return found
 
     # Asking
 
@@ -215,11 +234,22 @@ class Connection:
         try:
             if member is not None and request.subscription != member.id:  # type: ignore[attr-defined]
                 request = msgspec.structs.replace(request, subscription=member.id)
-            return [encode_envelope(call.number, request, sum(map(len, buffers)) if buffers else 0), *buffers]
+            size = sum(map(len, buffers)) if buffers else 0
+            return [encode_envelope(call.number, request, size, self.version), *buffers]
+        except Unsupported as error:
+            del self._calls[call.number]
+            call.fail(self._unsupported(error))
+            return []
         except (OverflowError, TypeError, ValueError) as error:
             del self._calls[call.number]
             call.fail(BadRequest(f"{type(call.request).__name__} cannot be sent: {error}"))
             return []
+
+    def _unsupported(self, error: Unsupported) -> Unsupported:
+        broker = self.welcome.broker if self.welcome is not None else ""
+        return Unsupported(
+            f"broker {broker} at {self.address} {error}, and the broker speaks {show_version(self.version)}: upgrade it"
+        )
 
     # A socket comes and goes
 
@@ -283,10 +313,10 @@ class Connection:
                     # but what else it says in this moment still counts.
                     call.sent -= 1
                     kept.add(call)
-                    going = going or from_code(answer.code, answer.message)
+                    going = going or answer.error
                     continue
                 del self._calls[envelope.number]
-                call.fail(from_code(answer.code, answer.message))
+                call.fail(answer.error)
             else:
                 if type(answer) is Pulled and answer.more and type(call.request) is Pull:
                     self._calls[envelope.number] = call.next = call.following()
@@ -301,7 +331,7 @@ class Connection:
         """The broker ends the connection, and says why under a number that is nobody's."""
         answer = decode_answer(envelope)
         if isinstance(answer, Failed):
-            error = from_code(answer.code, answer.message)
+            error = answer.error
             if isinstance(error, Stopping) and self.ready:
                 # It says that it has done nothing of all that is not answered: another broker may.
                 for call in self._calls.values():
@@ -312,25 +342,27 @@ class Connection:
         answer = decode_answer(envelope)
         if isinstance(answer, Failed):
             no_token = answer.code in (Refused.code, NotLetIn.code) and not self._hello.token
-            raise from_code(answer.code, answer.message + "; no token was given" * no_token)
+            raise from_code(answer.code, answer.message + "; no token was given" * no_token, answer.exact)
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"a greeting was answered by {type(answer).__name__}")
-        if answer.version != VERSION:
-            raise ProtocolError(f"the broker speaks version {answer.version}, this client {VERSION}")
-        self.welcome = answer
+        if not VERSION_MIN <= answer.version <= VERSION:
+            raise ProtocolError(
+                f"the broker speaks version {answer.version} of the protocol, this client {VERSION_MIN} to {VERSION}"
+            )
+        self.welcome, self.version = answer, answer.version
         self._decoder.limit = _ANSWER_LIMIT
         if self.member is None:
             return self._take_up()
         self.state = State.ATTACHING
         number = self._take_number()
         self._greeting[number] = self._on_attached
-        return [encode_envelope(number, self.member.attach(answer.max_request_bytes))]
+        return [encode_envelope(number, self.member.attach(answer.max_request_bytes), 0, self.version)]
 
     def _on_attached(self, envelope: Envelope) -> list[Buffer]:
         answer, member = decode_answer(envelope), self.member
         assert member is not None, "only a connection with a consumer attaches"
         if isinstance(answer, Failed):
-            error = from_code(answer.code, answer.message)
+            error = answer.error
             if answer.code in (_UNAVAILABLE, NotOwner.code):
                 raise error
             self.member = None

@@ -34,6 +34,11 @@ class Route:
     def address(self) -> tuple[str, int]:
         return self.target.addresses[self._at]
 
+    @property
+    def shown(self) -> str:
+        """The address in use as `host:port`; empty for a broker inside the process."""
+        return show_address(*self.address) if self.target.addresses else ""
+
     def prefer(self, address: str) -> bool:
         """Go on with this one, `host:port`, if we know it."""
         for at, known in enumerate(self.target.addresses):

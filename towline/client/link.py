@@ -19,7 +19,8 @@ from towline.client.connection import Buffer, Call, Connection
 from towline.client.dial import CONNECT_S, Route, explain, never_better
 from towline.client.steps import Flow, Start, Wait
 from towline.client.transport import Transport, make_transport
-from towline.errors import Closed, NotOwner, Timeout, TowlineError, Unavailable
+from towline.errors import Closed, NotOwner, Timeout, TooManyConnections, TowlineError, Unavailable
+from towline.protocol.messages import Beat
 
 __all__ = ["CLOSED", "MADE_BEFORE_FORK", "Dial", "Link", "no_answer"]
 
@@ -28,6 +29,8 @@ Dial = Callable[[Route, float], socket.socket]
 
 _MAX_READS: Final = 100
 _FOLLOW_S: Final = 0.02
+_PAUSE_S: Final = 0.05
+"""How long is waited before a new try without looking whether there is a better place to go."""
 CLOSED: Final = "the client was closed, or the consumer or producer that this belongs to"
 MADE_BEFORE_FORK: Final = "this {} was made before a fork: connect again in the child process"
 
@@ -59,6 +62,8 @@ class Link:
         self._waiters: dict[Call, Any] = {}
         self._backoff = Backoff()
         self._retry_at = 0.0
+        self._dialled = ""
+        self._sign: Call | None = None
         self._opened_at = 0.0
         self._down_since = time.monotonic()
         self.cause: Exception | None = None
@@ -143,8 +148,9 @@ class Link:
             if buffers:
                 self._write(buffers)
 
-    def wait(self, call: Call, deadline: float) -> bool:
-        """True when the call is answered, False at the deadline."""
+    def wait(self, call: Call, deadline: float, connect_s: float = 0.0) -> bool:
+        """True when the call is answered, False at the deadline. A connection that has to be made first may take
+        `connect_s`, if that is longer: who comes back again and again would else make none that takes its time."""
         while not call.done:
             if self._pump.acquire(False):
                 try:
@@ -152,7 +158,7 @@ class Link:
                         left_s = deadline - time.monotonic()
                         if left_s <= 0:
                             return False
-                        self._pump_once(left_s, left_s)
+                        self._pump_once(left_s, max(left_s, connect_s))
                 finally:
                     self._leave_pump()
             elif not self._follow(call, deadline):
@@ -274,9 +280,10 @@ class Link:
                 return
         pause_s = self._retry_at - time.monotonic()
         if pause_s > 0:
-            self._closing.wait(min(pause_s, timeout_s))
-            if pause_s > timeout_s:
+            self._closing.wait(min(pause_s, timeout_s, _PAUSE_S))
+            if pause_s > min(timeout_s, _PAUSE_S):
                 return
+        self._dialled = self.route.shown
         try:
             sock = self._dial(self.route, max(0.001, min(connect_s, CONNECT_S)))
         except OSError as error:
@@ -295,6 +302,7 @@ class Link:
             self._stash.clear()
             self._opened_at = self.last_received = time.monotonic()
             self._transport = make_transport(sock)
+            self.connection.address = self.route.name
             self._write(self.connection.open())
 
     def _bury(self) -> None:
@@ -364,6 +372,36 @@ class Link:
         self.connection.follows = True
         self._backoff = Backoff(0.02, 0.3)
 
+    @property
+    def at(self) -> str:
+        """The broker that it is connected to, or tries next, as `host:port`."""
+        return self._dialled if self._transport is not None else self.route.shown
+
+    def lead_to(self, address: str) -> None:
+        """What is asked for here is served there now, and the broker that was asked is silent: go there at once."""
+        if not self.lock.acquire(timeout=_PAUSE_S):
+            # A thread is writing to a broker that stands still.
+            self.cut()
+            self.lock.acquire()
+        try:
+            self._break(NotOwner(f"what was asked for is served by the broker at {address}"))
+            self.route.prefer(address)
+            self._retry_at = 0.0
+        finally:
+            self.lock.release()
+
+    def ask_for_sign(self) -> None:
+        """Ask for a sign of life, unless that was done: a broker that is only busy gives it at once."""
+        transport = self._transport
+        if transport is None or not (self._sign is None or self._sign.done) or not self.lock.acquire(blocking=False):
+            return
+        try:
+            if self.connection.ready and not self._closing.is_set() and transport.takes_more():
+                self._sign = Call(Beat())
+                self.start(self._sign)
+        finally:
+            self.lock.release()
+
     def give_up(self, error: Exception) -> None:
         """Treat the connection as broken: the broker does not answer on it any more."""
         with self.lock:
@@ -398,4 +436,5 @@ def no_answer(route: Route, cause: Exception | None, ready: bool, timeout_s: flo
         return Timeout(
             f"{route.name}: no answer within {timeout_s:g} seconds; it may have been carried out all the same"
         )
-    return Unavailable(f"{route.name} cannot be reached within {timeout_s:g} seconds: {explain(route, cause)}")
+    kind = TooManyConnections if isinstance(cause, TooManyConnections) else Unavailable
+    return kind(f"{route.name} cannot be reached within {timeout_s:g} seconds: {explain(route, cause)}")

@@ -14,7 +14,8 @@ from towline.client.outgoing import as_sought_key, as_time_us
 from towline.client.section import Section
 from towline.client.sharding import ShardMap
 from towline.client.steps import Flow
-from towline.errors import BadRequest, NotFound, ProtocolError
+from towline.errors import BadRequest, NotFound, ProtocolError, TooLarge
+from towline.frame.layout import unpacked_bytes
 from towline.model import LANES, Priority, check_topic, lane_names, parse_message_id
 from towline.protocol import split_attachments
 from towline.protocol.messages import Find, Found
@@ -22,6 +23,8 @@ from towline.protocol.messages import Find, Found
 __all__ = ["find", "message"]
 
 MAX_BYTES: Final = 4 << 20
+FOUND_BYTES: Final = 64 << 20
+"""All that is found fits into this, unpacked: it is in memory at once."""
 
 
 def message(message_id: str) -> Flow[Message]:
@@ -52,20 +55,21 @@ def find(
     wanted = as_sought_key(key)
     since_us, until_us = (0 if time is None else as_time_us(time) for time in (since, until))
     found: list[Message] = []
+    size = 0
     shards = yield from ShardMap().look_up(topic)
     if shards and priority is not None:
         raise BadRequest(f"topic {topic} is ordered, with {shards} shards: there is no priority {priority!r} in it")
     for number, lane in enumerate(lane_names(shards)):
         if priority in (None, lane):
             request = Find(topic, number, wanted, 0, since_us, until_us, limit, MAX_BYTES)
-            found += yield from _find_in(request, shards)
+            size += yield from _find_in(request, shards, found, size)
     found.sort(key=attrgetter("appended_at_us"))
     return found[:limit]
 
 
-def _find_in(request: Find, shards: int) -> Flow[list[Message]]:
-    found: list[Message] = []
-    first, room = 0, request.max_messages
+def _find_in(request: Find, shards: int, found: list[Message], before: int) -> Flow[int]:
+    """Add what is in one lane; how many bytes that is. So many were found `before`."""
+    first, room, size = 0, len(found) + request.max_messages, 0
     while True:
         asked = Find(
             request.topic,
@@ -83,8 +87,15 @@ def _find_in(request: Find, shards: int) -> Flow[list[Message]]:
             raise ProtocolError(f"Find was answered by {type(answer).__name__}")
         assert call.attachments is not None, "an answered call has its attachments, maybe empty"
         frames = split_attachments(call.attachments, [part.length for part in answer.parts])
+        size += sum(map(unpacked_bytes, frames))
+        if found and before + size > FOUND_BYTES:
+            raise TooLarge(
+                f"more than {FOUND_BYTES:,} bytes were found in topic {request.topic}, which is too much at once: give "
+                "a lower limit, or times that lie closer together"
+            )
         for part, data in zip(answer.parts, frames, strict=True):
             found += Section(request.topic, part, data, shards=shards).messages()
         if answer.next >= answer.end or answer.next <= first or len(found) >= room:
-            return found[:room]
+            del found[room:]
+            return size
         first = answer.next

@@ -18,10 +18,12 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from towline.errors import BadRequest, QueueFull, StoreLocked
+from towline.files import make_folder, narrow, open_private
 
 __all__ = ["MAGIC", "SpoolFile", "spool_folder"]
 
@@ -36,9 +38,7 @@ def spool_folder(folder: str | Path) -> Path:
     """The folder, made if need be; only its owner can look into it, for it holds messages."""
     path = Path(folder)
     try:
-        made = [one for one in (path, *path.parents) if not one.exists()]
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for one in made:
+        for one in make_folder(path):
             _sync_folder(one.parent)
     except OSError as error:
         raise BadRequest(f"spool_dir {path} cannot be used: {error.strerror}") from None
@@ -54,6 +54,8 @@ class SpoolFile:
         self._lock = threading.Lock()
         self._fd = _open_locked(path)
         try:
+            with suppress(FileNotFoundError, PermissionError):
+                narrow(path.with_suffix(".torn"), 0o600)
             self.size = self._check()
         except BaseException:
             os.close(self._fd)
@@ -144,7 +146,7 @@ class SpoolFile:
             good = last_bad
         if good < there:
             torn = self.path.with_suffix(".torn")
-            with torn.open("wb") as copy:
+            with os.fdopen(open_private(torn, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, secret=True), "wb") as copy:
                 copy.write(os.pread(self._fd, there - good, good))
                 copy.flush()
                 os.fsync(copy.fileno())
@@ -168,7 +170,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _open_locked(path: Path) -> int:
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_private(path, os.O_RDWR | os.O_CREAT, secret=True)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -16,7 +16,7 @@ from towline.client.outgoing import as_bodies
 from towline.client.receipts import Receipts
 from towline.client.sharding import Common, Content, ShardMap, not_ordered, shards_of
 from towline.client.steps import Flow
-from towline.errors import Conflict, NotFound, Partly, Refused, TowlineError, Unavailable, WrongShard
+from towline.errors import Conflict, NotFound, Partly, Refused, TooMany, TowlineError, Unavailable, WrongShard
 from towline.protocol.cluster import BrokerState
 from towline.protocol.messages import GroupState, LaneState, TopicState
 from towline.protocol.ordering import Purged, Sharded, Sought
@@ -50,6 +50,8 @@ _SUMMED: Final = [
     "retrying",
     "connections",
     "delayed",
+    "groups_expiring",
+    "groups_removed",
 ]
 
 
@@ -71,7 +73,7 @@ def count_shards(fleet: Fleet, shards: ShardMap, topic: str, *, needed: bool) ->
     while not answer.known and others:
         try:
             answer = yield There(topic, sharding.count_shards(topic), others.pop(), if_alive=True)
-        except (Unavailable, Refused):
+        except (Unavailable, Refused, TooMany):
             continue
     shards.put(topic, answer.shards)
     if needed and not answer.shards:
@@ -266,6 +268,12 @@ def _merged_group(one: GroupState, other: GroupState) -> GroupState:
         dead=one.dead + other.dead,
         members=list(members.values()),
         unreadable=one.unreadable or other.unreadable,
+        retry_load=max(one.retry_load, other.retry_load),
+        unused_s=min(one.unused_s, other.unused_s),
+        # Each removes what is its own, once none of them has seen it used for long enough.
+        expires_in_s=-1.0
+        if min(one.expires_in_s, other.expires_in_s) < 0
+        else max(one.expires_in_s, other.expires_in_s),
     )
 
 

@@ -47,6 +47,9 @@ class Transport(Protocol):
     def readable(self, timeout_s: float, also: int = -1) -> bool:
         """Wait until there is something to read, here or on the descriptor `also`; True if it is here."""
 
+    def takes_more(self) -> bool:
+        """Whether a few bytes can be written at once."""
+
     def shut_down(self) -> None:
         """End the stream, so that a thread that reads comes back. The descriptor stays valid until `close`."""
 
@@ -162,6 +165,9 @@ class PlainTransport:
             if sent:
                 views[0] = views[0][sent:]
 
+    def takes_more(self) -> bool:
+        return bool(wait_for(self._sock.fileno(), select.POLLOUT, 0.0))
+
     def shut_down(self) -> None:
         _shut_down(self._sock)
 
@@ -221,6 +227,9 @@ class TlsTransport:
                 view = view[sent:]
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 _await_room(self._sock, on_stall)
+
+    def takes_more(self) -> bool:
+        return bool(wait_for(self._sock.fileno(), select.POLLOUT, 0.0))
 
     def shut_down(self) -> None:
         _shut_down(self._sock)
