@@ -67,7 +67,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("DELETE", "/topics/{topic}"): Route("/topics/nowhere", [("delete", topic("nowhere"))]),
     ("POST", "/topics/{topic}/purge"): Route("/topics/nowhere/purge", [("delete", topic("nowhere"))]),
     ("GET", "/groups"): Route("/groups", OWN),
-    ("GET", "/topics/{topic}/groups"): Route("/topics/orders/groups", OWN),
+    ("GET", "/topics/{topic}/groups"): Route("/topics/orders/groups", [("describe", ORDERS)]),
     ("GET", "/topics/{topic}/groups/{group}"): Route("/topics/orders/groups/billing", of_group("describe", "billing")),
     ("PUT", "/topics/{topic}/groups/{group}"): Route(
         "/topics/orders/groups/billing", of_group("alter", "billing"), {"max_attempts": 16}
@@ -196,7 +196,7 @@ def test_a_role_gets_through_where_its_grants_say_and_nowhere_else(broker: Secur
         broker.admin.access.revoke_token(f"rest-{role}")
         while http.get("/me").status_code == 503:
             pass  # its connection has just been closed
-        assert set(statuses(http)) == {401}
+        assert set(statuses(http)) <= {401, 429}  # who is wrong too often is not asked after any more
 
 
 def test_without_a_token_nothing_is_open(door: str) -> None:

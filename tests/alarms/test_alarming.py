@@ -21,7 +21,13 @@ from towline.model import RetryPolicy
 @pytest.fixture(scope="module")
 def broker(mailbox: tuple[Mailbox, int], tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     store = tmp_path_factory.mktemp("alarms") / "data"
-    settings = {"smtp": f"127.0.0.1:{mailbox[1]}", "smtp_tls": "none", "alarm_wait_s": 0, "durability": "os"}
+    settings = {
+        "smtp": f"127.0.0.1:{mailbox[1]}",
+        "smtp_tls": "none",
+        "alarm_wait_s": 0,
+        "webhook_allow": "127.0.0.1",
+        "durability": "os",
+    }
     with BrokerProcess(f"file:{store}", log_level="error", name="harbour", **settings) as process:
         yield process
 

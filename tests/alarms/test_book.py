@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from towline.alarms.book import DROPPED_MAX, RuleBook
 from towline.alarms.rule import RULES_MAX, AlarmRule
-from towline.errors import NotFound, TooLarge
+from towline.errors import NotFound, TooMany
 
 NAMES = ("late", "dead", "disk")
 STEPS = st.lists(
@@ -95,7 +95,7 @@ def test_a_book_is_bounded() -> None:
     book = RuleBook()
     for n in range(RULES_MAX):
         book.put(rule(f"r{n}"), n)
-    with pytest.raises(TooLarge):
+    with pytest.raises(TooMany):
         book.put(rule("one-more"), 1)
     assert not book.merge(RuleBook([rule("one-more")]))
     with pytest.raises(NotFound):

@@ -66,7 +66,7 @@ def test_every_kind_is_here() -> None:
 
 async def look(bench: Bench) -> None:
     """Ask for the figures, which makes the broker take them anew. (Every few seconds it does so by itself.)"""
-    await bench.broker.outlook.surveyor.pulse(Pulse(), dict)
+    await bench.broker.outlook.surveyor.pulse(Pulse(), bench.broker.stat)
 
 
 async def trouble(bench: Bench, clock: FastClock) -> None:
@@ -116,7 +116,12 @@ def test_each_kind_is_told_together_repeated_sparingly_and_cleared(
         return sorted(found)
 
     async def main() -> None:
-        settings = {"smtp": f"127.0.0.1:{mailbox[1]}", "smtp_tls": "none", "alarm_wait_s": 0}
+        settings = {
+            "smtp": f"127.0.0.1:{mailbox[1]}",
+            "smtp_tls": "none",
+            "alarm_wait_s": 0,
+            "webhook_allow": "127.0.0.1",
+        }
         async with World("log", tmp_path).open(clock, name="harbour", **settings) as bench:
             alarms = bench.broker.outlook.alarms
             await trouble(bench, clock)

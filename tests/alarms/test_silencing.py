@@ -23,7 +23,13 @@ Hook = tuple[str, "queue.Queue[dict[str, Any]]"]
 
 @pytest.fixture
 def broker(mailbox: tuple[Mailbox, int], tmp_path: Path) -> Iterator[BrokerProcess]:
-    settings = {"smtp": f"127.0.0.1:{mailbox[1]}", "smtp_tls": "none", "alarm_wait_s": 0, "durability": "os"}
+    settings = {
+        "smtp": f"127.0.0.1:{mailbox[1]}",
+        "smtp_tls": "none",
+        "alarm_wait_s": 0,
+        "webhook_allow": "127.0.0.1",
+        "durability": "os",
+    }
     with BrokerProcess(f"file:{tmp_path}/data", log_level="error", name="harbour", **settings) as process:
         yield process
 

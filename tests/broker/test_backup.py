@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from tests.broker.conftest import ACK, Bench, World
+from tests.broker.test_producers_file import send_ids
 from tests.broker.test_recovery import crash
+from tests.broker.test_snapshots import fragmented
 from tests.broker.test_transactions import decide, prepare, states
 from tests.eventually import eventually_done
 from towline.broker.backup import LEASE_S, Holdings, holdings_of
@@ -156,6 +158,37 @@ def test_a_backup_under_load_has_everything_that_was_acknowledged_before_its_end
 
 
 # What the broker promises meanwhile
+
+
+def test_documents_that_are_saved_anew_while_they_are_copied_fit_each_other(
+    disk: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with disk.open(heartbeat_s=3600.0) as bench:
+            loop, copy = asyncio.get_running_loop(), backup._copy
+            await fragmented(bench)
+            await send_ids(bench, 0, 3_000, "ids")
+            other = await bench.attach(consumer="c2")
+            left = {"consumerOffset", "producers"}
+
+            async def go_on() -> None:
+                await bench.act(other, ACK, await bench.pull(other, 1))
+                await send_ids(bench, 3_000 * (2 - len(left)), 3_000, "ids")
+                await bench.broker._save_snapshots(everything=True)
+
+            def copying(source: Path, target: Path, **given: object) -> None:
+                copy(source, target, **given)  # type: ignore[arg-type]
+                kind = source.name.partition(".")[0].partition("-")[0]
+                if kind in left:
+                    left.remove(kind)
+                    asyncio.run_coroutine_threadsafe(go_on(), loop).result()
+
+            monkeypatch.setattr(backup, "_copy", copying)
+            await copied(bench, tmp_path / "backup")
+        assert not left
+        assert backup.read_manifest(tmp_path / "backup").holdings["problems"] == []
+
+    asyncio.run(main())
 
 
 def test_a_broker_trims_nothing_for_a_backup_until_it_is_done_or_not_heard_of(disk: World) -> None:

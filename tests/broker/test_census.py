@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import towline
 from tests.cluster.conftest import Brokers
 from tests.eventually import eventually_done
 from towline.aio import Client, connect
+from towline.broker.census import GroupFacts
+from towline.broker.history import GROUPS_MAX, POINTS, History
 from towline.client.joining import _ordered
 from towline.model import RetryPolicy
 
@@ -112,3 +115,38 @@ def test_business_lines_are_shown_in_the_order_that_was_set(tmp_path: Path) -> N
 def test_business_lines_of_brokers_that_differ_are_put_together() -> None:
     assert _ordered([["a", "c"], ["b"]]) == ["a", "b", "c"]
     assert _ordered([["zoo", "shop"], ["zoo", "attic", "shop"], []]) == ["zoo", "attic", "shop"]
+
+
+def facts(group: str) -> GroupFacts:
+    one = GroupFacts("orders", group, 0, 0.0)
+    one.lag = 7
+    return one
+
+
+def test_with_more_busy_groups_than_places_those_that_have_one_keep_their_figures() -> None:
+    history = History()
+    for minute in range(5):
+        for number in range(GROUPS_MAX + 50):
+            history.note_group(minute * 60_000_000, facts(f"group-{number}"))
+    lengths = [len(history.of_group("orders", f"group-{number}")[0]) for number in range(GROUPS_MAX + 50)]
+    assert lengths == [5] * GROUPS_MAX + [0] * 50
+    # Whoever was idle long enough makes room.
+    for minute in range(5, 8):
+        for number in range(1, GROUPS_MAX + 50):
+            history.note_group(minute * 60_000_000, facts(f"group-{number}"))
+    assert history.of_group("orders", "group-0")[0] == []
+    assert history.of_group("orders", f"group-{GROUPS_MAX}")[1]["lag"] == [7, 7, 7]
+
+
+def test_figures_over_time_take_no_more_than_a_few_megabytes() -> None:
+    tracemalloc.start()
+    try:
+        history = History()
+        for turn in range(POINTS + 100):
+            for number in range(GROUPS_MAX):
+                history.note_group(turn * 5_000_000, facts(f"group-{number}"))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(history.of_group("orders", "group-0")[0]) == POINTS
+    assert taken < 5 << 20

@@ -61,7 +61,7 @@ def test_a_damaged_file_falls_back_to_its_predecessor_and_says_so(
         damage(config(disk, name))
         async with disk.open() as bench:
             # What the older file does not know is found in the streams.
-            assert [state.config.name for state in bench.broker.topic_states()] == ["orders", "stock"]
+            assert [state.config.name for state in await bench.broker.topic_states()] == ["orders", "stock"]
             member = await bench.attach()
             assert (await bench.pull(member)).bodies == [b"one", b"two"] * 2
 
@@ -72,7 +72,7 @@ def test_a_damaged_file_falls_back_to_its_predecessor_and_says_so(
     assert f"config file {name} is not used: it cannot be read: " in said[0]
 
 
-def test_a_missing_file_falls_back_to_its_predecessor_too(disk: World) -> None:
+def test_a_missing_file_falls_back_to_its_predecessor_and_what_changed_since(disk: World) -> None:
     async def main() -> None:
         await make(disk, "orders")
         async with disk.open() as bench:
@@ -80,7 +80,7 @@ def test_a_missing_file_falls_back_to_its_predecessor_too(disk: World) -> None:
             await bench.broker.put_topic(PutTopic(TopicConfig("orders", retention_s=90.0)))
         config(disk, "topics.json").unlink()
         async with disk.open() as bench:
-            assert bench.broker.topic_state("orders").config.retention_s == 60.0
+            assert bench.broker.topic_state("orders").config.retention_s == 90.0
 
     asyncio.run(main())
 
@@ -232,7 +232,7 @@ def test_a_topic_made_by_the_first_send_takes_over_the_template(world: World) ->
         await bench.broker.create_topic(TopicConfig("made"))
         assert bench.broker.topic_state("made").config.retention_s is None
         assert bench.broker.template().config.retention_s == 77.0
-        assert [state.config.name for state in bench.broker.topic_states()] == ["made", "orders"]
+        assert [state.config.name for state in await bench.broker.topic_states()] == ["made", "orders"]
 
     world.run(scenario)
 

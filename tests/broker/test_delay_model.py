@@ -25,7 +25,7 @@ TOPICS = ("orders", "stock")
 async def lanes(bench: Bench) -> dict[bytes, tuple[str, int, int]]:
     """Everything that is in the lanes: topic, lane and number; a message that is there twice is a fault."""
     seen: dict[bytes, tuple[str, int, int]] = {}
-    for state in bench.broker.topic_states():
+    for state in await bench.broker.topic_states():
         for lane in range(len(LANES)):
             at = 0
             while True:
@@ -148,7 +148,7 @@ class Model:
         overdue = [body for body in self.waiting() if max(self.due_us[body], self.sent_us[body] + 1) <= now_us]
         assert not overdue, (overdue, "should have been delivered")
         counts = Counter(self.where[body][0] for body in self.waiting())
-        for topic in (state.config.name for state in bench.broker.topic_states()):
+        for topic in (state.config.name for state in await bench.broker.topic_states()):
             assert bench.broker.topic_state(topic).delayed == counts[topic]
 
     async def compare_list(self, bench: Bench) -> None:

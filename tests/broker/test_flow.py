@@ -272,9 +272,9 @@ def test_a_unit_is_stored_whole_or_not_at_all(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         with pytest.raises(BadFrame):
             bench.broker.send([("orders", 1, encode([b"a"])), ("stock", 0, b"nonsense")])
-        assert bench.broker.topic_states() == []
+        assert await bench.broker.topic_states() == []
         await bench.broker.send([("orders", 1, encode([b"a"])), ("stock", 0, encode([b"b"]))])
-        assert [state.config.name for state in bench.broker.topic_states()] == ["orders", "stock"]
+        assert [state.config.name for state in await bench.broker.topic_states()] == ["orders", "stock"]
 
     world.run(scenario)
 

@@ -64,16 +64,16 @@ def test_shards_wait_for_a_lower_broker_until_it_has_told_that_nothing_is_left(d
         assert await deliverable(mq) == list(range(SHARDS)), "it is alone"
         clock.ahead_s += 2 * SETTLE_S
         mq.broker.registry.heard(state("old"))
-        mq.broker.homes.review()
+        await mq.broker.homes.review()
         assert await deliverable(mq) == theirs, "nothing is known of it"
-        mq.broker.homes.heard("old", [Backlog("orders", ours, [], {"billing": ours[:2], "other": ours})])
+        await mq.broker.homes.heard("old", [Backlog("orders", ours, [], {"billing": ours[:2], "other": ours})])
         assert await deliverable(mq) == theirs, "what is kept there may grow, while producers do not know us yet"
         clock.ahead_s += 2 * SETTLE_S
-        mq.broker.homes.review()
+        await mq.broker.homes.review()
         assert await deliverable(mq) == sorted({*range(SHARDS)} - {*ours[:2]}), "another group's backlog is its own"
-        mq.broker.homes.heard("old", [Backlog("orders", ours, [ours[0]], {"other": ours})])
+        await mq.broker.homes.heard("old", [Backlog("orders", ours, [ours[0]], {"other": ours})])
         assert await deliverable(mq) == [shard for shard in range(SHARDS) if shard != ours[0]], "it is prepared there"
-        mq.broker.homes.heard("old", [Backlog("orders", ours, [], {"other": ours})])
+        await mq.broker.homes.heard("old", [Backlog("orders", ours, [], {"other": ours})])
         assert await deliverable(mq) == list(range(SHARDS))
 
     disk.run(scenario, clock=clock)
@@ -86,12 +86,12 @@ def test_shards_wait_for_a_broker_that_is_away_with_a_backlog_until_it_is_forgot
         ours = await filled(mq)
         await deliverable(mq)
         mq.broker.registry.heard(state("old"))
-        mq.broker.homes.heard("old", [Backlog("orders", ours, [], {"billing": ours[:1]})])
+        await mq.broker.homes.heard("old", [Backlog("orders", ours, [], {"billing": ours[:1]})])
         clock.ahead_s += 1000
-        mq.broker.homes.review()
+        await mq.broker.homes.review()
         assert ours[0] not in await deliverable(mq)
         mq.broker.registry.forget("old")
-        mq.broker.homes.review()
+        await mq.broker.homes.review()
         assert await deliverable(mq) == list(range(SHARDS))
 
     disk.run(scenario, clock=clock)
@@ -105,9 +105,9 @@ def test_a_broker_that_had_nothing_is_not_waited_for_after_a_restart(disk: World
         await deliverable(mq)
         for name in ("old", "unheard"):
             mq.broker.registry.heard(state(name))
-        mq.broker.homes.heard("old", [])
+        await mq.broker.homes.heard("old", [])
         clock.ahead_s += 2 * SETTLE_S
-        mq.broker.homes.heard("old", [])
+        await mq.broker.homes.heard("old", [])
         await mq.broker.registry.save()
 
     async def after(mq: Bench) -> None:
@@ -124,14 +124,14 @@ def test_a_group_made_by_a_clock_that_was_ahead_waits_no_longer_than_others(disk
     async def scenario(mq: Bench) -> None:
         ours = await filled(mq)
         mq.broker.registry.heard(state("old"))
-        mq.broker.homes.heard("old", [])
+        await mq.broker.homes.heard("old", [])
         clock.set(AHEAD_S)
         await deliverable(mq)
         clock.set(-AHEAD_S)
-        mq.broker.homes.heard("old", [Backlog("orders", ours, [], {})])
+        await mq.broker.homes.heard("old", [Backlog("orders", ours, [], {})])
         assert not set(ours).intersection(await deliverable(mq)), "its consumers may not be attached there yet"
         clock.advance(2 * SETTLE_S)
-        mq.broker.homes.review()
+        await mq.broker.homes.review()
         assert await deliverable(mq) == list(range(SHARDS))
 
     disk.run(scenario, clock=clock)

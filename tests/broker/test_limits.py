@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.broker.conftest import NACK, Bench, World
+from tests.broker.conftest import ACK, NACK, Bench, Got, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
 from towline.broker import limits
 from towline.broker.consumers import Consumers
 from towline.broker.limits import GRACE_US
+from towline.broker.server import Server
 from towline.clock import SECOND_US, ManualClock
 from towline.frame.layout import limit_of
 from towline.model import TopicConfig
+from towline.store import Store
 
 GRACE_S = GRACE_US / SECOND_US
 
@@ -145,3 +147,95 @@ def disk_read(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.E
 
     monkeypatch.setattr(limits, "_limits_within", late)
     return asked, go_on
+
+
+COUNT = 400
+
+
+async def fragments(bench: Bench, **columns: Any) -> dict[str, Got]:
+    """Every second message is out: two consumers hold them by turns, ten at a time."""
+    for first in range(0, COUNT, 100):
+        bodies = [b"%03d" % number for number in range(first, first + 100)]
+        await bench.send("orders", *bodies, **columns)
+    held = {}
+    for first in range(0, COUNT, 10):
+        name = f"c{first // 10 % 2}-{first}"
+        member = await bench.attach(consumer=name, max_attempts=1, delays_s=(0.0,))
+        held[name] = await bench.pull(member, 10)
+        await bench.act(member, ACK, held[name], *[(1, number, 1) for number in range(first, first + 10, 2)])
+    await bench.flush()
+    return held
+
+
+@pytest.mark.parametrize("kind", ["log", "sql"])
+def test_neighbouring_fragments_that_are_out_are_read_together_after_a_restart(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And others have their turn between two reads: a broker listens before it knows all of it."""
+    durable = World(kind, tmp_path)
+
+    async def main() -> None:
+        reads, turns, reading = list[int](), 0, limits._limits_within
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        async def counted(store: Store, *given: Any) -> Any:
+            async def read(*asked: Any) -> Any:
+                reads.append(turns)
+                return await found(*asked)
+
+            found = store.read
+            monkeypatch.setattr(store, "read", read)
+            result = await reading(store, *given)
+            monkeypatch.setattr(store, "read", found)
+            return result
+
+        async with durable.open() as bench:
+            held = await fragments(bench, limits=[limit_of(0, 1 + number % 3) for number in range(100)])
+        monkeypatch.setattr(limits, "_limits_within", counted)
+        monkeypatch.setattr(limits, "READ_BYTES", 1000)
+        work = asyncio.create_task(others())
+        async with durable.open() as bench:
+            dispatcher = bench.broker.groups.named("orders", "billing")
+            await eventually_done(lambda: not dispatcher._limits.recalling)
+            work.cancel()
+            assert 4 <= len(reads) <= 8
+            assert len(set(reads)) >= len(reads) - 1
+            # Each is tried as often as its sender said.
+            for name, got in held.items():
+                member = await bench.attach(consumer=name, holding=(got.pull,))
+                await bench.act(member, NACK, got, reason="no")
+            expected = [number for number in range(1, COUNT, 2) if number % 100 % 3]
+            again = await bench.pull(await bench.attach(consumer="next"), COUNT)
+            assert sorted(int(body) for body in again.bodies) == expected
+
+    asyncio.run(main())
+
+
+def test_consumers_have_the_time_of_a_heartbeat_from_when_the_broker_listens(disk: World) -> None:
+    """However long a start takes, nobody is gone who could not come back yet."""
+
+    async def main() -> None:
+        clock = ManualClock()
+        async with disk.open(clock) as bench:
+            await bench.send("orders", b"held", lane=1)
+            got = await bench.pull(await bench.attach(timeout_s=5.0))
+        async with disk.open(clock, heartbeat_s=30.0) as bench:
+            dispatcher, consumers = bench.broker.groups.named("orders", "billing"), bench.broker.consumers
+            await eventually_done(lambda: not dispatcher._limits.recalling)
+            clock.advance(60)
+            server = await Server.start(bench.broker, "127.0.0.1", 0)
+            clock.advance(29)
+            await consumers.sweep()
+            dispatcher._on_time()
+            assert got.pull in dispatcher.group.leases
+            clock.advance(2)
+            await consumers.sweep()
+            assert got.pull not in dispatcher.group.leases
+            await server.drain_and_close()
+
+    asyncio.run(main())

@@ -159,3 +159,25 @@ def test_where_the_size_of_the_store_asks_for_it_the_oldest_go(disk: World, cloc
             assert size_of(bench) <= MIB
 
     asyncio.run(main())
+
+
+def test_a_line_of_the_log_names_a_few_of_many_messages_that_are_gone(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with world.open() as bench:
+            await bench.send("orders", *[b"x"] * 400)
+            member = await bench.attach(delays_s=(0,))
+            got = await bench.pull(member, 400)
+            await bench.act(member, ACK, got, *[(1, number, 1) for number in range(0, 400, 2)])
+            await bench.act(member, NACK, got)
+            stream = "lane/orders/middle"
+            await bench.store.trim(stream, bench.store.bounds(stream).end)
+            member.dispatcher.observe()
+            await bench.pull(member)
+
+    asyncio.run(run())
+    said, *_ = [one.getMessage() for one in caplog.records if "cannot be delivered" in one.getMessage()]
+    assert "100 message(s), lane/orders/middle 1 to 1, lane/orders/middle 3 to 3" in said
+    assert "and 95 more ranges: " in said
+    assert len(said) < 400

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 import towline
+from tests.access.declared import declared
 from tests.server.process import BrokerProcess
 from towline.client.publishing import Addressed, Publisher
 from towline.delivery.publishing import (
@@ -114,11 +115,8 @@ def test_sinks_and_staged_records_survive_a_kill(folder: str) -> None:
 
 
 def test_only_the_token_that_staged_may_publish(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("shop = s3cret-of-the-shop\nthief = s3cret-of-the-thief\n")
-    tokens.chmod(0o600)
     with (
-        BrokerProcess(tokens_file=str(tokens)) as broker,
+        BrokerProcess(**declared(tmp_path, shop="s3cret-of-the-shop", thief="s3cret-of-the-thief")) as broker,
         connect(broker, token="shop", secret="s3cret-of-the-shop") as mq,
         connect(broker, token="thief", secret="s3cret-of-the-thief") as thief,
     ):

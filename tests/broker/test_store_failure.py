@@ -67,7 +67,7 @@ def test_consumers_that_wait_are_told(tmp_path: Path, caplog: pytest.LogCaptureF
         for who in (member, fan):
             await broker.pull(who, Pull(0, 10, 1 << 20))
         waiting = [asyncio.create_task(broker.pull(who, LONG)) for who in (member, fan)]
-        await eventually_done(lambda: member.waiting and all(one.waiting for one in fan.members))
+        await eventually_done(lambda: member.waiting and fan.waiting)
         await fail(broker, disk)
         async with asyncio.timeout(20):
             for told in await asyncio.gather(*waiting, return_exceptions=True):
@@ -117,7 +117,7 @@ def test_a_walk_that_fails_is_reported_and_the_next_one_made(
         seen = broker.outlook.census
         failures = iter([StoreFailed("the disk is gone"), ZeroDivisionError("a bug")])
 
-        def listen() -> None:
+        async def listen() -> None:
             for failure in failures:
                 raise failure
 

@@ -165,3 +165,18 @@ def test_it_is_told_after_a_restart_and_when_events_are_gone(disk: World) -> Non
             assert (await trace(bench, 5)).status == "NEW"
 
     asyncio.run(main())
+
+
+def test_a_group_of_which_nothing_is_missing_is_told_whole_wherever_its_numbers_begin(world: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await a_life(bench)
+        await bench.broker.delete_group("orders", "billing")
+        member = await bench.attach(start="earliest")
+        got = await bench.pull(member, 2)
+        await bench.act(member, ACK, got)
+        await bench.flush()
+        assert bench.store.bounds("pull/orders/billing").first > 0
+        again = await trace(bench, 0)
+        assert (again.status, again.whole) == ("SUCCESS", True)
+
+    world.run(scenario)

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.broker.conftest import ACK, Bench, World
+from tests.broker.test_producers_file import counted
 from tests.broker.test_recovery import crash
 from towline.broker.broker import Broker
+from towline.broker.snapshots import LARGE_BYTES
 from towline.broker.transactions import CARRY_AFTER_US, MARKS, PREPARED
 from towline.clock import ManualClock
 from towline.delivery import transactions as rules
@@ -429,5 +431,34 @@ def test_what_was_decided_since_the_last_snapshot_keeps_its_owner_though_its_rec
             with pytest.raises(Refused):
                 await decide(bench.broker, True, "t1", token=b"thief")
             assert (await decide(bench.broker, True, "t1")).duplicate
+
+    asyncio.run(main())
+
+
+def test_a_large_snapshot_is_not_written_each_time_something_happens(disk: World) -> None:
+    finished = rules.Finished(True, 1, "shop", "a name that says nothing", b"shop-token", [1], [], "")
+
+    async def scenario(bench: Bench, clock: ManualClock) -> None:
+        broker = bench.broker
+        for number in range(10_000):
+            broker.transactions._state.finished[f"before-{number}"] = finished
+        with counted(bench.store) as sizes:
+            for number in range(5):
+                await prepare(broker, f"t{number}")
+                await broker.transactions.tidy()
+                clock.advance(0.1)
+            size = sizes["transactions.bin"]
+            assert LARGE_BYTES < size < 1 << 20, "it was written once"
+            clock.advance(60)
+            await broker.transactions.tidy()
+            assert sizes["transactions.bin"] > 1.9 * size
+
+    async def main() -> None:
+        clock = ManualClock()
+        async with disk.open(clock=clock) as bench:
+            await scenario(bench, clock)
+        async with disk.open(clock=clock) as bench:
+            assert len(bench.broker.transactions) == 5
+            assert states(bench.broker, "before-7") == [("before-7", "committed")]
 
     asyncio.run(main())

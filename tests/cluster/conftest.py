@@ -33,6 +33,8 @@ class Brokers:
         self.flags = flags
         self.stores = stores or [f"file:{folder / str(number)}" for number in range(count)]
         self.processes: list[subprocess.Popen[str] | None] = [None] * count
+        self.programs = [ROOT] * count
+        """Where each one's are: those of another version are elsewhere."""
         self.stopped: set[int] = set()
         self.credentials: dict[str, Any] = {}
 
@@ -50,10 +52,13 @@ class Brokers:
             command = [sys.executable, "-m", "towline", "serve", "--log-level", "warning", "--durability", "os"]
             command += ["--listen", self.address(number), "--store", self.stores[number], "--name", f"b{number}"]
             flags = [flag.replace("{n}", str(number)) for flag in self.flags]
-            command += ["--join", join, "--cluster-beat-s", "0.3", "--console", "off", *flags]
+            beat = [] if "--cluster-beat-s" in flags else ["--cluster-beat-s", "0.3"]
+            command += ["--join", join, "--console", "off", *beat, *flags]
+            programs = self.programs[number]
+            environment = {**os.environ, "PYTHONPATH": str(programs)}
             with (self.folder / f"{number}.log").open("a") as log:
                 self.processes[number] = subprocess.Popen(
-                    command, stdout=subprocess.PIPE, stderr=log, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+                    command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=programs, env=environment
                 )
         for number in chosen:
             process = self.processes[number]

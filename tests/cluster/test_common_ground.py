@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import towline
+from tests.access.declared import access_file
 from tests.cluster.conftest import Brokers, eventually
 from tests.server.process import BrokerProcess
 from tests.sql.server import new_database
@@ -26,11 +28,11 @@ PASSWORD = "correct horse"
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     """With security; nobody may administer access yet."""
     folder = tmp_path_factory.mktemp("common")
-    for name, text in (("tokens", "cluster = between us\n"), ("secret", "between us\n")):
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o600)
+    tokens = access_file(folder, (), cluster="a word between us")
+    (folder / "secret").write_text("a word between us\n")
+    (folder / "secret").chmod(0o600)
     flags = ["--security", "--realms", "4", "--setup-file", str(folder / "setup")]
-    flags += ["--audit-file", str(folder / "audit-{n}.jsonl"), "--tokens-file", str(folder / "tokens")]
+    flags += ["--audit-file", str(folder / "audit-{n}.jsonl"), "--access-file", str(tokens)]
     flags += ["--cluster-token", "cluster", "--cluster-secret-file", str(folder / "secret")]
     made = Brokers(folder, 2, *flags, stores=[new_database()] * 2)
     made.credentials = {"token": "root", "secret": PASSWORD}
@@ -210,3 +212,27 @@ def test_a_broker_alone_goes_on_with_the_same_book(brokers: Brokers) -> None:
     brokers.start(0)
     with at(brokers, 0) as admin:
         assert "doomed" not in {one.name for one in admin.access.tokens()}
+
+
+def test_a_transaction_is_committed_only_while_its_topics_may_be_sent_to(tmp_path: Path) -> None:
+    """On a shared database the broker that is asked is not the one that keeps the transaction."""
+    secret = "a word between us"
+    flags = ["--security", "--access-file", str(access_file(tmp_path, root=secret)), "--audit-file"]
+    brokers = Brokers(tmp_path, 1, *flags, str(tmp_path / "audit.jsonl"), stores=[new_database()])
+    brokers.credentials = {"token": "root", "secret": secret}
+    try:
+        brokers.start(0)
+        with at(brokers, 0, "root", secret) as root:
+            root.send("orders", b"first")
+            made = root.access.create_token("preparer")
+            rule = root.access.allow("preparer", "send", "topic", "orders")
+            with at(brokers, 0, "preparer", made.secret) as preparer:
+                transaction = preparer.prepare("shop", "order-1")
+                transaction.send("orders", b"x")
+                transaction.store()
+                root.access.drop_rule(rule)
+                with pytest.raises(Refused, match="may not send topic orders"):
+                    transaction.commit()
+                transaction.rollback()
+    finally:
+        brokers.close()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,15 @@ from tests.client.test_standing_through import one_by_one, pulls
 from tests.cluster.conftest import Brokers, eventually
 from tests.cluster.load import Load
 from tests.eventually import eventually_done
-from towline.errors import BadRequest, Closed, Partly, Unavailable
+from towline.client.connection import Call
+from towline.client.dial import Route
+from towline.client.fleet import Liveness
+from towline.client.link import Dial
+from towline.client.steps import Flow, Start
+from towline.errors import BadRequest, Closed, NotFound, Partly, Unavailable
 from towline.model import RetryPolicy
-from towline.protocol.messages import Pull
+from towline.protocol.messages import Pull, TopicInfo
+from towline.protocol.transactions import AwaitChecks
 
 __all__ = ["pulls"]
 
@@ -77,6 +86,89 @@ def test_a_broker_that_hangs_is_passed_over_and_used_again(brokers: Brokers, top
     finally:
         load.stop()
     assert len(load.doubled()) < IN_HAND
+
+
+async def test_a_frozen_broker_holds_up_only_what_it_may_have(
+    connect: Any, cluster_of: Callable[..., Brokers], topic: str
+) -> None:
+    """An ack and a look at all brokers wait for no more than a sign of life: here no heartbeat ends the connection."""
+    brokers = cluster_of(3, "--heartbeat-s", "3600").start().wait_for()
+    async with entered(connect(brokers.url, timeout=300)) as mq, entered(mq.consumer(topic, "g")) as consumer:
+        await do(mq.send(topic, b"x"))
+        batch = await eventually_done(lambda: consumer.pull(wait=1.0))
+        address = batch._link.route.name
+        victim = next(number for number in range(3) if brokers.address(number) == address)
+        brokers.freeze(victim)
+        await do(batch.ack())  # or it fails, because it waits until its own time is over
+        assert (await do(mq.topic(topic))).config.name == topic
+        brokers.thaw(victim)
+        await do(consumer.flush())
+        group = await do(mq.group(topic, "g"))
+        assert (group.lag, group.in_flight) == (0, 0)
+
+
+def test_a_broker_that_is_busy_gives_a_sign_of_life_and_a_frozen_one_does_not(brokers: Brokers) -> None:
+    with towline.connect(f"towline://{brokers.address(0)}", timeout=60) as mq:
+        link, call, liveness = mq._new_link(), Call(AwaitChecks("shop", 60_000)), Liveness()
+        link.start(call)
+        for _ in range(30):  # for much longer than one that is silent is waited for
+            assert not link.wait(call, time.monotonic() + 0.1)
+            assert not liveness.is_away(time.monotonic(), link)
+        brokers.freeze(0)
+        eventually(lambda: link.wait(call, time.monotonic() + 0.1) or liveness.is_away(time.monotonic(), link))
+        assert not call.done
+        brokers.thaw(0)
+        link.close()
+
+
+async def test_what_nobody_waits_for_any_more_is_not_kept(connect: Any, brokers: Brokers, topic: str) -> None:
+    """Else it would be asked again, whenever its broker comes back."""
+
+    def failing() -> Flow[None]:
+        yield Start(Call(TopicInfo(topic), [b"large"]))
+        raise ValueError("of its own")
+
+    def waiting() -> Flow[None]:
+        yield Call(AwaitChecks("shop", 60_000))
+
+    async with entered(connect(brokers.url)) as mq:
+        cluster = mq._cluster
+        with pytest.raises(ValueError, match="of its own"):
+            await do(cluster.run(topic, failing()))
+        assert not cluster._started
+        assert not cluster._buffers
+        if not asyncio.iscoroutinefunction(cluster.run):
+            return  # a thread cannot be cancelled
+        link = cluster.link(cluster.fleet.route(cluster._salt, topic))
+        while link.connection.unanswered:
+            await asyncio.sleep(0.01)
+        task = asyncio.create_task(cluster.run(topic, waiting()))
+        while not link.connection.unanswered:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait([task])
+        assert not link.connection.unanswered
+
+
+def test_brokers_are_met_also_where_it_takes_a_while_to_connect(brokers: Brokers, topic: str) -> None:
+    """As it does over TLS on a slow network. (The asyncio client connects beside all else.)"""
+    with towline.connect(brokers.url) as mq:
+        cluster = mq._cluster
+        assert cluster is not None
+        links = [cluster._watch, cluster.link(cluster.fleet.route(cluster._salt, topic))]
+        for link in links:
+            link._dial = partial(_slowly, link._dial)
+            link.give_up(ConnectionResetError())
+        with pytest.raises(NotFound):
+            mq.topic(topic)
+        eventually(lambda: all(link.connection.ready for link in links))
+
+
+def _slowly(dial: Dial, route: Route, timeout_s: float) -> socket.socket:
+    time.sleep(min(0.3, timeout_s))
+    if timeout_s < 0.3:
+        raise TimeoutError
+    return dial(route, timeout_s)
 
 
 async def test_a_producer_that_closes_takes_nothing_more(

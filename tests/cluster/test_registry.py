@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import towline
+from tests.access.declared import access_file
 from tests.cluster.conftest import ROOT, Brokers, eventually
 
 
@@ -67,17 +68,18 @@ def test_brokers_know_each_other_after_a_restart_without_being_told(cluster_of: 
 
 
 def _flags(secret: Path) -> tuple[str, ...]:
-    tokens = f"{secret}.tokens"
-    return "--tokens-file", tokens, "--cluster-token", "cluster", "--cluster-secret-file", str(secret)
+    tokens = str(secret.parent / f"{secret.name}-access" / "access.toml")
+    mine = ("--security", "--access-file", tokens)
+    return *mine, "--cluster-token", "cluster", "--cluster-secret-file", str(secret)
 
 
 def test_only_a_broker_with_the_clusters_secret_is_let_in(cluster_of: Callable[..., Brokers], tmp_path: Path) -> None:
-    for name, secret in (("ours", "pa55word"), ("theirs", "guess")):
+    for name, secret in (("ours", "a long pa55word!"), ("theirs", "guess, guess, guess")):
         (tmp_path / name).write_text(secret)
-        (tmp_path / f"{name}.tokens").write_text(f"cluster = {secret}\n")
-        (tmp_path / f"{name}.tokens").chmod(0o600)
+        (tmp_path / f"{name}-access").mkdir()
+        access_file(tmp_path / f"{name}-access", cluster=secret)
     brokers = cluster_of(3, *_flags(tmp_path / "ours"))
-    brokers.credentials = {"token": "cluster", "secret": "pa55word"}
+    brokers.credentials = {"token": "cluster", "secret": "a long pa55word!"}
     brokers.start(0, 1)
     brokers.wait_for(2)
     brokers.flags = _flags(tmp_path / "theirs")

@@ -120,17 +120,17 @@ def brokers(tmp_path: Any) -> Iterator[Brokers]:
         made.close()
 
 
-def _stored(brokers: Brokers, topic: str, lanes: list[str]) -> dict[str, list[int]]:
+def stored(brokers: Brokers, topic: str, lanes: list[str]) -> dict[str, list[int]]:
     """The bodies in the tables of a topic, by lane, in their order; their ids must have no gap."""
     database = brokers.stores[0].rpartition("/")[2]
     tables = {row[0] for row in mariadb().sql("SHOW TABLES", database)}
-    stored = {}
+    found = {}
     for lane in lanes:
         table = f"msg_p_{topic}_{lane}"
         rows = mariadb().sql(f"SELECT id, body FROM `{table}` ORDER BY id", database) if table in tables else []
         assert [int(row[0]) for row in rows] == list(range(len(rows))), f"numbers are missing in {table}"
-        stored[lane] = [int(row[1]) for row in rows]
-    return stored
+        found[lane] = [int(row[1]) for row in rows]
+    return found
 
 
 def test_brokers_come_and_go_at_random(brokers: Brokers, topic: str, request: pytest.FixtureRequest) -> None:
@@ -156,11 +156,11 @@ def test_brokers_come_and_go_at_random(brokers: Brokers, topic: str, request: py
         load.stop()
         ordered.close()
     assert not load.errors
-    shared = [number for numbers in _stored(brokers, topic, ["high", "middle", "low"]).values() for number in numbers]
+    shared = [number for numbers in stored(brokers, topic, ["high", "middle", "low"]).values() for number in numbers]
     assert sorted(shared) == list(range(load.sent)), "each message is stored, and once"
-    shards = _stored(brokers, ordered.topic, [str(shard) for shard in range(SHARDS)])
+    shards = stored(brokers, ordered.topic, [str(shard) for shard in range(SHARDS)])
     assert sorted(number for numbers in shards.values() for number in numbers) == list(range(ordered.sent))
-    assert all(_is_in_order(numbers) for numbers in shards.values())
+    assert all(is_in_order(numbers) for numbers in shards.values())
     assert ordered.inversions() == 0
     for how, some in gaps.items():
         if some:
@@ -187,7 +187,7 @@ def _strike(brokers: Brokers, load: Load, wanted: Load | OrderedLoad, chance: ra
     return gap, "frozen" if frozen else "killed"
 
 
-def _is_in_order(numbers: list[int]) -> bool:
+def is_in_order(numbers: list[int]) -> bool:
     by_key: defaultdict[int, list[int]] = defaultdict(list)
     for number in numbers:
         by_key[number % KEYS].append(number)

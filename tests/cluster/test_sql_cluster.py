@@ -13,8 +13,15 @@ import towline
 from tests.client.either import do, each, entered
 from tests.cluster.conftest import Brokers, eventually
 from tests.cluster.load import Load
+from tests.eventually import DEADLINE_S
+from tests.server.raw_client import RawClient
 from tests.sql.server import mariadb, new_database
-from towline.errors import BadRequest
+from towline.broker.broker import Broker
+from towline.broker.realms import Realms
+from towline.errors import BadRequest, Unavailable
+from towline.protocol.cluster import Brokers as Told
+from towline.protocol.cluster import ListBrokers
+from towline.settings import BrokerSettings
 
 REALMS = 8
 TAKEOVER_S = 3.0
@@ -292,3 +299,36 @@ async def test_an_unnamed_consumer_goes_on_at_its_place_when_another_broker_take
                 await do(batch.ack())
             assert seen == [b"held", b"waits", b"last"]
             assert consumer.lost == 1
+
+
+async def test_a_realm_that_could_not_be_taken_to_its_end_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for as long as a lease that nobody gives back is renewed."""
+    realms = await Realms.open(BrokerSettings(store=new_database(), realms=1))
+    instruct, failures = realms.front.instruct, [Unavailable("the database is away for a moment")]
+
+    async def fail_first(broker: Broker) -> None:
+        if failures:
+            raise failures.pop()
+        await instruct(broker)
+
+    monkeypatch.setattr(realms.front, "instruct", fail_first)
+    realms.start("127.0.0.1:1")
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while not realms.owned:
+                await asyncio.sleep(0.05)
+        assert not failures
+    finally:
+        await realms.front.close()
+
+
+def test_one_question_of_a_connection_waits_for_news_and_no_more(brokers: Brokers) -> None:
+    with RawClient.hello(brokers.ports[0]) as client:
+        for _ in range(5):  # there may be news just now
+            mark = client.call(ListBrokers(), Told).mark
+            first, second = (client.post(ListBrokers(mark, 10_000)) for _ in range(2))
+            answers = [client.read(), client.read()]
+            numbers = [answer[0] for answer in answers if answer is not None]
+            if numbers == [second, first]:
+                return
+    raise AssertionError("the second waited as well")

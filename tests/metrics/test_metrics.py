@@ -66,7 +66,7 @@ def scrape(url: str) -> dict[tuple[str, str, str], float]:
         assert family.type in ("counter", "gauge", "histogram"), family.name
         for sample in family.samples:
             labels = sample.labels
-            key = (sample.name, labels.get("topic", labels.get("le", "")), labels.get("group", ""))
+            key = (sample.name, labels.get("topic", labels.get("le", labels.get("work", ""))), labels.get("group", ""))
             assert key not in samples, key
             samples[key] = sample.value
     return samples
@@ -114,6 +114,8 @@ def test_the_metrics_tell_what_happened(broker: Measured) -> None:
         assert seen["towline_received_messages_total", "", ""] >= 101
         assert seen["towline_commit_seconds_count", "", ""] >= 2
         assert seen["towline_fsync_seconds_count", "", ""] >= 1
+        assert seen["towline_loop_lag_seconds_count", "", ""] >= 1
+        assert ("towline_background_step_seconds", "heartbeat watch", "") in seen
         assert seen["towline_fsync_seconds_sum", "", ""] > 0
         assert seen["towline_commit_seconds_bucket", "+Inf", ""] == seen["towline_commit_seconds_count", "", ""]
         assert seen["process_resident_memory_bytes", "", ""] > 10 << 20
@@ -184,6 +186,38 @@ def test_whatever_is_said_to_it_does_no_harm(broker: Measured, sent: bytes, stat
     assert answer.split(b" ")[1:2] == ([status] if status else [])
 
 
+def asked_by(address: str, host: str) -> int:
+    """The status, when a browser asks by this name."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers={"Host": host}), timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code if b"--metrics-hosts" in error.read() else 0
+
+
+def test_a_page_from_elsewhere_does_not_read_them_by_a_name_of_its_own(broker: Measured) -> None:
+    """Without security. Its name points to this machine, for a moment."""
+    ours = ["127.0.0.1", "127.0.0.1:7490", "localhost:7490", "LOCALHOST.", "[::1]:7490", "10.1.2.3:7490"]
+    assert [asked_by(broker.metrics, host) for host in (*ours, socket.gethostname())] == [200] * (len(ours) + 1)
+    for host in (
+        "attacker.example",
+        "attacker.example:7490",
+        "127.0.0.1.attacker.example",
+        "localhost.attacker.example",
+    ):
+        for address in (broker.metrics, broker.metrics.replace("/metrics", "/health")):
+            assert asked_by(address, host) == 403
+
+
+def test_names_by_which_metrics_are_asked_for_can_be_given() -> None:
+    given = {"metrics_hosts": "towline, Queue.example", "advertise": "tow-7.example:7400"}
+    with BrokerProcess(metrics="127.0.0.1:0", **given) as process:
+        for host in ("towline:7490", "queue.example", "tow-7.example"):
+            assert asked_by(address_of(process), host) == 200
+        assert asked_by(address_of(process), "attacker.example") == 403
+
+
 def test_a_metrics_address_that_cannot_be_is_refused() -> None:
     assert failing_start(metrics="nowhere").startswith("error: metrics 'nowhere': write HOST:PORT")
     assert "allow_remote" in failing_start(metrics="0.0.0.0:0")
@@ -216,6 +250,8 @@ def test_with_security_metrics_are_for_those_who_may_describe_the_cluster(tmp_pa
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are(broker: Measured) -> None:
+    broker.client.send("drawn", b"x")
+    broker.client.put_group(GroupConfig("drawn", "g"))
     asked = set(re.findall(r"\b(?:towline|process)_[a-z_]+", DASHBOARD.read_text()))
     there = {name for name, _, _ in fresh(broker.metrics)}
     assert len(asked) > 15

@@ -43,6 +43,7 @@ class BrokerProcess:
     """Runs until the `with` block ends, then is killed if it has not ended by itself."""
 
     def __init__(self, *, listen: str = "127.0.0.1:0", store: str = "memory:", **settings: Any) -> None:
+        umask: int = settings.pop("umask", -1)
         given = json.dumps({"listen": listen, "store": store, "segment_bytes": SEGMENT_BYTES, **settings})
         self.process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, given],
@@ -50,6 +51,7 @@ class BrokerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            umask=umask,
         )
         self._errors: list[str] = []
         self._said = threading.Condition()

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from towline.errors import from_code
 from towline.frame import Frame, encode
 from towline.protocol.envelope import PREFACE, Decoder, Envelope, decode_answer, encode_envelope
 from towline.protocol.messages import (
+    VERSION,
     Answer,
     Attach,
     Attached,
@@ -49,7 +49,7 @@ class RawClient:
     def hello(cls, port: int | socket.socket, token: str = "", secret: str = "", **options: Any) -> RawClient:
         client = cls(port, **options)
         client.write(PREFACE)
-        client.call(Hello(1, 1, token, secret), Welcome)
+        client.call(Hello(VERSION, VERSION, token, secret), Welcome)
         return client
 
     def __enter__(self) -> RawClient:
@@ -90,7 +90,7 @@ class RawClient:
         assert got is not None, "the broker closed the connection"
         assert got[0] == number
         if isinstance(got[1], Failed) and expected is not Failed:
-            raise from_code(got[1].code, got[1].message)
+            raise got[1].error
         assert isinstance(got[1], expected), got
         return got[1]
 

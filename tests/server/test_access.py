@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import towline
+from tests.access.declared import declared
 from tests.certificates import KIND, openssl
 from tests.server.process import BrokerProcess, failing_start
 from tests.server.raw_client import RawClient
-from towline.broker.access import Access
+from towline.broker.access_file import read_access_file
 from towline.broker.serve import split_address
 from towline.broker.tls import tls_context
-from towline.broker.tokens_file import read_tokens
-from towline.errors import BadRequest, Refused, Unavailable
+from towline.client.blocking import Client
+from towline.errors import BadRequest, Conflict, Refused, Unavailable
 from towline.protocol.envelope import PREFACE, encode_envelope
 from towline.protocol.messages import Failed, Hello, Welcome
 
+ALICE, BOB = "wonder = land, and more", "b0b and his b0at"
+SAID = "secret = '0123456789abcdef'\n"
 
-def tokens_file(folder: Path, text: str, mode: int = 0o600) -> Path:
-    path = folder / "tokens"
+
+def file_of(folder: Path, text: str, mode: int = 0o600) -> Path:
+    path = folder / "access.toml"
     path.write_text(text)
     path.chmod(mode)
     return path
@@ -32,20 +40,19 @@ def tokens_file(folder: Path, text: str, mode: int = 0o600) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    path = tokens_file(tmp_path_factory.mktemp("tokens"), "# who may\nalice = wonder = land\n\n  bob=b0b\n")
-    with BrokerProcess(tokens_file=str(path)) as broker:
+    with BrokerProcess(**declared(tmp_path_factory.mktemp("tokens"), alice=ALICE, bob=BOB)) as broker:
         yield broker
 
 
 def test_the_right_secret_opens(guarded: BrokerProcess) -> None:
-    with RawClient.hello(guarded.port, "alice", "wonder = land") as client:
+    with RawClient.hello(guarded.port, "alice", ALICE) as client:
         client.send("t", [b"x"], token=b"alice")
-    RawClient.hello(guarded.port, "bob", "b0b").socket.close()
+    RawClient.hello(guarded.port, "bob", BOB).socket.close()
 
 
 @pytest.mark.parametrize(
     ("token", "secret"),
-    [("alice", "wrong"), ("alice", ""), ("", ""), ("nobody", "b0b"), ("bob", "wonder = land"), ("alice", "é" * 500)],
+    [("alice", "wrong"), ("alice", ""), ("", ""), ("nobody", BOB), ("bob", ALICE), ("alice", "é" * 500)],
 )
 def test_a_wrong_or_missing_secret_is_refused_after_a_moment(guarded: BrokerProcess, token: str, secret: str) -> None:
     with RawClient(guarded.port) as client:
@@ -62,46 +69,122 @@ def test_a_wrong_or_missing_secret_is_refused_after_a_moment(guarded: BrokerProc
 def test_nothing_behind_a_refused_hello_is_carried_out(guarded: BrokerProcess) -> None:
     with RawClient(guarded.port) as client:
         client.write(
-            PREFACE + encode_envelope(1, Hello(1, 1, "bob", "?")) + encode_envelope(2, Hello(1, 1, "bob", "b0b"))
+            PREFACE + encode_envelope(1, Hello(1, 1, "bob", "?")) + encode_envelope(2, Hello(1, 1, "bob", BOB))
         )
         assert [type(word) for word in client.last_words()] == [Failed]
 
 
-def test_a_secret_is_compared_whole() -> None:
-    access = Access({"a": "secret"})
-    assert access.admit("a", "secret").name == "a"
-    for wrong in ("secre", "secrets", "SECRET", ""):
-        with pytest.raises(Refused):
-            access.admit("a", wrong)
+@pytest.mark.parametrize("wrong", [ALICE[:-1], ALICE + "s", ALICE.upper(), BOB])
+def test_a_secret_is_compared_whole(guarded: BrokerProcess, wrong: str) -> None:
+    with pytest.raises(Refused, match="not right"):
+        towline.connect(f"towline://127.0.0.1:{guarded.port}", token="alice", secret=wrong)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no token"),
-        ("# nothing\n", "no token"),
-        ("alice\n", "line 1"),
-        ("a = b\nalice =\n", "line 2"),
-        ("= secret\n", "line 1"),
-        ("a = 1\na = 2\n", "already"),
-        ("x" * 65 + " = s\n", "64 bytes"),
-        ("a = " + "s" * 513, "512"),
+        ("", "tokens"),
+        ("[tokens]\n", "no token"),
+        ("alice = wonder\n", "line 1"),
+        ("alice = 'wonder'\n", "unknown field"),
+        ("[tokens.a]\n", "secret or secret_file"),
+        ("[tokens.a]\nsecret = 'x'\nsecret_file = 'y'\n", "one of them"),
+        ("[tokens.a]\nsecret = 'short'\n", "16 to 512"),
+        (f"[tokens.a]\nsecret = '{'s' * 513}'\n", "513 characters"),
+        (f"[tokens.a]\n{SAID}scopes = []\n", "unknown field"),
+        (f"[tokens.a]\n{SAID}roles = ['A B']\n", "role 'A B'"),
+        (f"[tokens.a]\n{SAID}allow = ['send']\n", "ACTION:RESOURCE:NAME"),
+        (f"[tokens.a]\n{SAID}allow = ['fly:topic:a']\n", "'fly' is not one of"),
+        (f"[tokens.setup]\n{SAID}", "setup"),
+        (f"[tokens.{'x' * 65}]\n{SAID}", "64 letters"),
+        (f"[tokens.a]\n{SAID}[tokens.a]\n{SAID}", "a"),
+        ("[tokens.a]\nsecret_file = 'missing'\n", "missing: No such file"),
     ],
 )
-def test_a_faulty_tokens_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(BadRequest, match=message):
-        read_tokens(tokens_file(tmp_path, text))
+def test_a_faulty_access_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(BadRequest, match=message) as refused:
+        read_access_file(file_of(tmp_path, text))
+    assert str(refused.value).startswith(f"access file {tmp_path}/access.toml")
+    assert "0123456789abcdef" not in str(refused.value)
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o644, 0o601])
-def test_a_tokens_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+def test_an_access_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(BadRequest, match="chmod o="):
-        read_tokens(tokens_file(tmp_path, "a = b", mode))
+        read_access_file(file_of(tmp_path, f"[tokens.a]\n{SAID}", mode))
+    secret = tmp_path / "a.secret"
+    secret.write_text("0123456789abcdef")
+    secret.chmod(mode)
+    with pytest.raises(BadRequest, match=r"a\.secret: .*chmod o="):
+        read_access_file(file_of(tmp_path, "[tokens.a]\nsecret_file = 'a.secret'\n"))
 
 
-def test_a_broker_with_a_faulty_tokens_file_does_not_start(tmp_path: Path) -> None:
-    error = failing_start(tokens_file=str(tmp_path / "missing"))
-    assert error == f"error: tokens file {tmp_path}/missing: No such file or directory\n"
+def test_a_broker_with_a_faulty_access_file_does_not_start(tmp_path: Path) -> None:
+    error = failing_start(security=True, access_file=str(tmp_path / "missing"))
+    assert error == f"error: access file {tmp_path}/missing: No such file or directory\n"
+    fine = str(file_of(tmp_path, f"[tokens.a]\n{SAID}"))
+    assert "add --security" in failing_start(access_file=fine), "nobody would be asked who they are"
+
+
+def test_declared_tokens_may_what_the_file_says_and_are_changed_there(tmp_path: Path) -> None:
+    """A secret is mounted, and nobody is there to make anything; users are made later by who may."""
+    for name in ("shop", "root"):
+        (tmp_path / f"{name}.secret").write_text(f"the secret of {name}!\n")
+        (tmp_path / f"{name}.secret").chmod(0o400)
+    text = "[tokens.shop]\nsecret_file = 'shop.secret'\nallow = ['send:topic:orders.*', 'create:topic:orders.*']\n"
+    path = file_of(tmp_path, text + "[tokens.root]\nsecret_file = 'root.secret'\nroles = ['admin']\n")
+    settings: dict[str, Any] = {"store": f"file:{tmp_path}/data", "security": True, "access_file": str(path)}
+
+    def connect(broker: BrokerProcess, name: str) -> Client:
+        return towline.connect(f"towline://127.0.0.1:{broker.port}", token=name, secret=f"the secret of {name}!")
+
+    with BrokerProcess(**settings) as broker:
+        assert not (tmp_path / "data" / "setup-secret").exists(), "there is an administrator"
+        with connect(broker, "shop") as shop, connect(broker, "root") as root:
+            shop.send("orders.new", b"x")
+            with pytest.raises(Refused, match="may not send topic stock"):
+                shop.send("stock", b"x")
+            assert [one.name for one in root.access.tokens()] == ["root", "shop"]
+            assert {(one.id, one.subject) for one in root.access.rules().rules} == {(0, "shop")}
+            for change in (root.access.revoke_token, root.access.rotate_token):
+                with pytest.raises(Conflict, match=r"declared in .*access\.toml: change it there"):
+                    change("shop")
+            with pytest.raises(Conflict, match="taken"):
+                root.access.create_user("shop", "correct horse")
+            root.access.create_token("later")
+        broker.stop()
+        assert broker.wait() == 0
+    assert b"the secret" not in (kept := (tmp_path / "data" / "config" / "access.json").read_bytes())
+    assert b"shop" not in kept
+    file_of(tmp_path, "[tokens.root]\nsecret_file = 'root.secret'\nroles = ['admin']\n")
+    with BrokerProcess(**settings) as broker, connect(broker, "root") as root:
+        assert [one.name for one in root.access.tokens()] == ["later", "root"]
+        with pytest.raises(Refused, match="not right"):
+            connect(broker, "shop")
+    file_of(tmp_path, f"[tokens.later]\n{SAID}")
+    assert "has a user or token later already" in failing_start(**settings)
+
+
+def test_the_last_administrator_of_the_store_may_go_while_one_is_declared(tmp_path: Path) -> None:
+    with BrokerProcess(**declared(tmp_path, root="the secret of root!")) as broker:
+        url = f"towline://127.0.0.1:{broker.port}"
+        with towline.connect(url, token="root", secret="the secret of root!") as root:
+            root.access.create_user("eve", "correct horse", roles=["admin"])
+            root.access.delete_user("eve")
+
+
+@pytest.mark.parametrize("way", ["flag", "variable", "file"])
+def test_a_tokens_file_is_answered_with_what_to_write_instead(tmp_path: Path, way: str) -> None:
+    """To pass over it would let in everyone."""
+    (tmp_path / "towline.toml").write_text("tokens_file = 'tokens'\n")
+    flags = {"flag": ["--tokens-file", "tokens"], "variable": [], "file": ["--config", str(tmp_path / "towline.toml")]}
+    environment = os.environ | ({"TOWLINE_TOKENS_FILE": "tokens"} if way == "variable" else {})
+    command = [sys.executable, "-c", "from towline.cli import main; main()", "serve", "--store", "memory:", *flags[way]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+    assert done.returncode == 2, done
+    assert "tokens_file" in done.stderr
+    assert "--security" in done.stderr
+    assert "--access-file" in done.stderr
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", ":0"])
@@ -117,8 +200,8 @@ def test_the_world_is_served_when_asked_to() -> None:
 
 
 def test_the_world_is_served_with_tokens(tmp_path: Path) -> None:
-    with BrokerProcess(listen="0.0.0.0:0", tokens_file=str(tokens_file(tmp_path, "a = b"))) as broker:
-        RawClient.hello(broker.port, "a", "b").socket.close()
+    with BrokerProcess(listen="0.0.0.0:0", **declared(tmp_path, a="0123456789abcdef")) as broker:
+        RawClient.hello(broker.port, "a", "0123456789abcdef").socket.close()
 
 
 def test_a_taken_port_is_one_clear_line() -> None:
@@ -173,7 +256,9 @@ def test_everything_works_over_tls(tls_broker: BrokerProcess, certificate: tuple
         client.send("t", [b"small"])
         subscription = client.attach("t")
         got = client.pull(subscription, 51)
-        assert got + (client.pull(subscription) if len(got) < 51 else []) == [*bodies, b"small"]
+        while len(got) < 51:
+            got += client.pull(subscription)
+        assert got == [*bodies, b"small"]
 
 
 def test_an_old_tls_is_refused(tls_broker: BrokerProcess, certificate: tuple[str, str]) -> None:

@@ -126,21 +126,22 @@ def test_a_request_before_hello_is_refused_and_closes(broker: BrokerProcess, req
         assert client.last_words() == []
 
 
-@pytest.mark.parametrize(("low", "high"), [(2, 9), (0, 0), (-5, 0), (3, 1)])
+@pytest.mark.parametrize(("low", "high"), [(3, 9), (0, 0), (-5, 0), (3, 1), (2, 1)])
 def test_versions_without_overlap_are_named_on_both_sides(broker: BrokerProcess, low: int, high: int) -> None:
     with RawClient(broker.port) as client:
         client.write(PREFACE)
         answer = client.call(Hello(low, high, "me"), Failed)
         assert answer.code == "protocol"
         assert f"versions {low} to {high}" in answer.message
-        assert "versions 1 to 1" in answer.message
+        assert "versions 1 to 2" in answer.message
         assert client.last_words() == []
 
 
-def test_a_newer_client_that_also_speaks_version_1_gets_it(broker: BrokerProcess) -> None:
+@pytest.mark.parametrize(("low", "high", "chosen"), [(1, 1, 1), (1, 2, 2), (1, 7, 2), (2, 2, 2), (2, 9, 2)])
+def test_the_highest_version_that_both_speak_is_chosen(broker: BrokerProcess, low: int, high: int, chosen: int) -> None:
     with RawClient(broker.port) as client:
         client.write(PREFACE)
-        assert client.call(Hello(1, 7, "me"), Welcome).version == 1
+        assert client.call(Hello(low, high, "me"), Welcome).version == chosen
 
 
 def test_before_hello_only_little_is_taken(broker: BrokerProcess) -> None:

@@ -173,17 +173,19 @@ def test_a_client_that_never_reads_is_closed_and_takes_little_memory(hasty: Brok
         before = hasty.rss_mb
         subscriptions = [client.attach("unread", f"g{i}", "c") for i in range(10)]
         client.socket.settimeout(0.01)
-        most, began = before, time.monotonic()
+        most, began, held_back = before, time.monotonic(), False
         while not is_closed_by_broker(client.socket):
             assert time.monotonic() < began + DEADLINE_S, "a client that never reads must be closed"
             most = max(most, hasty.rss_mb)
-            for subscription in subscriptions:
+            for subscription in () if held_back else subscriptions:
                 try:
                     client.post(Pull(subscription, 100_000, 1 << 30, 0))
                 except OSError:
-                    break  # held back, or closed
+                    held_back = True  # maybe in the middle of a request: no other may follow
+                    break
         assert most < before + 60
-    hasty.wait_for_log("does not read its answers")
+    # Its own last request was cut off when it was held back: either may be noticed first.
+    hasty.wait_for_log("does not read its answers|its request stays half-sent")
 
 
 def test_a_flood_of_small_requests_without_reading_is_held_back(broker: BrokerProcess, bystander: Bystander) -> None:
@@ -209,7 +211,7 @@ def test_small_answers_that_a_slow_reader_takes_in_pieces_are_whole() -> None:
                 numbers.append(client.post(ListTopics()))
                 other.call(Stat(), Stated)  # by then the answer was written by itself, as far as there was room
             answers = [client.read() for _ in numbers]
-    assert [answer and answer[0] for answer in answers] == numbers
+    assert sorted(answer[0] for answer in answers if answer) == numbers  # in any order
     assert {type(answer[1]) for answer in answers if answer} == {Topics}
 
 

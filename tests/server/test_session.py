@@ -68,7 +68,7 @@ def test_small_answers_go_at_once_and_dead_machines_are_noticed(run: Callable[..
     ("method", "request_"),
     [
         ("topic_states", m.ListTopics()),
-        ("figures", m.Stat()),
+        ("stat", m.Stat()),
         ("send", None),
         ("attach", m.Attach("t", "g", "c")),
         ("settle", m.Settle(1, [m.Act(0, 1)])),
@@ -238,12 +238,14 @@ def test_who_leaves_while_attaching_is_not_left_behind(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(server: Server, broker: Broker) -> None:
-        attaching, go_on, attach = asyncio.Event(), asyncio.Event(), broker.attach
+        attaching, go_on, attached, attach = asyncio.Event(), asyncio.Event(), asyncio.Event(), broker.attach
 
         async def slow_attach(request: m.Attach, *, address: str = "") -> Any:
             attaching.set()
             await go_on.wait()
-            return await attach(request, address=address)
+            member = await attach(request, address=address)
+            attached.set()
+            return member
 
         monkeypatch.setattr(broker, "attach", slow_attach)
         client = await asyncio.to_thread(RawClient.hello, server.port)
@@ -252,8 +254,8 @@ def test_who_leaves_while_attaching_is_not_left_behind(
         client.socket.close()
         await eventually_done(lambda: server.connections == 0)
         go_on.set()
-        await eventually_done(lambda: any(state.members for state in broker.group_states()))
-        await eventually_done(lambda: not any(state.members for state in broker.group_states()))
+        await attached.wait()
+        await eventually_done(lambda: not any(one.members for one in broker.topics.dispatchers()))
 
     run(scenario)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 
 from towline.alarms.rule import RULES_MAX, AlarmRule, Until
-from towline.errors import NotFound, TooLarge
+from towline.errors import NotFound, TooMany
 
 __all__ = ["BOOK_MAX", "Changed", "RuleBook"]
 
@@ -57,7 +57,7 @@ class RuleBook:
         """Make or change a rule; its silence stays as it was."""
         old, at = self.rules.get(rule.name), self.changes.get(rule.name, Changed())
         if old is None and len(self.rules) >= RULES_MAX:
-            raise TooLarge(f"there are {RULES_MAX} alarm rules already")
+            raise TooMany(f"there are {RULES_MAX} alarm rules already: rule {rule.name} is not made; drop one first")
         stamp = at.next(now_us)
         self.rules[rule.name] = _silenced_like(rule, old)
         self._note(rule.name, Changed(stamp, at.silence_us if old is not None else stamp))

@@ -9,7 +9,7 @@ import msgspec
 
 from towline.alarms.rule import OF_BROKER, AlarmRule
 
-__all__ = ["ACTIVE_MAX", "Alarm", "Change", "Notice", "Reading", "State", "Watch", "hold_back"]
+__all__ = ["ACTIVE_MAX", "Alarm", "Change", "Look", "Notice", "Reading", "State", "Watch", "hold_back"]
 
 State = Literal["begun", "goes on", "cleared"]
 ACTIVE_MAX: Final = 10_000
@@ -66,29 +66,13 @@ class Watch:
         self.active: dict[tuple[str, str, str], Alarm] = {(one.rule, one.topic, one.group): one for one in active}
 
     def look(self, rules: Mapping[str, AlarmRule], readings: Iterable[Reading], now_us: int) -> list[Notice]:
-        by_kind: dict[str, list[AlarmRule]] = {}
-        for rule in rules.values():
-            if rule.enabled:
-                by_kind.setdefault(rule.what, []).append(rule)
-        seen: set[tuple[str, str, str]] = set()
-        changes: list[Change] = []
+        look = Look(self, rules, now_us)
         for reading in readings:
-            for rule in by_kind.get(reading.what, ()):
-                key = (rule.name, reading.topic, reading.group)
-                if not (rule.what in OF_BROKER or rule.concerns(reading.topic, reading.group)):
-                    continue
-                # A broker that was started anew counts anew how long a group has been alone; it still is.
-                if rule.exceeded(reading.value) or (rule.what == "offline" and key in self.active):
-                    seen.add(key)
-                    changes += self._exceeded(rule, reading, now_us)
-        for key in [key for key in self.active if key not in seen]:
-            alarm = self.active.pop(key)
-            known = rules.get(alarm.rule)
-            if alarm.told_at_us and known is not None and known.enabled and not known.silenced(now_us):
-                changes.append(Change("cleared", known, alarm))
-        return _notices(changes)
+            look.note(reading)
+        return look.end(rules)
 
-    def _exceeded(self, rule: AlarmRule, reading: Reading, now_us: int) -> list[Change]:
+    def exceeded(self, rule: AlarmRule, reading: Reading, now_us: int) -> list[Change]:
+        """A rule is broken in one place."""
         key = (rule.name, reading.topic, reading.group)
         alarm = self.active.get(key)
         if alarm is None:
@@ -112,6 +96,41 @@ class Watch:
     def firing(self, rules: Mapping[str, AlarmRule]) -> list[Alarm]:
         """What is an alarm now: those that were told, or would have been if their rule were not silenced."""
         return [one for one in self.active.values() if (one.told_at_us or one.held) and one.rule in rules]
+
+
+class Look:
+    """One look at all that was measured, which may be very much: reading by reading."""
+
+    def __init__(self, watch: Watch, rules: Mapping[str, AlarmRule], now_us: int) -> None:
+        self._watch = watch
+        self._now_us = now_us
+        self._by_kind: dict[str, list[AlarmRule]] = {}
+        for rule in rules.values():
+            if rule.enabled:
+                self._by_kind.setdefault(rule.what, []).append(rule)
+        self._seen: set[tuple[str, str, str]] = set()
+        self._changes: list[Change] = []
+
+    def note(self, reading: Reading) -> None:
+        active = self._watch.active
+        for rule in self._by_kind.get(reading.what, ()):
+            key = (rule.name, reading.topic, reading.group)
+            if not (rule.what in OF_BROKER or rule.concerns(reading.topic, reading.group)):
+                continue
+            # A broker that was started anew counts anew how long a group has been alone; it still is.
+            if rule.exceeded(reading.value) or (rule.what == "offline" and key in active):
+                self._seen.add(key)
+                self._changes += self._watch.exceeded(rule, reading, self._now_us)
+
+    def end(self, rules: Mapping[str, AlarmRule]) -> list[Notice]:
+        """What is to be told; by the rules as they are by now: nothing of those that were dropped meanwhile."""
+        active, now_us = self._watch.active, self._now_us
+        for key in [key for key in active if key not in self._seen or key[0] not in rules]:
+            alarm = active.pop(key)
+            known = rules.get(alarm.rule)
+            if alarm.told_at_us and known is not None and known.enabled and not known.silenced(now_us):
+                self._changes.append(Change("cleared", known, alarm))
+        return _notices([change for change in self._changes if change.rule.name in rules])
 
 
 def hold_back(notice: Notice, rules: Mapping[str, AlarmRule], now_us: int) -> Notice | None:

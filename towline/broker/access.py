@@ -9,19 +9,19 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from towline.broker.access_book import SETUP, AccessBook, Token, User, hash_secret
+from towline.broker.access_book import SETUP, AccessBook, Token, hash_secret
+from towline.broker.access_file import read_access_file
 from towline.broker.audit import AuditLog, audit_path
-from towline.broker.passwords import Passwords
+from towline.broker.passwords import NOBODYS_HASH, Passwords
 from towline.broker.quota import Meter
 from towline.broker.rights import Rights
 from towline.broker.setup_secret import SetupSecret, setup_path
-from towline.broker.tokens_file import read_tokens
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, NotLetIn
 from towline.frame import TOKEN_MAX
@@ -33,7 +33,6 @@ __all__ = ["Access", "Principal", "check_listen_address"]
 
 log = logging.getLogger("towline.access")
 
-_NOBODYS_SECRET = b"compared with when there is no such token, so that both take as long"
 _WRONG = "this broker asks for a token and its secret, and these are not right"
 
 
@@ -42,7 +41,7 @@ class Principal(msgspec.Struct, frozen=True):
 
     name: str
     """As it introduced itself."""
-    kind: Literal["anyone", "file", "token", "user", "certificate", "setup"] = "anyone"
+    kind: Literal["anyone", "token", "user", "certificate", "setup"] = "anyone"
     user: str = ""
     """The user whose rights it has, if it is one's."""
     proof: str = ""
@@ -55,11 +54,10 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class Access:
-    """Without tokens and without a book, anyone may connect under any name."""
+    """Without a book, anyone may connect under any name."""
 
     def __init__(
         self,
-        tokens: Mapping[str, str] | None = None,
         *,
         book: AccessBook | None = None,
         setup: SetupSecret | None = None,
@@ -72,7 +70,6 @@ class Access:
         self.last_used_us: dict[str, int] = {}
         self.watchers: set[Callable[[], None]] = set()
         """Called when the book has changed: connections look whether they may still do what they do."""
-        self._secrets = None if tokens is None else {name: secret.encode() for name, secret in tokens.items()}
         self._setup = setup
         self._meters: dict[str, Meter] = {}
         if book is not None:
@@ -80,16 +77,19 @@ class Access:
 
     @classmethod
     async def open(cls, settings: BrokerSettings, store: Store, clock: Clock = SYSTEM) -> Access:
-        tokens = read_tokens(Path(settings.tokens_file)) if settings.tokens_file else None
-        book = AccessBook(store, clock)
+        if settings.access_file and not settings.security:
+            raise BadRequest("access_file is of no use without security: add --security, or leave --access-file out")
+        declared = read_access_file(Path(settings.access_file).expanduser()) if settings.access_file else None
+        book = AccessBook(store, clock, declared)
         await book.load()
+        book.check_declared()
         if not settings.security:
             if book.users or book.tokens:
                 log.warning(
                     "this store has users and tokens, but security is off: anyone who may connect may do anything"
                 )
             audit = await AuditLog.open(audit_path(settings), clock) if settings.audit_file else None
-            return cls(tokens, audit=audit, clock=clock)
+            return cls(audit=audit, clock=clock)
         audit = await AuditLog.open(audit_path(settings), clock)
         setup = SetupSecret(setup_path(settings))
         if book.has_admin():
@@ -101,15 +101,11 @@ class Access:
                 "nobody may administer access yet: make the first user with the token %r and the secret in %s",
                 SETUP, setup.path,
             )  # fmt: skip
-        return cls(tokens, book=book, setup=setup, audit=audit, clock=clock)
+        return cls(book=book, setup=setup, audit=audit, clock=clock)
 
     async def close(self) -> None:
         if self.audit is not None:
             await self.audit.close()
-
-    @property
-    def asks_for_tokens(self) -> bool:
-        return self._secrets is not None or self.book is not None
 
     # Coming in
 
@@ -117,13 +113,9 @@ class Access:
         """The principal of a token. Raises `Refused` with the same words for a wrong token and for a wrong secret."""
         if len(token.encode()) > TOKEN_MAX:
             raise NotLetIn(f"a token has at most {TOKEN_MAX} bytes")
-        if not self.asks_for_tokens:
+        if self.book is None:
             return Principal(token)
-        principal = self._admit_by_book(token, secret, identities) if self.book is not None else None
-        if principal is None and self._secrets is not None:
-            kept = self._secrets.get(token)
-            right = hmac.compare_digest(_NOBODYS_SECRET if kept is None else kept, secret.encode())
-            principal = Principal(token, "file") if kept is not None and right else None
+        principal = self._admit_by_book(token, secret, identities)
         if principal is None:
             raise NotLetIn(_WRONG)
         return principal
@@ -153,13 +145,26 @@ class Access:
                 return Principal(token or user.name, "certificate", user.name, identity)
         return None
 
-    def needs_password(self, token: str, secret: str) -> User | None:
-        """The user of this name, if a password decides: that takes longer, see `admit_user`."""
-        return self.book.users.get(token) if self.book is not None and secret else None
+    def admit_at_once(self, token: str, secret: str, identities: Sequence[str] = ()) -> Principal | None:
+        """None if it takes longer, see `admit_user`: where a password decides, and where something is wrong, because
+        whoever tries must not learn by the time it takes which names there are."""
+        slow = self.book is not None and bool(secret) and len(token.encode()) <= TOKEN_MAX
+        if slow and self.book is not None and token in self.book.users:
+            return None
+        try:
+            return self.admit(token, secret, identities)
+        except NotLetIn:
+            if not slow:
+                raise
+            return None
 
-    async def admit_user(self, user: User, password: str) -> Principal:
-        right = bool(user.password) and await self.passwords.verify(user.name, user.password, password)
-        if not right or user.disabled:
+    async def admit_user(self, name: str, password: str, origin: str) -> Principal:
+        assert self.book is not None, "asked only where there is one"
+        user = self.book.users.get(name)
+        hashed = (user.password if user is not None else "") or NOBODYS_HASH
+        right = await self.passwords.verify(name, hashed, password, origin)
+        user = self.book.users.get(name)  # as it is now
+        if not right or user is None or user.disabled or user.password != hashed:
             raise NotLetIn(_WRONG)
         return Principal(user.name, "user", user.name, user.password)
 
@@ -175,7 +180,7 @@ class Access:
         book = self.book
         if 0 < principal.expires_at_us <= self.clock.now_us():
             return False
-        if book is None or principal.kind in ("anyone", "file"):
+        if book is None or principal.kind == "anyone":
             return True
         if principal.kind == "setup":
             return not book.has_admin()
@@ -205,7 +210,7 @@ class Access:
         subjects = {principal.label, "*", *(f"role:{role}" for role in roles)}
         token = self.book.tokens.get(principal.name) if principal.kind == "token" else None
         scopes: Sequence[Grant] = token.scopes if token is not None else ()
-        return Rights((rule for rule in self.book.rules.values() if rule.subject in subjects), roles, scopes)
+        return Rights((rule for rule in self.book.all_rules() if rule.subject in subjects), roles, scopes)
 
     def meter(self, principal: Principal) -> Meter:
         """Shared by all connections of a principal."""
@@ -236,8 +241,20 @@ class Access:
         """The book has changed: whoever is not allowed any more is told, or sent away, now."""
         if self._setup is not None and self.book is not None and self.book.has_admin():
             self._setup.end()
+        if self.book is not None:
+            self._forget(self.book)
         for watcher in list(self.watchers):
             watcher()
+
+    def _forget(self, book: AccessBook) -> None:
+        """What is known of secrets that are gone, and of those who have no connection and owe nothing."""
+        secrets = {secret.id for token in book.tokens.values() for secret in token.secrets}
+        for one in self.last_used_us.keys() - secrets:
+            del self.last_used_us[one]
+        now_s = self.clock.steady_s()
+        for label, meter in list(self._meters.items()):
+            if not meter.holders and not meter.take(0, now_s):
+                del self._meters[label]
 
     async def refresh(self) -> None:
         """Another broker on the same store may have changed the book."""
@@ -256,10 +273,10 @@ class _SetupRights(Rights):
 
 
 def check_listen_address(address: str, access: Access, settings: BrokerSettings) -> None:
-    """Listening to the world without tokens must be asked for: anyone there could do anything."""
-    if access.asks_for_tokens or settings.allow_remote or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+    """Listening to the world without security must be asked for: anyone there could do anything."""
+    if access.book is not None or settings.allow_remote or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         return
     raise BadRequest(
-        f"not listening on {address}: other machines could reach it, and no tokens are set. "
-        "Set security or tokens_file, or allow_remote if everyone there may do anything"
+        f"not listening on {address}: other machines could reach it, and nobody is asked who they are. "
+        "Set security, or allow_remote if everyone there may do anything"
     )

@@ -16,11 +16,22 @@ import msgspec
 
 from towline.broker.rights import ANY
 from towline.clock import Clock
-from towline.errors import BadName, BadRequest, Conflict, NotFound, StoreDamaged
+from towline.errors import BadName, BadRequest, Conflict, NotFound, StoreDamaged, TooMany
 from towline.protocol.access import Grant, Quota, Rule
 from towline.store import Store
 
-__all__ = ["SETUP", "AccessBook", "Secret", "Token", "User", "hash_secret", "new_secret"]
+__all__ = [
+    "SETUP",
+    "AccessBook",
+    "Declared",
+    "Secret",
+    "Token",
+    "User",
+    "check_name",
+    "check_role",
+    "hash_secret",
+    "new_secret",
+]
 
 DOCUMENT: Final = "access.json"
 SETUP: Final = "setup"
@@ -63,6 +74,14 @@ class Token(msgspec.Struct, frozen=True):
     """No secret of it is good for longer, unless an administrator says so; 0 is no limit."""
 
 
+class Declared(msgspec.Struct, frozen=True):
+    """What the access file says: tokens and rules that are there besides those of the store, and are not kept in it."""
+
+    path: str = ""
+    tokens: dict[str, Token] = {}
+    rules: tuple[Rule, ...] = ()
+
+
 class _Document(msgspec.Struct):
     version: int = 0
     users: list[User] = []
@@ -84,16 +103,20 @@ def hash_secret(secret: str) -> str:
 class AccessBook:
     """Read at any time; changed by one at a time, and a change counts once it is saved."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, declared: Declared | None = None) -> None:
+        self._declared = declared or Declared()
         self._store = store
         self._clock = clock
         self.changing = asyncio.Lock()
         self.version = 0
         """Grows with every change."""
         self.users: dict[str, User] = {}
-        self.tokens: dict[str, Token] = {}
+        self.tokens: dict[str, Token] = dict(self._declared.tokens)
         self.rules: dict[int, Rule] = {}
+        """Of the store; see `all_rules`."""
         self._next_rule = 1
+        self._stored: set[str] = set()
+        """Names of the tokens that are in the store."""
 
     async def load(self) -> bool:
         """Read it again; True if it is another one than before."""
@@ -114,8 +137,9 @@ class AccessBook:
 
     def _take(self, document: _Document) -> None:
         self.version = document.version
+        self._stored = {token.name for token in document.tokens}
         self.users = {user.name: user for user in document.users}
-        self.tokens = {token.name: token for token in document.tokens}
+        self.tokens = {token.name: token for token in document.tokens} | self._declared.tokens
         self.rules = {rule.id: rule for rule in document.rules}
         self._next_rule = document.next_rule
 
@@ -129,21 +153,44 @@ class AccessBook:
         document = _Document(
             self.version + 1,
             list((self.users if users is None else users).values()),
-            list((self.tokens if tokens is None else tokens).values()),
+            [one for one in (self.tokens if tokens is None else tokens).values() if not self._is_declared(one.name)],
             list((self.rules if rules is None else rules).values()),
             self._next_rule,
         )
         if len(document.users) + len(document.tokens) > PRINCIPALS_MAX or len(document.rules) > RULES_MAX:
-            raise BadRequest(f"{PRINCIPALS_MAX:,} users and tokens and {RULES_MAX:,} rules are the limits")
-        if self.has_admin() and not _has_admin(document):
+            raise TooMany(
+                f"{PRINCIPALS_MAX:,} users and tokens and {RULES_MAX:,} rules are the limits: delete what is not needed"
+            )
+        if self.has_admin() and not self._has_admin(document):
             raise Conflict("nobody would be left who may administer access: give another user the role admin first")
         await self._store.save(DOCUMENT, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
         self._take(document)
 
+    def all_rules(self) -> list[Rule]:
+        """Those of the store, and those of the access file, which have no number."""
+        return [*self.rules.values(), *self._declared.rules]
+
+    def check_declared(self) -> None:
+        """A name stands for one user or token: none of the access file may be in the store."""
+        for name in self._declared.tokens:
+            if name in self.users or name in self._stored:
+                raise BadRequest(
+                    f"access file {self._declared.path}: the store has a user or token {name} already; give the token "
+                    "another name, or remove the other one first"
+                )
+
+    def _is_declared(self, name: str) -> bool:
+        return name in self._declared.tokens
+
     def has_admin(self) -> bool:
-        return _has_admin(
+        return self._has_admin(
             _Document(0, list(self.users.values()), list(self.tokens.values()), list(self.rules.values()))
         )
+
+    def _has_admin(self, document: _Document) -> bool:
+        tokens = {one.name: one for one in document.tokens} | self._declared.tokens
+        rules = [*document.rules, *self._declared.rules]
+        return _has_admin(_Document(0, document.users, list(tokens.values()), rules))
 
     # Users
 
@@ -188,17 +235,17 @@ class AccessBook:
         await self._save(tokens=self.tokens | {token.name: token})
 
     async def rotate(self, name: str, secret: Secret, expires_at_us: int) -> None:
-        token = self.token(name)
+        token = self._changeable(name)
         live = [one for one in token.secrets if not one.expires_at_us or one.expires_at_us > self._clock.now_us()]
         if len(live) >= SECRETS_MAX:
-            raise Conflict(
+            raise TooMany(
                 f"token {name} has {SECRETS_MAX} live secrets already: revoke the older one ({live[0].id}) first"
             )
         rotated = msgspec.structs.replace(token, secrets=[*live, secret], expires_at_us=expires_at_us)
         await self._save(tokens=self.tokens | {name: rotated})
 
     async def revoke(self, name: str, secret_id: str) -> None:
-        token = self.token(name)
+        token = self._changeable(name)
         if secret_id:
             left = [one for one in token.secrets if one.id != secret_id]
             if len(left) == len(token.secrets):
@@ -213,6 +260,13 @@ class AccessBook:
         if found is None:
             raise NotFound(f"there is no token {name[:80]}")
         return found
+
+    def _changeable(self, name: str) -> Token:
+        if self._is_declared(name):
+            raise Conflict(
+                f"token {name} is declared in {self._declared.path}: change it there, and start the broker anew"
+            )
+        return self.token(name)
 
     # Rules
 

@@ -110,7 +110,7 @@ def _state(access: Access, token: Token) -> wire.TokenState:
 
 
 async def _rules(access: Access, book: AccessBook, guard: Guard, request: wire.ListRules) -> Answer:
-    return wire.Rules([one for one in book.rules.values() if request.subject in ("", one.subject)], ROLES)
+    return wire.Rules([one for one in book.all_rules() if request.subject in ("", one.subject)], ROLES)
 
 
 async def _audit(access: Access, book: AccessBook, guard: Guard, request: wire.ListAudit) -> Answer:
@@ -133,7 +133,7 @@ async def _put_user(access: Access, book: AccessBook, guard: Guard, request: wir
         if getattr(request, field) is not None
     }
     if request.password is not None:
-        changes["password"] = await access.passwords.hash(request.password) if request.password else ""
+        changes["password"] = await access.passwords.hash(request.password, guard.origin) if request.password else ""
     await book.put_user(msgspec.structs.replace(changed, **changes), create=request.create)
     return Done()
 
@@ -152,7 +152,9 @@ async def _check_own_password(
         _check_admin(guard, request)
     elif guard.principal.expires_at_us or _scopes(book, guard.principal):
         raise Refused("a token that expires or has scopes changes no password: log in with the password")
-    elif not user.password or not await access.passwords.verify(user.name, user.password, request.old_password):
+    elif not user.password or not await access.passwords.verify(
+        user.name, user.password, request.old_password, guard.origin
+    ):
         raise Refused("the old password is not right")
 
 

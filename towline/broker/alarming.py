@@ -17,13 +17,15 @@ import msgspec
 from towline.alarms.book import Changed, RuleBook
 from towline.alarms.notice import as_json, subject, text
 from towline.alarms.rule import SILENCE_MAX_S, AlarmRule
-from towline.alarms.watch import Alarm, Change, Notice, Reading, Watch, hold_back
+from towline.alarms.watch import Alarm, Change, Look, Notice, Reading, Watch, hold_back
 from towline.broker.census import Census
 from towline.broker.config_file import ConfigFile, DataVersion
-from towline.broker.mail import masked, post_json, send_mail
+from towline.broker.mail import send_mail
 from towline.broker.overdue import Overdue
+from towline.broker.rights import May
 from towline.broker.storage import Room
-from towline.clock import SECOND_US, Clock
+from towline.broker.webhooks import Webhooks, masked
+from towline.clock import SECOND_US, Clock, in_slices
 from towline.errors import BadRequest, TowlineError, Unavailable
 from towline.model import PRIVATE
 from towline.protocol.survey import BOOK_PART, AlarmBook, Alarms, AskAlarmBook, Told
@@ -37,6 +39,7 @@ log = logging.getLogger("towline.alarms")
 FILE: Final = "alarms.json"
 NOTICES_MAX: Final = 1_000
 TOLD_MAX: Final = 100
+LOOK_UP_S: Final = 2.0
 TRIES_S: Final = (5.0, 30.0, 120.0, 600.0)
 
 
@@ -64,6 +67,7 @@ class AlarmDesk:
         self._settings = settings
         self._census = census
         self._room = room
+        self._webhooks = Webhooks(settings.webhook_allow)
         self._overdue = overdue
         self._version = DataVersion()
         self._watch = Watch()
@@ -74,7 +78,9 @@ class AlarmDesk:
         self._held = 0
         self._notices: deque[Notice] = deque(maxlen=NOTICES_MAX)
         self._more = asyncio.Event()
-        self._told: deque[Told] = deque(maxlen=TOLD_MAX)
+        self._looking = asyncio.Lock()
+        self._told: deque[tuple[Told, frozenset[tuple[str, str]]]] = deque(maxlen=TOLD_MAX)
+        """With the topics and groups that it speaks of."""
 
     async def load(self) -> None:
         document = await self._file.load() or _Document()
@@ -117,7 +123,16 @@ class AlarmDesk:
 
     # What an administrator does
 
-    def listed(self) -> Alarms:
+    async def told(self, may: May | None) -> Alarms:
+        return self.listed(may)
+
+    def listed(self, may: May | None = None) -> Alarms:
+        """Alarms and notices of topics and groups that `may` says that one may describe; without it, all."""
+
+        def sees(topic: str, group: str) -> bool:
+            of_topic = may is None or not topic or may("describe", "topic", topic)
+            return of_topic and (may is None or not group or may("describe", "group", group))
+
         now_us = self._clock.now_us()
         rules = [
             msgspec.structs.replace(
@@ -128,7 +143,9 @@ class AlarmDesk:
             )
             for rule in sorted(self.rules.values(), key=lambda rule: rule.name)
         ]
-        return Alarms(rules, self._watch.firing(self.rules), list(reversed(self._told)), bool(self._settings.smtp))
+        active = [one for one in self._watch.firing(self.rules) if sees(one.topic, one.group)]
+        told = [one for one, places in reversed(self._told) if all(sees(*place) for place in places)]
+        return Alarms(rules, active, told, bool(self._settings.smtp))
 
     async def put(self, rule: AlarmRule) -> None:
         old = self.rules.get(rule.name)
@@ -137,8 +154,20 @@ class AlarmDesk:
             if url.endswith("…") and url not in known:
                 raise BadRequest(f"alarm {rule.name}: {url} is how a webhook is shown; give the whole address")
         whole = msgspec.structs.replace(rule, webhooks=tuple(known.get(url, url) for url in rule.webhooks))
+        await self._check_webhooks(whole)
         self._book.put(whole, self._clock.now_us())
         await self.save()
+
+    async def _check_webhooks(self, rule: AlarmRule) -> None:
+        """Whether one may send there, as far as that is known in a moment; before each notice it is looked at again."""
+        for url in rule.webhooks:
+            try:
+                async with asyncio.timeout(LOOK_UP_S):
+                    await asyncio.to_thread(self._webhooks.check, url)
+            except TimeoutError:
+                return
+            except BadRequest as error:
+                raise BadRequest(f"alarm {rule.name}: {error}") from None
 
     async def drop(self, name: str) -> None:
         self._book.drop(name, self._clock.now_us())
@@ -179,11 +208,21 @@ class AlarmDesk:
 
     # What happens by itself
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """After a walk of the census: compare, and let what is new wait for more of its kind."""
-        if not self.rules and not self._watch.active:
+        if self._looking.locked() or (not self.rules and not self._watch.active):
             return
-        found = self._watch.look(self.rules, self._readings(), self._clock.now_us())
+        async with self._looking:
+            self._take(await self._compare())
+
+    async def _compare(self) -> list[Notice]:
+        """All rules with all groups, while others have their turn."""
+        look = Look(self._watch, self.rules, self._clock.now_us())
+        async for reading in in_slices(self._readings()):
+            look.note(reading)
+        return look.end(self.rules)
+
+    def _take(self, found: list[Notice]) -> None:
         held = sum(alarm.held for alarm in self._watch.active.values())
         if held != self._held:
             # Since when it is so is to outlive a restart, though nobody was told.
@@ -204,9 +243,9 @@ class AlarmDesk:
 
     def _readings(self) -> Iterator[Reading]:
         now_us = self._clock.now_us()
-        for topic in self._census.topics.values():
+        for topic in list(self._census.topics.values()):
             emails = topic.topic.config.alarm_emails
-            for name, one in topic.groups.items():
+            for name, one in list(topic.groups.items()):
                 if name.startswith(PRIVATE):
                     continue
                 where = (topic.topic.config.name, name, emails)
@@ -268,12 +307,13 @@ class AlarmDesk:
                     errors.append(str(error))
         for url in notice.webhooks:
             try:
-                await asyncio.to_thread(post_json, url, as_json(notice, name, self._clock.now_us()))
+                await asyncio.to_thread(self._webhooks.post, url, as_json(notice, name, self._clock.now_us()))
             except TowlineError as error:
                 errors.append(str(error))
         to = [*notice.emails, *map(masked, notice.webhooks)]
         if to or prefix == "":
-            self._told.append(Told(self._clock.now_us(), title, to, "; ".join(errors)))
+            places = frozenset((change.alarm.topic, change.alarm.group) for change in notice.changes)
+            self._told.append((Told(self._clock.now_us(), title, to, "; ".join(errors)), places))
         if errors:
             raise Unavailable("; ".join(errors))
 

@@ -20,6 +20,7 @@ import msgspec
 
 from towline.clock import Clock
 from towline.errors import StoreFailed
+from towline.files import open_private
 from towline.protocol.access import Audit, AuditEntry, ListAudit
 from towline.settings import BrokerSettings
 
@@ -75,7 +76,7 @@ class AuditLog:
 
     def _open(self, path: Path) -> None:
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            self._fd = open_private(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         except OSError as error:
             raise StoreFailed(f"audit log {path}: {error.strerror}") from None
         with path.open("rb") as file:

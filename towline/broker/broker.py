@@ -9,43 +9,50 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from towline.broker import burial
 from towline.broker.agenda import Agenda
+from towline.broker.answer_budget import AnswerBudget
 from towline.broker.backup import Backups
 from towline.broker.burial import expire, resend, revise
-from towline.broker.catalog import Catalog
+from towline.broker.catalog import WRITE_S, Catalog
 from towline.broker.consumers import Consumers
 from towline.broker.delayed import cancel_delayed, list_delayed, move_delayed
+from towline.broker.dispatcher import Dispatcher
 from towline.broker.fan import Fan, chosen
 from towline.broker.finding import find
+from towline.broker.group_expiry import GroupExpiry
 from towline.broker.groups import Groups
 from towline.broker.handback import Handbacks
 from towline.broker.holds import Holds
 from towline.broker.homes import Homes
-from towline.broker.looking import browse_dead, browse_lane, figures_of, group_state
-from towline.broker.maintenance import every, reclaim, retain
+from towline.broker.looking import browse_dead, browse_lane, figures_in_slices, figures_of, group_state
+from towline.broker.loop_lag import LoopLag
+from towline.broker.maintenance import Recollection, every, reclaim, retain
 from towline.broker.member import Member
 from towline.broker.metering import measure
 from towline.broker.moving import purge, report, seek
 from towline.broker.outlook import Outlook
 from towline.broker.overdue import Overdue
+from towline.broker.producers_file import ProducersFile
 from towline.broker.publishing import Staging
-from towline.broker.recovery import Snapshots, find_uncatalogued, recover_producers
+from towline.broker.recovery import find_uncatalogued, recover_producers
 from towline.broker.registry import Registry
+from towline.broker.rights import May
 from towline.broker.scanning import Scanning
 from towline.broker.scheduling import Scheduler
 from towline.broker.sending import Outgoing, Sender
+from towline.broker.snapshots import Snapshots
 from towline.broker.surveying import split_lines
 from towline.broker.topics import Topics
 from towline.broker.tracing import trace
 from towline.broker.transactions import Escrow
 from towline.broker.waiter import Taker
-from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock
+from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock, TimeSlice, in_slices
 from towline.delivery import Dedup
 from towline.errors import NewerFormat, QueueFull, TowlineError
 from towline.format import FORMAT, NOTE, software
@@ -62,7 +69,7 @@ from towline.model import (
 from towline.protocol import access, ordering
 from towline.protocol import messages as wire
 from towline.protocol.backup import BackupBegun
-from towline.protocol.cluster import HandBack, HandedBack
+from towline.protocol.cluster import Brokers, HandBack, HandedBack, ListBrokers
 from towline.protocol.publishing import Report
 from towline.settings import BrokerSettings
 from towline.store import Store
@@ -99,8 +106,9 @@ class Broker:
         self._durability = Durability.parse(settings.durability)
         self._catalog = Catalog(store, clock, split_lines(settings.business_lines))
         self._snapshots = Snapshots(store, clock, self.time)
+        self._producers_file = ProducersFile(store, self.time)
         closing = lambda: self.closing  # noqa: E731
-        self.topics = Topics(store, settings, clock, self._catalog, closing=closing, start=self._start)
+        self.topics = Topics(store, settings, clock, self._catalog, closing=closing)
         self.groups = Groups(
             store,
             settings,
@@ -120,13 +128,16 @@ class Broker:
         self.scheduler = Scheduler(self._agenda, levels_us, self.topics.of_delayed, self._reclaim)
         self._pulls: Iterator[int] = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.lag = LoopLag()
         self._opened_s = clock.steady_s()
         self.registry = Registry(store, settings, clock, lambda: len(self.topics))
         self.homes = Homes(self.registry, self.topics, clock)
         self.groups.on_installed = self.homes.install
         self.holds = Holds(store, clock, settings)
         self.overdue = Overdue(store, clock, settings.open_max_s)
+        self.group_expiry = GroupExpiry(store, clock, settings, self.topics, self.groups)
         self.backups = Backups(store, clock, settings.store)
+        self.answers = AnswerBudget(settings.max_unread_total_bytes)
         self._maintaining = asyncio.Lock()
 
     # Opening and closing
@@ -134,12 +145,15 @@ class Broker:
     @classmethod
     async def open(cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM) -> Broker:
         broker = await cls.recovered(store, settings, clock=clock)
-        for loop in (*broker.scheduler.loops(), *broker.outlook.loops()):
-            broker._start(loop)
+        for name, loop in {**broker.scheduler.loops(), **broker.outlook.loops()}.items():
+            broker._start(loop, name)
         broker.scheduler.held.try_again()
-        broker._start(broker.staging.go_on())
-        broker._start(every(settings.maintenance_s, "maintenance", broker.maintain))
-        broker._start(every(min(max(settings.heartbeat_s / 10, 0.02), 1.0), "heartbeat watch", broker._watch))
+        broker._start(broker.staging.go_on(), "publishing what was staged")
+        broker._repeat(settings.maintenance_s, "maintenance", broker.maintain)
+        broker._repeat(WRITE_S, "writing the list of topics and groups", broker._catalog.write_behind)
+        beat_s = min(max(settings.heartbeat_s / 10, 0.02), 1.0)
+        broker._repeat(beat_s, "heartbeat watch", broker._watch)
+        broker._start(broker.lag.loop(), "the watch over the event loop")
         return broker
 
     @classmethod
@@ -178,10 +192,12 @@ class Broker:
         self._pulls = itertools.count(self.epoch * PULLS_PER_EPOCH + 1)
         await self.registry.load(self.epoch)
         await self._catalog.load()
-        find_uncatalogued(self.store, self._catalog, self.clock)
+        await find_uncatalogued(self.store, self._catalog, self.clock)
         await self._snapshots.load()
         self.topics.recover()
         await self.groups.recover(self._snapshots)
+        self._snapshots.groups.clear()
+        await self.group_expiry.load()
         await self._agenda.recover()
         for name in self.scheduler.schedule.counts.keys() - self.topics.keys():
             log.warning("topic %s has delayed messages but is not in topics.json: added with default settings", name)
@@ -193,8 +209,9 @@ class Broker:
         }
         self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
         self._producers = await recover_producers(
-            self.store, lanes, list(self._agenda.ends()), self._dedup, self.time.now_us()
+            self.store, self._producers_file, lanes, list(self._agenda.ends()), self._dedup, self.time.now_us()
         )
+        self._recollection = Recollection(self._producers, self._dedup, self.time)
         self._handbacks = Handbacks(self._producers, self._durability)
         self._sender = Sender(
             self.store,
@@ -221,6 +238,7 @@ class Broker:
         await self.transactions.recover()
         self.registry.prepared = self.transactions.lanes
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
+        await self._catalog.renew()
         await self._catalog.save()
         if note != (mine := msgspec.json.encode({"format": FORMAT, "towline": software()})):
             await self.store.save(NOTE, mine)
@@ -230,6 +248,8 @@ class Broker:
         )
         await self.outlook.alarms.load()
         self.consumers.await_orphans()
+        self.consumers.recall_limits()
+        self._start(self.groups.forget_left())
 
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""
@@ -244,8 +264,9 @@ class Broker:
         self.release_waiters()
         await self._stop()
         try:
-            await self._save_snapshots()
-            await self._catalog.save()
+            await self._save_snapshots(everything=True)
+            await self._catalog.write()
+            await self.group_expiry.save()
         except TowlineError as error:
             log.error("the broker could not be closed in order: %s; the next start replays the logs", error)
         for dispatcher in self.topics.dispatchers():
@@ -257,15 +278,20 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start(self, coroutine: Any) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
+    def _start(self, coroutine: Coroutine[Any, Any, None], name: str = "") -> None:
+        """Let it run by itself. By its name people learn of steps of it that take too long."""
+        name = name or getattr(coroutine, "__qualname__", "")
+        task = asyncio.get_running_loop().create_task(self.lag.timed(name, coroutine), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+
+    def _repeat(self, seconds: float, what: str, task: Callable[[], Awaitable[None]]) -> None:
+        self._start(every(seconds, what, task), what)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("%s ended, and comes back with a new start only", task.get_coro(), exc_info=error)
+            log.critical("%s ended, and comes back with a new start only", task.get_name(), exc_info=error)
 
     # Sending
 
@@ -366,27 +392,40 @@ class Broker:
             for stream in [*(lane.stream for lane in topic.lanes), arrived_stream(name)]:
                 await self.store.trim(stream, self.store.bounds(stream).end)
             del self.topics[name]
-            self._dedup.forget_topic(name)
+            self._dedup.forget_topic(name, self.time.now_us())
             self._catalog.drop_topic(name)
             await self._catalog.save()
+        if len(self._dedup):
+            # As after a purge: a crash must not bring back its ids, which would stand for messages that are gone.
+            await self._save_snapshots()
 
     async def purge(self, request: ordering.Purge) -> ordering.Purged:
         topic = self.topics.named(request.topic)
         purged = await purge(topic, self.store, self._durability, self._save_snapshots, dry_run=request.dry_run)
         if not request.dry_run:
             # An id stands for a message that is gone: who sends it again means it.
-            self._dedup.forget_topic(request.topic, delayed=False)
+            self._dedup.forget_topic(request.topic, self.time.now_us(), delayed=False)
             await self._save_snapshots()
         return purged
 
     def has_topic(self, name: str) -> bool:
         return name in self.topics
 
-    def topic_states(self) -> list[wire.TopicState]:
-        return [self.topic_state(name) for name in sorted(self.topics)]
+    def topics_of(self, transaction: str, token: bytes) -> list[str]:
+        return self.transactions.topics_of(transaction, token)
+
+    def owners_of_sink(self, sink: str) -> set[bytes]:
+        return {self.staging.owner(sink)}
+
+    async def topic_states(self) -> list[wire.TopicState]:
+        names = in_slices(sorted(self.topics))
+        return [self.topic_state(name) async for name in names if name in self.topics]
 
     def topic_state(self, name: str) -> wire.TopicState:
         return self.topics.named(name).state(self.store, self.scheduler.schedule.counts.get(name, 0))
+
+    async def brokers(self, request: ListBrokers) -> Brokers:
+        return self.registry.brokers()
 
     # Groups
 
@@ -400,26 +439,31 @@ class Broker:
         await self.groups.delete(topic, name)
 
     async def seek(self, request: ordering.Seek) -> ordering.Sought:
-        return await seek(self.groups.named(request.topic, request.group), request, self._durability)
+        dispatcher = self.groups.named(request.topic, request.group)
+        if not request.dry_run:
+            dispatcher.use()
+        return await seek(dispatcher, request, self._durability)
 
     def has_group(self, topic: str, group: str) -> bool:
         found = self.topics.get(topic)
         return found is not None and group in found.groups
 
-    def group_states(self, topic: str = "") -> list[wire.GroupState]:
+    async def group_states(self, topic: str = "") -> list[wire.GroupState]:
         topics = [self.topics.named(name) for name in chosen(topic, self.topics)]
         now_s = self.clock.steady_s()
-        return [group_state(one.groups[name], now_s) for one in topics for name in sorted(one.groups)]
+        groups = in_slices([one.groups[name] for one in topics for name in sorted(one.groups)])
+        return [group_state(one, now_s, self.group_expiry.left_s(one)) async for one in groups if not one.closed]
 
     def group_state(self, topic: str, name: str) -> wire.GroupState:
-        return group_state(self.groups.named(topic, name), self.clock.steady_s())
+        dispatcher = self.groups.named(topic, name)
+        return group_state(dispatcher, self.clock.steady_s(), self.group_expiry.left_s(dispatcher))
 
     # Delayed messages
 
-    async def delayed(self, request: wire.ListDelayed) -> wire.Delayed:
+    async def delayed(self, request: wire.ListDelayed, may: May | None = None) -> wire.Delayed:
         if request.topic:
             self.topics.named(request.topic)
-        return await list_delayed(self.scheduler, request)
+        return await list_delayed(self.scheduler, request, may)
 
     async def cancel_delayed(self, request: wire.CancelDelayed) -> wire.DelayedCancelled:
         self.topics.named(request.topic)
@@ -432,13 +476,19 @@ class Broker:
     # Dead letters and looking around
 
     async def resend(self, request: wire.Resend) -> wire.Resent:
-        return await resend(await self.groups.buried(request.topic, request.group), request, self._durability)
+        return await resend(await self._dead_letters(request.topic, request.group), request, self._durability)
 
     async def revise_dead(self, request: wire.ReviseDead) -> wire.Revised:
-        return await revise(await self.groups.buried(request.topic, request.group), request, self._durability)
+        return await revise(await self._dead_letters(request.topic, request.group), request, self._durability)
 
     async def purge_dead(self, request: wire.PurgeDead) -> wire.DeadPurged:
-        return await burial.purge(await self.groups.buried(request.topic, request.group), request.before)
+        return await burial.purge(await self._dead_letters(request.topic, request.group), request.before)
+
+    async def _dead_letters(self, topic: str, group: str) -> Dispatcher:
+        """The group of dead letters that somebody sees to."""
+        dispatcher = await self.groups.buried(topic, group)
+        dispatcher.use()
+        return dispatcher
 
     async def browse(self, request: wire.Browse) -> tuple[wire.Browsed, list[bytes | memoryview]]:
         if request.group:
@@ -461,14 +511,22 @@ class Broker:
 
     async def measure(self, request: access.Measure) -> access.Measured:
         topics = [self.topics.named(request.topic)] if request.topic else list(self.topics.values())
-        broker = {} if request.topic else self.figures()
-        return await measure(self.store, self.clock, topics, self.scheduler.schedule.counts, broker)
+        broker = {} if request.topic else await self.stat()
+        delayed, notice = self.scheduler.schedule.counts, self.group_expiry.notice
+        return await measure(self.store, self.clock, topics, delayed, broker, notice)
 
     def trouble(self) -> str:
         """Why the broker cannot do its work; empty if it can."""
         return "the broker is shutting down" if self.closing else str(self.store.failure or "")
 
+    async def stat(self) -> dict[str, Any]:
+        """The figures, for whoever asks; very many groups are gone through while others have their turn."""
+        return self._figures(await figures_in_slices(list(self.topics.dispatchers())))
+
     def figures(self) -> dict[str, Any]:
+        return self._figures(figures_of(list(self.topics.dispatchers())))
+
+    def _figures(self, of_groups: Mapping[str, int]) -> dict[str, Any]:
         return {
             "name": self.settings.name,
             "epoch": self.epoch,
@@ -476,15 +534,19 @@ class Broker:
             "store": self.settings.store.partition(":")[0],
             "durability": self.settings.durability,
             "topics": len(self.topics),
-            **figures_of(list(self.topics.dispatchers())),
+            **of_groups,
             "connections": len(self.registry.visitors),
+            "unread_bytes": self.answers.used_bytes,
+            "cut_readers": self.answers.cut,
             "brokers": len(self.registry.alive()),
             "messages_in": self._sender.messages,
             "bytes_in": self._sender.bytes,
-            "dedup_ids": len(self._dedup),
+            **self._recollection.figures(),
             "prepared": len(self.transactions),
             **self.scheduler.figures(),
             **self.overdue.figures(),
+            **self.lag.figures(),
+            **self.group_expiry.figures(),
         }
 
     # By itself
@@ -494,8 +556,8 @@ class Broker:
         self.backups.check()
         async with self._maintaining:
             begun = self.backups.begin()
-            await self._save_snapshots()
-            await self._catalog.save()
+            await self._save_snapshots(everything=True)
+            await self._catalog.write()
         return begun
 
     async def maintain(self) -> None:
@@ -504,33 +566,48 @@ class Broker:
             await self._maintain()
 
     async def _maintain(self) -> None:
+        part = TimeSlice()
         self.groups.bury_rest()
+        await part.rest()
         self.scheduler.pass_quietly()
         self.scheduler.held.try_again()
         if self.settings.retention_s:
             self.scheduler.rewrite_older(self.clock.now_us() - round(self.settings.retention_s * SECOND_US))
+        await part.rest()
+        await self._recollection.tidy(self.clock.now_us())
         await self._save_snapshots()
-        await self._catalog.save()
+        await self._catalog.write()
         if self.backups.are_held():
             return
         await self._agenda.trim()
+        await self._catalog.tidy()
         await self._reclaim()
         await self.transactions.tidy()
         await self.staging.tidy()
         pins = self._snapshots.pins() | self.transactions.pins() | self.staging.pins() | self._agenda.pins()
+        pins |= self._catalog.pins()
+        await part.rest()
         for dispatcher in list(self.topics.dispatchers()):
+            await part.rest()
             pins |= await expire(dispatcher)
-        await retain(self.store, self.clock, dict(self.topics), pins, self.settings, self.holds, self.overdue)
+        await part.rest()
+        retaining = retain(self.store, self.clock, dict(self.topics), pins, self.settings, self.holds, self.overdue)
+        await self.lag.timed("retention", retaining)
+        await self.group_expiry.look()
 
-    async def _save_snapshots(self) -> None:
+    async def _save_snapshots(self, *, everything: bool = False) -> None:
         # What is written is by the clock as it is.
         self.time.look()
         # The schedule first: what it lets go of is then in what is remembered of producers.
         await self._agenda.save()
-        ends = {lane.stream: lane.end for topic in self.topics.values() for lane in topic.lanes if lane.end}
-        ends |= self._agenda.ends()
-        await self._snapshots.save(list(self.topics.dispatchers()), self._producers, self._dedup, ends)
-        await self.transactions.save()
+        await asyncio.sleep(0)
+        groups = self._snapshots.save(list(self.topics.dispatchers()), everything=everything)
+        await self.lag.timed("snapshots of groups", groups)
+        await asyncio.sleep(0)
+        topics = list(self.topics.values())
+        producers = self._producers_file.save(topics, self._agenda.ends(), self._producers, self._dedup)
+        await self.lag.timed("snapshots of producers", producers)
+        await self.transactions.save(everything=everything)
         await self.staging.save()
 
     async def _watch(self) -> None:

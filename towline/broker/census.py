@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from copy import copy
 from typing import Final
 
 from towline.broker.burial import dead_letters, dead_waiting
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.history import History
 from towline.broker.metering import look_for_oldest
+from towline.broker.rights import May
 from towline.broker.topic import Topic
-from towline.clock import SECOND_US, Clock
+from towline.clock import SECOND_US, Clock, TimeSlice
 from towline.errors import TowlineError
 from towline.model import TopicConfig
+from towline.protocol.groups import NEARLY_FULL
 from towline.store import Store
 
 __all__ = ["FAILURES_S", "Census", "GroupFacts", "TopicFacts", "Totals"]
@@ -33,8 +36,6 @@ RATE_S: Final = 2.0
 QUICK_S: Final = 0.01
 """A walk that takes no longer is done whenever somebody looks."""
 SHARE: Final = 100
-AT_ONCE: Final = 100
-"""Topics that are looked at before others get their turn."""
 FAILURES_S: Final = 300.0
 READS_MAX: Final = 500
 """Messages that a walk reads to see how old they are."""
@@ -70,6 +71,7 @@ class GroupFacts:
         "in_flight",
         "lag",
         "members",
+        "nearly_full",
         "oldest_us",
         "out",
         "paused",
@@ -81,7 +83,7 @@ class GroupFacts:
     def __init__(self, topic: str, group: str, now_us: int, now_s: float) -> None:
         self.topic = topic
         self.group = group
-        self.paused = False
+        self.paused = self.nearly_full = False
         self.members = 0
         self.lag = self.in_flight = self.retrying = self.dead = self.failed = 0
         self.failed_in_all = self.oldest_us = 0
@@ -111,7 +113,21 @@ class GroupFacts:
         self.paused = group.config.paused
         self.lag, self.in_flight, self.retrying = group.lag(), group.leased(), group.retries.messages
         self.dead = dead_waiting(dispatcher)
+        self._note_load(dispatcher)
         return True
+
+    def _note_load(self, dispatcher: Dispatcher) -> None:
+        """Say that the retry queue is nearly full, once, until it has emptied again."""
+        load = dispatcher.group.retries.load
+        if load >= NEARLY_FULL and not self.nearly_full:
+            log.warning(
+                "the retry queue of %s is %.0f %% full, with %d messages that failed: when it is full, the group gets "
+                "nothing new until they are consumed or dead",
+                dispatcher.label,
+                100 * load,
+                self.retrying,
+            )
+        self.nearly_full = load >= (NEARLY_FULL / 2 if self.nearly_full else NEARLY_FULL)
 
     def _note_failures(self, count: int, now_us: int) -> None:
         if count != self.failed_in_all:
@@ -169,6 +185,16 @@ class TopicFacts:
         self.messages = sum(one.end - one.first for one in bounds)
         self.size_bytes = sum(one.size_bytes for one in bounds)
 
+    def seen_by(self, may: May) -> TopicFacts:
+        """The same, of the groups that `may` says that one may describe."""
+        groups = {name: one for name, one in self.groups.items() if may("describe", "group", name)}
+        if len(groups) == len(self.groups):
+            return self
+        some = copy(self)
+        some.groups = groups
+        some.add_up()
+        return some
+
     def add_up(self) -> None:
         facts = self.groups.values()
         self.lag = sum(one.lag for one in facts)
@@ -192,21 +218,22 @@ class Totals:
         "size_bytes",
     )
 
-    def __init__(self, topics: Iterable[TopicFacts] = ()) -> None:
+    def __init__(self) -> None:
         self.backlog = self.dead = self.in_flight = self.retrying = self.failed = self.size_bytes = self.oldest_us = 0
         self.in_per_s = self.out_per_s = 0.0
-        for topic in topics:
-            self.backlog += topic.lag
-            self.dead += topic.dead
-            self.size_bytes += topic.size_bytes
-            self.in_per_s += topic.in_per_s
-            self.out_per_s += topic.out_per_s
-            for group in topic.groups.values():
-                self.in_flight += group.in_flight
-                self.retrying += group.retrying
-                self.failed += group.failed
-                if group.oldest_us:
-                    self.oldest_us = min(group.oldest_us, self.oldest_us or group.oldest_us)
+
+    def add(self, topic: TopicFacts) -> None:
+        self.backlog += topic.lag
+        self.dead += topic.dead
+        self.size_bytes += topic.size_bytes
+        self.in_per_s += topic.in_per_s
+        self.out_per_s += topic.out_per_s
+        for group in topic.groups.values():
+            self.in_flight += group.in_flight
+            self.retrying += group.retrying
+            self.failed += group.failed
+            if group.oldest_us:
+                self.oldest_us = min(group.oldest_us, self.oldest_us or group.oldest_us)
 
 
 class Census:
@@ -227,7 +254,7 @@ class Census:
         self.topics: dict[str, TopicFacts] = {}
         self.totals = Totals()
         self.history = History()
-        self.on_walk: list[Callable[[], None]] = []
+        self.on_walk: list[Callable[[], Awaitable[None]]] = []
         """Called after every walk."""
 
     async def loop(self) -> None:
@@ -254,40 +281,61 @@ class Census:
 
     async def _walk(self) -> None:
         async with self._lock:
-            begin_s, now_us = self._clock.steady_s(), self._clock.now_us()
-            now_s = self._walked_s = begin_s
+            walk = _Walk(self._clock)
+            self._walked_s = walk.now_s
             delayed = self._delayed()
-            reads, took_s = READS_MAX, 0.0
-            for number, (name, topic) in enumerate(list(self._live.items())):
-                if number % AT_ONCE == AT_ONCE - 1:
-                    took_s += self._clock.steady_s() - begin_s
-                    await asyncio.sleep(0)
-                    begin_s = self._clock.steady_s()
+            for name, topic in list(self._live.items()):
                 facts = self.topics.get(name)
                 if facts is None or facts.topic is not topic:
-                    facts = self.topics[name] = TopicFacts(topic, now_s, new=self.walks > 0)
+                    facts = self.topics[name] = TopicFacts(topic, walk.now_s, new=self.walks > 0)
                 facts.delayed = delayed.get(name, 0)
-                reads -= await self._look(facts, now_us, now_s, reads)
+                await self._look(facts, walk)
+                walk.totals.add(facts)
             for name in self.topics.keys() - self._live.keys():
                 del self.topics[name]
-            self.totals = Totals(self.topics.values())
-            self._took.append(took_s + self._clock.steady_s() - begin_s)
+            self.totals = walk.totals
             self.walks += 1
-            self.history.note(now_us, self.totals, sum(delayed.values()), self.topics.values())
+            self.history.note(walk.now_us, self.totals, sum(delayed.values()))
+            self._took.append(walk.worked_s)
         for each in self.on_walk:
-            each()
+            await each()
 
-    async def _look(self, facts: TopicFacts, now_us: int, now_s: float, reads: int) -> int:
-        facts.look(self._store, now_s)
-        used = 0
+    async def _look(self, facts: TopicFacts, walk: _Walk) -> None:
+        facts.look(self._store, walk.now_s)
         for name, dispatcher in list(facts.topic.groups.items()):
+            await walk.rest()
             group = facts.groups.get(name)
             if group is None:
-                group = facts.groups[name] = GroupFacts(facts.topic.config.name, name, now_us, now_s)
-            happened = group.look(dispatcher, now_us, now_s)
-            if happened and used < reads and not dispatcher.closed:
-                used += await group.find_oldest(dispatcher, reads - used)
+                group = facts.groups[name] = GroupFacts(facts.topic.config.name, name, walk.now_us, walk.now_s)
+            happened = group.look(dispatcher, walk.now_us, walk.now_s)
+            if happened and walk.reads > 0 and not dispatcher.closed:
+                walk.reads -= await group.find_oldest(dispatcher, walk.reads)
+            self.history.note_group(walk.now_us, group)
         for name in facts.groups.keys() - facts.topic.groups.keys():
             del facts.groups[name]
         facts.add_up()
-        return used
+        await walk.rest()
+
+
+class _Walk:
+    """One walk: what is added up on it, and how long it takes without the turns of others."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._part = TimeSlice()
+        self._begin_s = self.now_s = clock.steady_s()
+        self._worked_s = 0.0
+        self.now_us = clock.now_us()
+        self.totals = Totals()
+        self.reads = READS_MAX
+
+    @property
+    def worked_s(self) -> float:
+        return self._worked_s + self._clock.steady_s() - self._begin_s
+
+    async def rest(self) -> None:
+        """Give others their turn, if it is time."""
+        if self._part.over:
+            self._worked_s = self.worked_s
+            await self._part.rest()
+            self._begin_s = self._clock.steady_s()

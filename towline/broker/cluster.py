@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from towline.broker.broker import Broker
 from towline.broker.neighbour import Credentials, Neighbour
-from towline.errors import BadRequest, Conflict, TowlineError
+from towline.errors import BadRequest, Conflict, NotFound, TowlineError
 from towline.model import PRIVATE, GroupConfig, TopicConfig
 from towline.protocol.cluster import Meet, Met
 from towline.protocol.messages import Groups, ListGroups, ListTopics, TopicInfo, Topics, TopicState
@@ -30,6 +30,7 @@ _TIMEOUT_BEATS: Final = 2.0
 _FAREWELL_S: Final = 0.5
 _EVERYWHERE: Final = ("", "0.0.0.0", "::")  # noqa: S104 - these are refused
 _LOUD_EVERY_S: Final = 60.0
+_LOGIN_S: Final = 10.0
 
 
 def split_address(text: str, setting: str = "listen") -> tuple[str, int]:
@@ -105,7 +106,10 @@ class Cluster:
     def start(self) -> None:
         if not self._registry.shared:
             self._broker.topics.ask_around = self.ask_around
-        self._task = asyncio.get_running_loop().create_task(self._tend(), name="cluster")
+            self._broker.group_expiry.ask_others = self.unused_elsewhere
+        self._task = asyncio.get_running_loop().create_task(
+            self._broker.lag.timed("the cluster", self._tend()), name="cluster"
+        )
 
     async def stop(self) -> None:
         """Say farewell: others need not find out."""
@@ -127,13 +131,28 @@ class Cluster:
                 if address not in self._talks or self._talks[address].done():
                     self._talks[address] = asyncio.get_running_loop().create_task(self._talk(address))
             self._registry.sweep()
+            self._forget()
             if not self._registry.shared:
-                self._broker.homes.review()
+                await self._broker.homes.review()
             try:
                 await self._registry.save()
             except TowlineError as error:
                 log.error("the list of brokers could not be written: %s", error)
             await asyncio.sleep(self._beat_s)
+
+    def _forget(self) -> None:
+        """What is known of brokers that are gone: where addresses come and go, there would be no end to it."""
+        nodes = self._registry.nodes
+        addresses = {*self._joins, *(node.state.address for node in nodes.values())}
+        epochs = {broker: node.state.epoch for broker, node in nodes.items()}
+        self._caught_up = {(broker, epoch) for broker, epoch in self._caught_up if epochs.get(broker) == epoch}
+        for by_address in (self._aliases, self._said, self._talks):
+            for address in by_address.keys() - addresses:
+                talk = self._talks.get(address)
+                if talk is None or talk.done():
+                    del by_address[address]
+        for broker in self._seen_alarms.keys() - nodes.keys():
+            del self._seen_alarms[broker]
 
     def _wanted(self) -> list[str]:
         known = [node.state.address for node in self._registry.nodes.values()]
@@ -145,7 +164,8 @@ class Cluster:
     async def _talk(self, address: str) -> None:
         """One conversation, until the connection breaks; the next beat begins another."""
         host, port = split_address(address, "join")
-        neighbour = Neighbour(host, port, self._credentials, max(_TIMEOUT_BEATS * self._beat_s, 0.5))
+        timeout_s = max(_TIMEOUT_BEATS * self._beat_s, 0.5)
+        neighbour = Neighbour(host, port, self._credentials, timeout_s, login_s=_LOGIN_S)
         try:
             await neighbour.open()
             while await self._beat(neighbour, address):
@@ -187,7 +207,7 @@ class Cluster:
             self._aliases[address] = met.me.address
             return met.me.address not in self._talks
         if not registry.shared:
-            self._broker.homes.heard(met.me.id, met.backlog)
+            await self._broker.homes.heard(met.me.id, met.backlog)
         if (met.me.id, met.me.epoch) not in self._caught_up and not registry.shared:
             await self._catch_up(neighbour)
             self._caught_up.add((met.me.id, met.me.epoch))
@@ -269,6 +289,36 @@ class Cluster:
         finally:
             await neighbour.close()
         return config, [group.config for group in groups]
+
+    # Groups that others may use
+
+    async def unused_elsewhere(self, topic: str) -> Mapping[str, float] | None:
+        """For how long none of the other brokers has seen the groups of a topic used; None if one of them does not
+        say. Consumers attach to all brokers, but may reach only some."""
+        _, *others = self._registry.states()
+        if any(one.state != "alive" or not one.address for one in others):
+            return None
+        unused: dict[str, float] = {}
+        for answer in await asyncio.gather(*(self._unused_at(topic, one.address) for one in others)):
+            if answer is None:
+                return None
+            for group, seconds in answer:
+                unused[group] = min(seconds, unused.get(group, seconds))
+        return unused
+
+    async def _unused_at(self, topic: str, address: str) -> list[tuple[str, float]] | None:
+        host, port = split_address(address, "join")
+        neighbour = Neighbour(host, port, self._credentials, max(_TIMEOUT_BEATS * self._beat_s, 0.5))
+        try:
+            await neighbour.open()
+            groups = (await neighbour.ask(ListGroups(topic), Groups)).groups
+        except NotFound:
+            return []
+        except (TowlineError, OSError):
+            return None
+        finally:
+            await neighbour.close()
+        return [(one.config.name, 0.0 if one.members else one.unused_s) for one in groups]
 
     def _say(self, address: str, error: Exception) -> None:
         """A broker that is away is mentioned once, and then rarely."""

@@ -36,6 +36,7 @@ class Companion:
             log.info("no web console: %s is not installed (pip install 'towline[console]')", missing[0])
             return None
         command = [sys.executable, "-m", "towline", "console", "--beside-broker", "--listen", settings.console]
+        command += ["--max-connections-per-address", str(settings.http_connections_per_address)]
         command += _where(settings, host, port)
         try:
             process = await asyncio.create_subprocess_exec(

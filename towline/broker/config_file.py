@@ -101,7 +101,10 @@ class ConfigFile(Generic[_T]):
             return None
 
     async def save(self, document: _T) -> None:
-        encoded = msgspec.json.format(msgspec.json.encode(document), indent=self._indent) + b"\n"
+        await self.replace(msgspec.json.format(msgspec.json.encode(document), indent=self._indent) + b"\n")
+
+    async def replace(self, encoded: bytes) -> None:
+        """Save a document that was encoded already: bit by bit, because it is large."""
         if self._good:
             await self._store.save(self.backup, self._good)
         await self._store.save(self.name, encoded)

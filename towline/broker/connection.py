@@ -23,11 +23,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import cast
 
+from towline.broker.answer_budget import AnswerBudget, AnswerShare
 from towline.broker.attention import Attention
-from towline.broker.peer import Patience, Peer, RareLog
-from towline.errors import TowlineError, Unavailable
+from towline.broker.peer import Peer, RareLog
+from towline.clock import Patience
+from towline.errors import TooManyConnections, TowlineError, Unavailable
 from towline.protocol.envelope import PREFACE, Decoder, Envelope, Scratch, encode_envelope
-from towline.protocol.messages import Answer, Failed
+from towline.protocol.messages import VERSION, Answer, Failed
 from towline.settings import BrokerSettings
 
 __all__ = [
@@ -55,6 +57,8 @@ TURN_REQUESTS = 256
 """So many requests are taken from a connection before it is the others' turn."""
 WRITE_HIGH_BYTES = 1 << 20
 """A client that leaves so much unread is not asked for more."""
+TLS_HIGH_BYTES = 256 << 10
+"""The transport of TLS does not tell of what it has encrypted already, so it is given only so much at a time."""
 REFUSED_MAX = 100
 """So many connections beyond the limit are told why they are closed; those beyond are just closed."""
 LINGER_S = 0.5
@@ -88,8 +92,9 @@ class State(enum.Enum):
 class Line:
     """What all connections of a server have in common."""
 
-    def __init__(self, settings: BrokerSettings) -> None:
+    def __init__(self, settings: BrokerSettings, answers: AnswerBudget) -> None:
         self.settings = settings
+        self.answers = answers
         self.scratch = Scratch()
         self.strangers = RareLog(log)
         self.connections: set[Connection] = set()
@@ -119,6 +124,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, line: Line) -> None:
         self.peer = Peer("", b"")
         self.state = State.PREFACE
+        self.version = VERSION
+        """Of the protocol: that which the client speaks as well."""
         self._line = line
         self._loop = line.loop
         self._settings = line.settings
@@ -134,12 +141,18 @@ class Connection(asyncio.BufferedProtocol):
         self._shut = False
         self._outgoing: list[bytes | memoryview] = []
         self._outgoing_bytes = 0
+        self._queue: deque[bytes | memoryview] = deque()
+        """With TLS: what the transport was not given yet."""
+        self._queue_bytes = 0
+        self._full = False
+        """The transport wants no more for now."""
         self._gathering = False
         self._flush_soon = False
         self._put_off = -1
         self._looking: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport
         self._descriptor = -1
+        self.share: AnswerShare
 
     @abstractmethod
     def handle(self, envelope: Envelope) -> None:
@@ -161,25 +174,38 @@ class Connection(asyncio.BufferedProtocol):
     def gone(self) -> None:
         """The connection is gone."""
 
+    @abstractmethod
+    def who(self) -> str:
+        """Whose connection it is, for the log."""
+
     # What the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self.peer = Peer.of(transport)
         self._descriptor = _plain_descriptor(self._transport)
+        self._transport.set_write_buffer_limits(high=TLS_HIGH_BYTES if self._descriptor < 0 else WRITE_HIGH_BYTES)
         _notice_dead_machines(self._transport)
+        self.share = self._line.answers.share(self._unread_bytes, self._cut, self._settings.max_pending_bytes // 2)
         self._line.connections.add(self)
         over, limit = len(self._line.connections), self._settings.max_connections
         if over > limit + REFUSED_MAX:
             self._transport.abort()
         elif over > limit:
-            self.end(Unavailable(f"this broker has its {limit} connections already: try later, or another broker"))
+            self.end(
+                TooManyConnections(
+                    f"this broker has its {limit} connections already: try later or another broker, close some, or "
+                    "raise max_connections"
+                )
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.state = State.CLOSED
         self._line.connections.discard(self)
         self._backlog.clear()
+        self._queue.clear()
+        self._queue_bytes = 0
+        self.share.close()
         self.gone()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -213,10 +239,16 @@ class Connection(asyncio.BufferedProtocol):
             self._take(envelopes)
 
     def pause_writing(self) -> None:
+        self._full = True
         self.hold(HOLD_WRITING)
 
     def resume_writing(self) -> None:
-        self.release(HOLD_WRITING)
+        self._full = False
+        self._pour()
+        self.share.count()
+        self._line.answers.freed()
+        if not self._full:
+            self.release(HOLD_WRITING)
 
     def _greet(self, data: bytes) -> bytes:
         """Check the preface, however it is cut up; give back what follows it."""
@@ -298,7 +330,7 @@ class Connection(asyncio.BufferedProtocol):
         because a write of a few bytes costs as much as all the rest of a small request."""
         outgoing = self._outgoing
         attached = sum(map(len, buffers)) if buffers else 0
-        head = encode_envelope(number, answer, attached)
+        head = encode_envelope(number, answer, attached, self.version)
         outgoing.append(head)
         self._outgoing_bytes += len(head) + attached
         if buffers:
@@ -323,18 +355,47 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing, self._outgoing_bytes = [], 0
         if self._shut or self._transport.is_closing():
             return
+        if self._descriptor < 0:
+            self._queue.extend(join_small(outgoing))
+            self._queue_bytes += size
+            self._pour()
+            self.share.wrote(size)
+            return
         if size > JOIN_BYTES:
             buffers = join_small(outgoing)
             if len(buffers) > 1:
                 self._transport.writelines(buffers)
             else:
                 self._transport.write(buffers[0])
+            self.share.wrote(size)
             return
         data = outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
-        if self._descriptor < 0 or self._transport.get_write_buffer_size():
+        if self._transport.get_write_buffer_size():
             self._transport.write(data)
+            self.share.wrote(size)
         else:
             self._write_at_once(data)
+
+    def _pour(self) -> None:
+        """Give the transport of TLS what it can pass on, in pieces."""
+        queue = self._queue
+        while queue and not self._full:
+            piece = queue.popleft()
+            if len(piece) > TLS_HIGH_BYTES:
+                whole = memoryview(piece)
+                piece = whole[:TLS_HIGH_BYTES]
+                queue.appendleft(whole[TLS_HIGH_BYTES:])
+            self._queue_bytes -= len(piece)
+            self._transport.write(piece)
+        if self.state is State.ENDING and not queue:
+            self.finish()
+
+    def _unread_bytes(self) -> int:
+        return self._queue_bytes + self._transport.get_write_buffer_size()
+
+    def _cut(self) -> str:
+        self._transport.abort()
+        return f"{self.peer.address}: {self.who()}"
 
     def _write_at_once(self, data: bytes | memoryview) -> None:
         """The transport would write in the next turn of the loop; where nothing waits before it, there is no need to
@@ -345,11 +406,13 @@ class Connection(asyncio.BufferedProtocol):
             written = 0
         if written < len(data):
             self._transport.write(data[written:])
+            self.share.wrote(len(data) - written)
 
     def sweep(self, now_s: float) -> None:
         """Look whether the client is alive, and whether anything takes too long."""
         if self.state is not State.OPEN:
-            if now_s > self._deadline_s:
+            looked_at = self.state is State.HELLO and self._held & HOLD_LOGIN  # it waits for us, and not we for it
+            if now_s > self._deadline_s and not looked_at:
                 if self.state is not State.ENDING:
                     self.log_rarely(logging.INFO, "closed: it did not introduce itself in time")
                 self._transport.abort()
@@ -361,11 +424,11 @@ class Connection(asyncio.BufferedProtocol):
         decoder, idle_s = self._decoder, self._settings.idle_s
         half_sent = 0 if self._held else decoder.pending_bytes
         came = decoder.completed * decoder.limit + half_sent if half_sent else None
-        unread = -self._transport.get_write_buffer_size() if self._held & HOLD_WRITING else None
+        taken = self.share.taken_bytes if self._held & HOLD_WRITING else None
         if self._reading.is_over(now_s, idle_s, came):
             log.warning("%s: closed: its request stays half-sent", self.peer.address)
             self.end(Unavailable(f"the rest of a request did not come within {idle_s:g} s"))
-        elif self._writing.is_over(now_s, idle_s, unread):
+        elif self._writing.is_over(now_s, idle_s, taken):
             log.warning("%s: closed: it does not read its answers", self.peer.address)
             self._transport.abort()
 
@@ -383,9 +446,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.state = State.ENDING
         self._backlog.clear()
+        self.share.end(error or Unavailable("the connection ends"))
         self._deadline_s = self._loop.time() + delay_s + within_s
         if error is not None:
-            self._last_word = encode_envelope(number, Failed(error.code, str(error)))
+            self._last_word = encode_envelope(number, Failed.of(error), 0, self.version)
         if delay_s:
             self._loop.call_later(delay_s, self.finish)
         else:
@@ -399,6 +463,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.state is not State.ENDING or self._shut or self.is_busy() or self._transport.is_closing():
             return
         self._flush()
+        if self._queue or self._shut:  # it is called again when the queue is empty
+            return
         self._shut = True
         self._deadline_s = min(self._deadline_s, self._loop.time() + LINGER_S)
         if self._last_word:

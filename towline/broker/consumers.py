@@ -20,6 +20,7 @@ from towline.broker.member import Member
 from towline.broker.starting import check_places, place_of
 from towline.broker.topics import Topics
 from towline.broker.waiter import Taker
+from towline.clock import in_slices
 from towline.errors import NotFound, TowlineError
 from towline.model import check_consumer, check_group, check_topic
 from towline.protocol import messages as wire
@@ -56,29 +57,53 @@ class Consumers:
         """Ephemeral groups whose last consumer vanished, and until when it finds its place there."""
 
     def await_orphans(self) -> None:
-        """After a start: consumers have the time of a heartbeat to come back with what they hold. Nothing of it times
-        out before that, though its time was over while the broker was away."""
+        """After a start, and from when the broker can be reached: consumers have the time of a heartbeat to come back
+        with what they hold. Nothing of it times out before that, though its time was over while the broker was away."""
         heartbeat_s = self._settings.heartbeat_s
         deadline_s = self._clock.steady_s() + heartbeat_s
         for dispatcher in self._topics.dispatchers():
             if dispatcher.group.leases:
                 dispatcher.extend_leases(heartbeat_s)
-                self._start(dispatcher.recall_limits(heartbeat_s))
             config = dispatcher.group.config
             for consumer in dispatcher.group.in_flight:
                 self._orphans[config.topic, config.name, consumer] = deadline_s
+
+    def recall_limits(self) -> None:
+        for dispatcher in self._topics.dispatchers():
+            if dispatcher.group.leases:
+                self._start(dispatcher.recall_limits(self._settings.heartbeat_s))
 
     # Coming
 
     async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> Fan:
         """Attach to all topics under a prefix, as far as one `may`; to those as well that are made later."""
-        return await self._fans.open(self._checked(request), partial(self.attach, address=address), may)
+        return await self._fans.open(self._checked(request), partial(self._join, address=address), may)
 
     async def attach(self, request: wire.Attach, *, address: str = "") -> Member:
         check_topic(request.topic)
         check_group(request.group)
         check_consumer(request.consumer)
-        dispatcher = await self._groups.for_consumer(self._checked(request))
+        return self._seat(await self._groups.for_consumer(self._checked(request)), request, address=address)
+
+    async def _join(self, requests: Sequence[wire.Attach], *, address: str) -> list[Member | TowlineError]:
+        """Attach to many topics at a time; what is against it, for each of them."""
+        asked = [self._checked(request) for request in requests]
+        seated: list[Member] = []
+
+        def seat(dispatcher: Dispatcher, request: wire.Attach) -> Member:
+            seated.append(self._seat(dispatcher, request, address=address))
+            return seated[-1]
+
+        try:
+            return await self._groups.for_consumers(asked, seat)
+        except BaseException:
+            # Nobody knows of them. Those that cannot leave now do a little later.
+            for member in seated:
+                with suppress(TowlineError):
+                    self.leave(member, vanished=False)
+            raise
+
+    def _seat(self, dispatcher: Dispatcher, request: wire.Attach, *, address: str) -> Member:
         member = Member(self._broker, dispatcher, request.consumer, address, self._clock.steady_s())
         self._orphans.pop((request.topic, request.group, request.consumer), None)
         self._deserted.pop(dispatcher, None)
@@ -129,7 +154,8 @@ class Consumers:
 
     async def detach(self, member: Member | Fan) -> None:
         """Give back what is still held; it is as durable as an ack then."""
-        given_back = [self.leave(one, vanished=False) for one in self._fans.leave(member) if not one.fenced]
+        leaving = [one for one in self._fans.leave(member) if not one.fenced]
+        given_back = [self.leave(one, vanished=False) async for one in in_slices(leaving)]
         for done in given_back:
             if done is not None:
                 await done
@@ -139,14 +165,22 @@ class Consumers:
         broker stops: it cannot come back before the next start."""
         if isinstance(member, Fan):
             self._fans.await_back(member, self._clock.steady_s() + self._settings.heartbeat_s)
-        for one in self._fans.leave(member):
-            if one.fenced or one.grace is not None or self._broker.closing:
-                continue
-            loop = asyncio.get_running_loop()
-            reason = f"the connection of consumer {one.consumer} ({one.address}) broke"
-            one.grace = loop.call_later(self._settings.reconnect_grace_s, self._vanish, one, reason)
+        leaving = [one for one in self._fans.leave(member) if not one.fenced and one.grace is None]
+        if not leaving or self._broker.closing:
+            return
+        # One timer for all topics of a subscription: they vanish one after the other, and others have their turn.
+        grace_s, loop = self._settings.reconnect_grace_s, asyncio.get_running_loop()
+        if isinstance(member, Fan):
+            loop.call_later(grace_s, lambda: self._start(self._vanish_all(leaving)))
+        else:
+            member.grace = loop.call_later(grace_s, self._vanish, member, _broke(member))
+
+    async def _vanish_all(self, members: Sequence[Member]) -> None:
+        async for member in in_slices(members):
+            self._vanish(member, _broke(member))
 
     def _vanish(self, member: Member, reason: str) -> None:
+        """It did not come back; nothing happens if it did, under its name."""
         if self._broker.closing:
             return
         try:
@@ -175,8 +209,9 @@ class Consumers:
         if self._broker.closing:
             return
         now_s = self._clock.steady_s()
-        for member, vanished in sweep_members(list(self._topics.dispatchers()), now_s, self._settings.heartbeat_s):
-            self._desert(member.dispatcher, vanished=vanished)
+        async for dispatcher in in_slices([one for one in self._topics.dispatchers() if one.members]):
+            for member, vanished in sweep_members(dispatcher, now_s, self._settings.heartbeat_s):
+                self._desert(member.dispatcher, vanished=vanished)
         self._fans.sweep(now_s)
         for dispatcher in list(self._deserted):
             # While one is deleted, the consumer of another may come back.
@@ -193,3 +228,7 @@ class Consumers:
                     dropped = self._groups.named(topic, group).drop(consumer, reason)
                 if dropped:
                     del self._orphans[name]
+
+
+def _broke(member: Member) -> str:
+    return f"the connection of consumer {member.consumer} ({member.address}) broke"

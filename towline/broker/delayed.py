@@ -14,12 +14,13 @@ import msgspec
 
 from towline.broker.agenda import Agenda
 from towline.broker.arrivals import find_arrivals
+from towline.broker.rights import May
 from towline.broker.scheduling import Scheduler
 from towline.delivery.parcel import Opened, Parcel, join, resolve_delay
 from towline.delivery.schedule import CANCELLED_MAX, Position, Slot
 from towline.delivery.schedule_events import Cancelled
 from towline.delivery.wheel import Place
-from towline.errors import BadRequest, NotFound, TooLarge
+from towline.errors import BadRequest, NotFound, TooMany
 from towline.frame.layout import KEY
 from towline.model import DELAY, message_id
 from towline.protocol.messages import (
@@ -44,12 +45,17 @@ Found = list[tuple[Position, Opened]]
 # Looking
 
 
-async def list_delayed(scheduler: Scheduler, request: ListDelayed) -> Delayed:
-    """The next messages behind the one named in the request. Slots are read in the order of their times, as far as
-    needed."""
+async def list_delayed(scheduler: Scheduler, request: ListDelayed, may: May | None = None) -> Delayed:
+    """The next messages behind the one named in the request, of topics that `may` says that one may describe. Slots
+    are read in the order of their times, as far as needed."""
     if request.key or request.ids:
         return await _list_chosen(scheduler, request)
     agenda, schedule = scheduler.agenda, scheduler.schedule
+    seen = {
+        topic: count
+        for topic, count in schedule.counts.items()
+        if request.topic in ("", topic) and (may is None or may("describe", "topic", topic))
+    }
     after = request.after_us, request.after_id
     waiting = sorted(schedule.slots.values(), key=lambda slot: slot.place.begin_us)
     rows: dict[int, DelayedMessage] = {}
@@ -61,16 +67,13 @@ async def list_delayed(scheduler: Scheduler, request: ListDelayed) -> Delayed:
         if slot.last_us < request.after_us:
             continue
         async for seq, parcel in agenda.parcels(slot):
-            wanted = not request.topic or parcel.topic == request.topic
-            if wanted and parcel.last_us >= after[0] and not schedule.is_dropped(parcel):
+            if parcel.topic in seen and parcel.last_us >= after[0] and not schedule.is_dropped(parcel):
                 for row in _rows(scheduler, slot.place, seq, Opened(parcel)):
                     if (row.deliver_at_us, row.id) > after:
                         rows[row.id] = row
                 if len(rows) > 4 * request.max_messages:
                     rows = _soonest(rows, request.max_messages)
-    counts = schedule.counts
-    total = counts.get(request.topic, 0) if request.topic else sum(counts.values())
-    return Delayed(list(_soonest(rows, request.max_messages).values()), total)
+    return Delayed(list(_soonest(rows, request.max_messages).values()), sum(seen.values()))
 
 
 async def _list_chosen(scheduler: Scheduler, request: ListDelayed) -> Delayed:
@@ -145,7 +148,7 @@ async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> F
                         found.append((position, opened))
                         missing.discard(number)
                 if len(found) > FOUND_MAX:
-                    raise TooLarge(f"more than {FOUND_MAX} delayed messages of topic {topic} have this key")
+                    raise TooMany(f"more than {FOUND_MAX} delayed messages of topic {topic} have this key")
     return found
 
 
@@ -259,7 +262,7 @@ async def _move(scheduler: Scheduler, there: Found, topic: str, at_us: int) -> N
 
 def _check_room(agenda: Agenda, count: int) -> None:
     if agenda.schedule.cancelled + count > CANCELLED_MAX:
-        raise TooLarge(f"{CANCELLED_MAX} cancelled messages still wait for their time to pass: try again later")
+        raise TooMany(f"{CANCELLED_MAX} cancelled messages still wait for their time to pass: try again later")
 
 
 def _cancelled(found: Found, topic: str, request: str = "", answer: int = 0) -> list[Cancelled]:

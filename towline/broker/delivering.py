@@ -33,6 +33,8 @@ READ_BYTES_MAX: Final = 32 << 20
 """What is read for one pull. Where each message lies in a large frame of its own, the rest is for the next one."""
 GAP_BYTES: Final = 32 << 10
 """Neighbours with no more than this between them are read together."""
+SLICE_PART: Final = 4
+"""A slice that is smaller than this part of its frame is copied, so that it does not keep all of it in memory."""
 PAUSE_BYTES: Final = 1 << 20
 PAUSE_PARTS: Final = 250
 """After so much has been read, or so many parts, others have their turn."""
@@ -204,7 +206,7 @@ class _Packing:
 
     @property
     def is_empty(self) -> bool:
-        return not self._runs and not self.parcel.parts
+        return not self.parcel.parts and not self._runs
 
     def has_room(self, read_bytes: int) -> bool:
         if self.budget <= 0:
@@ -215,7 +217,8 @@ class _Packing:
         """As many messages of a chunk as fit into the budget, judged by their mean size; one at least. A compressed
         frame goes whole, and is unpacked whole: it does not fit behind others if it is over the budget. How many."""
         if self._chunk is None or chunk.frame is not self._chunk.frame:
-            self.close()
+            if self._runs:
+                self.close()
             self._chunk, self._frame, self._count = chunk, None, count_in(chunk.frame)
             self._size_bytes = unpacked_bytes(chunk.frame)
         count = self._fitting(chunk)
@@ -238,7 +241,9 @@ class _Packing:
     def _add(self, part: Part, chunk: Chunk, count: int) -> None:
         if count == self._count:
             # A whole frame: nothing is done for each message.
-            self._put(*wire_part(part.lane, part.attempt, chunk, count))
+            first, frame, at_us, source = chunk.first, chunk.frame, chunk.appended_at_us, chunk.source
+            self.parcel.parts.append(WirePart(part.lane, first, count, 0, len(frame), part.attempt, at_us, source))
+            self.parcel.buffers.append(frame)
             self.budget -= self._size_bytes
             return
         if self._runs and (not self._scattered or part.attempt != self._attempt or part.lane != self._lane):
@@ -349,4 +354,6 @@ def wire_part(lane: int, attempt: int, chunk: Chunk, count: int) -> tuple[WirePa
         if not frame.compressed:
             buffers, start = slice_frame(frame, start, start + count), 0
             length = sum(map(len, buffers))
+            if length * SLICE_PART < len(chunk.frame):
+                buffers = [b"".join(buffers)]
     return WirePart(lane, chunk.first, count, start, length, attempt, chunk.appended_at_us, chunk.source), buffers

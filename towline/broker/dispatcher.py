@@ -31,6 +31,8 @@ __all__ = ["LOST_MAX", "Dispatcher"]
 
 log = logging.getLogger("towline.broker")
 
+LISTED_MAX = 5
+"""Ranges of messages that a line of the log names."""
 LOST_MAX = 1_000
 """Ranges of lost messages that a beat is answered with."""
 PROBE_MIN_S = 0.1
@@ -101,6 +103,8 @@ class Dispatcher:
         self._probe: asyncio.TimerHandle | None = None
         self._limits = Limits(group)
         self._watching: list[Callable[[Dispatcher], None]] = []
+        self._used_s = clock.steady_s()
+        self._unused_before_s = 0.0
 
     @property
     def stream(self) -> str:
@@ -116,28 +120,46 @@ class Dispatcher:
         return f"group {self.group.config.name} on topic {self.group.config.topic}"
 
     @property
+    def unused_s(self) -> float:
+        """For how long nobody has used the group, while brokers ran."""
+        return 0.0 if self.members else self._unused_before_s + self.clock.steady_s() - self._used_s
+
+    def use(self, *, before_s: float = 0.0) -> None:
+        """Somebody uses the group, or did so this long ago."""
+        self._used_s, self._unused_before_s = self.clock.steady_s(), before_s
+
+    @property
     def unreadable(self) -> str:
         """Why it waits for the store; empty if it does not."""
         return "" if self.outage is None else self.outage.reason
 
+    def listed(self, ranges: Sequence[Part | Span]) -> str:
+        """Messages, for a line of the log: there may be very many ranges of them."""
+        shown = [f"{self.streams[one.lane]} {one.first} to {one.end - 1}" for one in ranges[:LISTED_MAX]]
+        more = f", and {len(ranges) - LISTED_MAX} more ranges" if len(ranges) > LISTED_MAX else ""
+        return f"{sum(one.count for one in ranges)} message(s), {', '.join(shown)}{more}"
+
     # The one step
 
-    def run(self, command: Command, durability: Durability = Durability.OS) -> tuple[list[Event], Appended | None]:
-        """Decide a command, append its events, apply them. If the append is refused, nothing has happened. (A pull is
-        granted by `_try`, and logged a moment later.)"""
+    def run(
+        self, command: Command, durability: Durability = Durability.OS, also: Sequence[Append] = ()
+    ) -> tuple[list[Event], Appended | None]:
+        """Decide a command, append its events, and `also` in one unit with them; apply them. If the append is refused,
+        nothing has happened. (A pull is granted by `_try`, and logged a moment later.)"""
         events = self.group.decide(command, self.time.now_us())
-        return events, self.record(events, durability)
+        return events, self.record(events, durability, also)
 
-    def record(self, events: Sequence[Event], durability: Durability) -> Appended | None:
+    def record(self, events: Sequence[Event], durability: Durability, also: Sequence[Append] = ()) -> Appended | None:
         if not events:
             return None
-        appended = self.log.append(events, durability)
+        appended = self.log.append(events, durability, also)
         dying = False
         for event in events:
             self.group.apply(event)
             dying = dying or isinstance(event, GaveUp)
             if isinstance(event, Overrun):
-                log.warning("%s: retention dropped messages before they were consumed: %s", self.label, event.parts)
+                told = self.listed(event.parts)
+                log.warning("%s: retention dropped messages before they were consumed: %s", self.label, told)
         if dying:
             self.on_dying(self)
         return appended
@@ -195,7 +217,7 @@ class Dispatcher:
                 self.arm()
             if pulled is None:
                 break
-            got = await self._read(member, request, pulled)
+            got = await self._read(member, request, pulled, taker)
             if got is None:
                 # Nothing of it can be handed over; maybe there is something else.
                 left_ms = request.wait_ms - round((self.clock.steady_s() - begun_s) * 1000)
@@ -241,13 +263,12 @@ class Dispatcher:
         waiter.taker.take(answer, buffers)
         return stands
 
-    async def _read(self, member: Member, request: wire.Pull, pulled: Pulled) -> tuple[int, Parcel] | None:
+    async def _read(
+        self, member: Member, request: wire.Pull, pulled: Pulled, taker: Taker | None
+    ) -> tuple[int, Parcel] | None:
         """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
         try:
-            parcel = await collect(
-                *(self.store, self.lanes, pulled.parts, request.max_bytes, self.clock.now_us()),
-                scattered=request.scattered,
-            )
+            parcel = await self._collect(request, pulled, taker)
         except Unreadable as error:
             self._give_back(member, pulled.pull)
             self._hold(error)
@@ -272,6 +293,21 @@ class Dispatcher:
             self._limits.note(pulled.pull, parcel.limits, self.time.now_us())
             self.arm()
         return pulled.pull, parcel
+
+    async def _collect(self, request: wire.Pull, pulled: Pulled, taker: Taker | None) -> Parcel:
+        """Read what was granted, as soon as there is room for it among the answers that clients have not taken."""
+        room, size = request.max_bytes, 0
+        if taker is not None:
+            room = taker.set_aside(room) or await taker.wait_for_room(room)
+        try:
+            parcel = await collect(
+                *(self.store, self.lanes, pulled.parts, room, self.clock.now_us()), scattered=request.scattered
+            )
+            size = sum(map(len, parcel.buffers))
+        finally:
+            if taker is not None:
+                taker.read(room, size)
+        return parcel
 
     # While the store does not bring what is to be delivered
 
@@ -449,7 +485,8 @@ class Dispatcher:
         for span, reason in parcel.lost:
             by_reason.setdefault(reason, []).append(span)
         for reason, spans in by_reason.items():
-            log.error("%s: messages cannot be delivered and are skipped: %s: %s", self.label, spans, reason)
+            told = self.listed(spans)
+            log.error("%s: messages cannot be delivered and are skipped: %s: %s", self.label, told, reason)
             self.run(Skip(pull, tuple(spans), reason))
         if parcel.expired:
             self.run(Expire(pull, tuple(parcel.expired)))
@@ -507,6 +544,7 @@ class Dispatcher:
         if old is not None:
             self._fence(old)
         self.members[member.consumer] = member
+        self.use()
         keep = set(holding)
         held = [lease.pull for lease in self.group.leases.values() if lease.consumer == member.consumer]
         for pull in held:
@@ -533,6 +571,7 @@ class Dispatcher:
             return None
         appended = self._drop(member.consumer, vanished=vanished, reason=reason)
         del self.members[member.consumer]
+        self.use()
         return appended.done if appended is not None else None
 
     def drop(self, consumer: str, reason: str) -> bool:

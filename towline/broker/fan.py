@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
 
@@ -20,7 +21,8 @@ from towline.broker.delivering import Buffers
 from towline.broker.dispatcher import LOST_MAX, Dispatcher
 from towline.broker.member import Member
 from towline.broker.waiter import Taker
-from towline.errors import LeaseLost, NotFound, TooLarge, TowlineError, Unreadable
+from towline.clock import TimeSlice
+from towline.errors import LeaseLost, NotFound, TooMany, TowlineError, Unreadable
 from towline.model import GroupConfig, check_consumer, check_group, check_pattern, is_pattern, matches
 from towline.protocol import messages as wire
 from towline.protocol.cluster import ClientState
@@ -37,7 +39,10 @@ AWAY_MAX: Final = 10_000
 """Consumers whose connection broke, for which new topics are noted; the oldest go first."""
 ACK: Final = 0
 
-Join = Callable[[wire.Attach], Awaitable[Member]]
+JOIN_MAX: Final = 500
+"""Topics that are joined together; those groups of them that are new become durable together."""
+
+Join = Callable[[Sequence[wire.Attach]], Awaitable[Sequence[Member | TowlineError]]]
 
 
 class Fan:
@@ -60,6 +65,8 @@ class Fan:
         self._members: dict[str, Member] = {}
         self._joining: dict[str, bool] = {}
         """Topics to join, and whether they are new."""
+        self._coming: dict[str, bool] = {}
+        """The same of those that are being joined now."""
         self._ready: OrderedDict[str, None] = OrderedDict()
         """Topics that may have something to deliver, in the order of their turns."""
         self._short: OrderedDict[str, None] = OrderedDict()
@@ -67,8 +74,12 @@ class Fan:
         self._pulls: OrderedDict[int, Member] = OrderedDict()
         self._news: dict[str, None] = {}
         """Topics whose group has other settings than were asked for, which the consumer was not told yet."""
+        self._touched: dict[Dispatcher, None] = {}
+        """Groups whose timer may have to be set anew before a pull waits."""
         self._stirred = asyncio.Event()
         self._left = False
+        self._waiting = 0
+        """Pulls that wait: two for a moment, when one takes the place of the other."""
 
     @property
     def resource(self) -> str:
@@ -82,7 +93,11 @@ class Fan:
     @property
     def unjoined(self) -> list[str]:
         """New topics that it has not joined yet."""
-        return [name for name, new in self._joining.items() if new]
+        return [name for name, new in (self._joining | self._coming).items() if new]
+
+    @property
+    def waiting(self) -> bool:
+        return self._waiting > 0
 
     @property
     def held(self) -> list[int]:
@@ -104,14 +119,18 @@ class Fan:
             group=self.config.name,
             consumer=self.consumer,
             in_flight=self.in_flight,
-            waiting=any(member.waiting for member in self._members.values()),
+            waiting=self.waiting,
         )
 
     # Topics come and go
 
     def invite(self, topics: Iterable[str], *, new: bool) -> None:
         """These topics exist; they are joined by the next pull, or by the one that waits."""
-        found = [name for name in topics if matches(self.pattern, name) and not self._is_member(name)]
+        found = [
+            name
+            for name in topics
+            if matches(self.pattern, name) and name not in self._coming and not self._is_member(name)
+        ]
         self._joining.update(dict.fromkeys(filter(self._may, found), new))
         if self._joining:
             self._stirred.set()
@@ -121,25 +140,55 @@ class Fan:
         are where the consumer says that it was."""
         known = {} if places is None else {place.topic: place for place in places.topics}
         while self._joining and not self._left:
-            name, new = self._joining.popitem()
-            # All messages of a topic that is made while we are here are new.
-            config = msgspec.structs.replace(self.config, topic=name, **({"start": "earliest"} if new else {}))
-            request = wire.Attach(name, self.config.name, self.consumer, config, self._request.holding)
-            if places is not None:
-                here = wire.Places(places.store, [known[name]] if name in known else [])
-                request = msgspec.structs.replace(request, places=here)
+            joining = dict(islice(self._joining.items(), JOIN_MAX))
+            requests = [self._request_for(name, known, places, new=new) for name, new in joining.items()]
+            for name in joining:
+                self._coming[name] = self._joining.pop(name)
             try:
-                member = await self._join(request)
-            except (NotFound, TooLarge) as error:
-                log.info("consumer %s of %s: %s", self.consumer, self.pattern, error)
-                continue
-            self._members[name] = member
-            if _settings(member.config) != _settings(self.config):
-                self._news[name] = None
-            for pull in member.held:
-                self._note(pull, member)
-            member.dispatcher.watch(self._stir)
-            self._stir(member.dispatcher)
+                found = await self._join(requests)
+            except BaseException:
+                self._joining = joining | self._joining
+                raise
+            finally:
+                for name in joining:
+                    del self._coming[name]
+            self._joined(joining, found)
+
+    def _joined(self, joining: Mapping[str, bool], found: Sequence[Member | TowlineError]) -> None:
+        if self._left:
+            _let_go(one for one in found if isinstance(one, Member))
+            return
+        failed: TowlineError | None = None
+        for name, one in zip(joining, found, strict=True):
+            if isinstance(one, Member):
+                self._add(name, one)
+            elif isinstance(one, (NotFound, TooMany)):
+                log.info("consumer %s of %s: %s", self.consumer, self.pattern, one)
+            else:
+                self._joining[name], failed = joining[name], one
+        if failed is not None:
+            raise failed
+
+    def _request_for(
+        self, name: str, known: Mapping[str, wire.Place], places: wire.Places | None, *, new: bool
+    ) -> wire.Attach:
+        # All messages of a topic that is made while we are here are new.
+        config = msgspec.structs.replace(self.config, topic=name, **({"start": "earliest"} if new else {}))
+        request = wire.Attach(name, self.config.name, self.consumer, config, self._request.holding)
+        if places is None:
+            return request
+        here = wire.Places(places.store, [known[name]] if name in known else [])
+        return msgspec.structs.replace(request, places=here)
+
+    def _add(self, name: str, member: Member) -> None:
+        self._members[name] = member
+        member.fan = self
+        if _settings(member.config) != _settings(self.config):
+            self._news[name] = None
+        for pull in member.held:
+            self._note(pull, member)
+        member.dispatcher.watch(self._stir)
+        self._stir(member.dispatcher)
 
     def take_news(self, first: str = "") -> list[GroupConfig]:
         """Groups that have other settings than were asked for, each told once; that of the topic `first` for sure."""
@@ -170,7 +219,9 @@ class Fan:
 
     def _drop(self, name: str) -> Member:
         member = self._members.pop(name)
+        member.fan = None
         member.dispatcher.unwatch(self._stir)
+        self._touched.pop(member.dispatcher, None)
         self._ready.pop(name, None)
         self._short.pop(name, None)
         self._news.pop(name, None)
@@ -187,6 +238,7 @@ class Fan:
     def _stir(self, dispatcher: Dispatcher) -> None:
         """A topic may have something to deliver."""
         self._ready.setdefault(dispatcher.group.config.topic, None)
+        self._touched[dispatcher] = None
         self._stirred.set()
 
     def end_waiting(self) -> None:
@@ -202,7 +254,7 @@ class Fan:
         while True:
             self._stirred.clear()
             await self.join()
-            pulled, buffers = await self._pull_from_any(once, least)
+            pulled, buffers = await self._pull_from_any(once, least, taker)
             if pulled.pull or self._left or self._closing() or (taker is not None and taker.ending):
                 break
             try:
@@ -212,7 +264,7 @@ class Fan:
                 self._notice_closed()
                 # What has come by now is enough.
                 self._reconsider()
-                pulled, buffers = await self._pull_from_any(once, 1)
+                pulled, buffers = await self._pull_from_any(once, 1, taker)
                 break
         news = self.take_news(pulled.topic)
         return msgspec.structs.replace(pulled, refused=settled.refused, lost=settled.lost, groups=news), buffers
@@ -224,21 +276,22 @@ class Fan:
         self._short.clear()
 
     async def _wait(self) -> None:
-        members = self.members
-        for member in members:
-            member.dispatcher.check_store()
-        for member in members:
-            member.waiting = True
-            member.dispatcher.arm()
+        for member in self._members.values():
+            member.dispatcher.check_store()  # they have it in common
+            break
+        while self._touched:
+            self._touched.popitem()[0].arm()
+        self._waiting += 1
         try:
             await self._stirred.wait()
         finally:
-            for member in members:
-                member.waiting = False
+            self._waiting -= 1
 
-    async def _pull_from_any(self, request: wire.Pull, least: int) -> tuple[wire.Pulled, Buffers]:
+    async def _pull_from_any(self, request: wire.Pull, least: int, taker: Taker | None) -> tuple[wire.Pulled, Buffers]:
         """From the first topic in turn that has enough; it goes to the end of the line then."""
+        part = TimeSlice()
         for _ in range(len(self._ready)):
+            await part.rest()  # many have nothing
             if not self._ready:
                 break
             name, _ = self._ready.popitem(last=False)
@@ -246,7 +299,7 @@ class Fan:
             if member.dispatcher.closed:
                 continue
             try:
-                pulled, buffers = await member.dispatcher.pull(member, request, least=least)
+                pulled, buffers = await member.dispatcher.pull(member, request, taker, least=least)
             except Unreadable:
                 continue  # its turn comes when its group goes on; the others do not wait for it
             if least > 1 and not pulled.pull:
@@ -322,15 +375,10 @@ class Fans:
         self._away: dict[tuple[str, str], tuple[float, set[str]]] = {}
         """By place, ephemeral ones whose connection broke: until when they may come back, and topics new to them."""
 
-    async def open(self, request: wire.Attach, attach: Join, may: Callable[[str], bool]) -> Fan:
+    async def open(self, request: wire.Attach, join: Join, may: Callable[[str], bool]) -> Fan:
         check_pattern(request.topic)
         check_group(request.group)
         check_consumer(request.consumer)
-
-        async def join(one: wire.Attach) -> Member:
-            if one.topic not in self._topics:
-                raise NotFound(f"there is no topic {one.topic} any more")
-            return await attach(one)
 
         fan = Fan(request, join, may, self._closing)
         fan.invite(self._topics, new=False)
@@ -339,7 +387,13 @@ class Fans:
             # The one before it may be here still: that its connection broke can be noticed later.
             fan.invite(new.union(*(other.unjoined for other in self._fans if other.place == fan.place)), new=True)
         self._fans.add(fan)
-        await fan.join(request.places)
+        try:
+            await fan.join(request.places)
+        except BaseException:
+            # Nobody will ever pull through it.
+            self._fans.discard(fan)
+            _let_go(fan.leave())
+            raise
         return fan
 
     def made(self, topic: str) -> None:
@@ -373,6 +427,12 @@ def chosen(topic: str, topics: Iterable[str]) -> list[str]:
     if topic and not is_pattern(topic):
         return [topic]
     return sorted(name for name in topics if matches(topic or "*", name))
+
+
+def _let_go(members: Iterable[Member]) -> None:
+    for member in members:
+        with suppress(TowlineError):  # then it leaves a little later
+            member.broker.consumers.leave(member, vanished=False)
 
 
 def _settings(config: GroupConfig) -> tuple[object, ...]:

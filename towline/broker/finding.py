@@ -22,6 +22,8 @@ async def find(store: Store, lane: Lane, request: Find) -> tuple[Found, Buffers]
     buffers: Buffers = []
     budget, room = request.max_bytes, request.max_messages
     end = lane.end
+    if request.until_us:
+        end = min(await store.locate(lane.stream, request.until_us), end)
     at = min(await store.locate(lane.stream, request.since_us, request.first, key), end)
     while at < end and room and (budget > 0 or not parts):
         read = await store.read(lane.stream, at, 1 if key else min(room, ROUND, end - at), max(budget, 1))
@@ -29,8 +31,6 @@ async def find(store: Store, lane: Lane, request: Find) -> tuple[Found, Buffers]
         if parts and chunks and unpacked_bytes(chunks[0].frame) > max(budget, len(chunks[0].frame)):
             break
         for chunk in chunks:
-            if request.until_us and chunk.appended_at_us >= request.until_us:
-                return Found(parts, end, end), buffers
             part, some = wire_part(request.lane, 0, chunk, chunk.count)
             parts.append(part)
             buffers += some

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -21,11 +22,12 @@ from towline.broker.outlook import Outlook
 from towline.broker.rights import May
 from towline.broker.scanning import Scanning
 from towline.broker.surveying import Surveyor, split_lines
-from towline.clock import SYSTEM
+from towline.clock import SYSTEM, TimeSlice
 from towline.errors import BadRequest, Overtaken
 from towline.model import TopicConfig
 from towline.protocol import access
 from towline.protocol import messages as wire
+from towline.protocol.cluster import Brokers, ListBrokers
 from towline.protocol.scanning import Streams, Survey
 from towline.protocol.survey import Alarms
 from towline.settings import BrokerSettings
@@ -41,6 +43,8 @@ TRIES: Final = 20
 """How often a change is made anew when others change the same thing in that moment."""
 _OWN: Final = ("name", "epoch", "uptime_s", "store", "durability", "connections", "brokers")
 """Figures of a broker that are not those of its realms added up."""
+_LEAST: Final = ("dedup_kept_s", "dedup_window_s", "dedup_max_ids")
+"""Figures that are those of the realm with the least."""
 
 
 class Front(Broker):
@@ -66,6 +70,7 @@ class Front(Broker):
         front.scanning = _Scanning(front)
         front.shared_template = await front._load_template()
         await front.outlook.alarms.load()
+        front._start(front.lag.loop(), "the watch over the event loop")
         return front
 
     # What all brokers have in common
@@ -80,6 +85,7 @@ class Front(Broker):
     async def instruct(self, broker: Broker) -> None:
         """Let a realm go by what is known here."""
         broker.topics.adopt_template(self.shared_template)
+        broker.group_expiry.on_removed = self.group_expiry.on_removed
         await broker.outlook.alarms.adopt(self.outlook.alarms.rules)
 
     async def renew_template(self) -> None:
@@ -117,13 +123,16 @@ class Front(Broker):
                 raise Overtaken("the template is changed by others all the time: try again")
         await self.renew_template()
 
+    async def brokers(self, request: ListBrokers) -> Brokers:
+        return await self._realms.brokers(request)
+
     # The sum of its realms
 
-    def topic_states(self) -> list[wire.TopicState]:
-        return [state for broker in self._owned() for state in broker.topic_states()]
+    async def topic_states(self) -> list[wire.TopicState]:
+        return [state for broker in self._owned() for state in await broker.topic_states()]
 
-    def group_states(self, topic: str = "") -> list[wire.GroupState]:
-        return [state for broker in self._owned() for state in broker.group_states(topic)]
+    async def group_states(self, topic: str = "") -> list[wire.GroupState]:
+        return [state for broker in self._owned() for state in await broker.group_states(topic)]
 
     def has_topic(self, name: str) -> bool:
         return any(broker.has_topic(name) for broker in self._owned())
@@ -131,12 +140,26 @@ class Front(Broker):
     def has_group(self, topic: str, group: str) -> bool:
         return any(broker.has_group(topic, group) for broker in self._owned())
 
+    def topics_of(self, transaction: str, token: bytes) -> list[str]:
+        return [name for broker in self._owned() for name in broker.topics_of(transaction, token)]
+
+    def owners_of_sink(self, sink: str) -> set[bytes]:
+        return {broker.staging.owner(sink) for broker in self._owned()}
+
+    async def stat(self) -> dict[str, Any]:
+        return self._sum(await super().stat(), [await broker.stat() for broker in self._owned()])
+
     def figures(self) -> dict[str, Any]:
-        figures = super().figures()
-        for broker in self._owned():
-            for name, value in broker.figures().items():
+        return self._sum(super().figures(), [broker.figures() for broker in self._owned()])
+
+    def _sum(self, figures: dict[str, Any], of_realms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        for each in of_realms:
+            for name, value in each.items():
                 if name not in _OWN:
                     figures[name] = figures.get(name, 0) + value if isinstance(value, int | float) else value
+        figures |= self.lag.figures()
+        for name in _LEAST:
+            figures[name] = min((each[name] for each in of_realms), default=figures[name])
         figures["realms"] = len(self._realms.owned)
         return figures
 
@@ -144,19 +167,20 @@ class Front(Broker):
         found = [await broker.measure(request) for broker in self._owned()]
         return access.Measured(
             self.clock.now_us(),
-            self.figures(),
+            await self.stat(),
             [one for each in found for one in each.topics],
             [one for each in found for one in each.groups],
         )
 
-    async def delayed(self, request: wire.ListDelayed) -> wire.Delayed:
-        found = [await broker.delayed(request) for broker in self._owned()]
+    async def delayed(self, request: wire.ListDelayed, may: May | None = None) -> wire.Delayed:
+        found = [await broker.delayed(request, may) for broker in self._owned()]
         rows = (row for each in found for row in each.messages)
         soonest = heapq.nsmallest(request.max_messages, rows, key=lambda row: (row.deliver_at_us, row.id))
         return wire.Delayed(soonest, sum(each.count for each in found))
 
     def release_waiters(self) -> None:
         super().release_waiters()
+        self._realms.end_waiting()
         for broker in self._owned():
             broker.release_waiters()
 
@@ -190,7 +214,7 @@ class _Outlook(Outlook):
         self.census = _Census(front)
         self.surveyor = Surveyor(self.census, split_lines(front.settings.business_lines))
         self.alarms = _Desk(front, self)
-        front._start(every(EVERY_S, "looking at the realms", self.census.refresh))
+        front._start(every(EVERY_S, "looking at the realms", self.census.refresh), "looking at the realms")
 
 
 class _Census(Census):
@@ -206,9 +230,13 @@ class _Census(Census):
             await broker.outlook.census.refresh()
             seen |= broker.outlook.census.topics
         self.topics = seen
-        self.totals = Totals(seen.values())
+        totals, part = Totals(), TimeSlice()
+        for one in seen.values():
+            await part.rest()
+            totals.add(one)
+        self.totals = totals
         self.walks += 1
-        self.history.note(self._clock.now_us(), self.totals, sum(one.delayed for one in seen.values()), ())
+        self.history.note(self._clock.now_us(), totals, sum(one.delayed for one in seen.values()))
 
 
 class _Desk(AlarmDesk):
@@ -253,8 +281,8 @@ class _Desk(AlarmDesk):
         for broker in self._front._owned():
             await self._front.instruct(broker)
 
-    def listed(self) -> Alarms:
-        mine = super().listed()
-        theirs = [broker.outlook.alarms.listed() for broker in self._front._owned()]
+    def listed(self, may: May | None = None) -> Alarms:
+        mine = super().listed(may)
+        theirs = [broker.outlook.alarms.listed(may) for broker in self._front._owned()]
         told = sorted((one for each in (mine, *theirs) for one in each.told), key=lambda one: -one.at_us)
         return Alarms(mine.rules, [one for each in theirs for one in each.active], told[:TOLD_MAX], mine.mail)

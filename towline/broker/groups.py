@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from towline.broker.burial import bury, dead_letters
+from towline.broker.burial import bury
 from towline.broker.catalog import Catalog
 from towline.broker.dispatcher import Dispatcher
-from towline.broker.recovery import Snapshots, recover_group
+from towline.broker.member import Member
+from towline.broker.recovery import may_forget, recover_group, trim_group
+from towline.broker.snapshots import Snapshots
 from towline.broker.starting import resumed, start_of
 from towline.broker.topic import Topic
 from towline.broker.topics import Topics
-from towline.clock import SECOND_US, SET_US, Clock, SteadyClock
+from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice
 from towline.delivery import Group, Start
 from towline.delivery.events import Paused, Resumed
-from towline.errors import BadRequest, NotFound, TooLarge, TowlineError, Unavailable
+from towline.errors import BadRequest, NotFound, TooMany, TowlineError, Unavailable
 from towline.model import MAX_GROUPS_PER_TOPIC, PRIVATE, Durability, GroupConfig, check_group
 from towline.protocol import messages as wire
 from towline.protocol import ordering
@@ -32,6 +34,8 @@ log = logging.getLogger("towline.broker")
 
 BURIED_S: Final = 5.0
 """How long those who look at dead letters wait for what is dying; where more and more dies, that has no end."""
+LEFT_AT_ONCE: Final = 500
+"""So many streams that nobody has any more are forgotten together."""
 
 
 class Groups:
@@ -64,6 +68,10 @@ class Groups:
         """Held by whoever makes, changes or deletes groups."""
         self.on_installed: Callable[[Dispatcher], None] = lambda dispatcher: None
         """Told of a group that is new here."""
+        self.on_made: Callable[[GroupConfig], None] = lambda config: None
+        """Told of a group that is made anew."""
+        self._young: set[Dispatcher] = set()
+        """Groups that were made just now: a power cut could still undo them."""
         self.burying: dict[Dispatcher, asyncio.Future[None]] = {}
         """Those whose dying messages are on their way to the dead letters; done when they are there."""
 
@@ -74,7 +82,7 @@ class Groups:
                 self._catalog.drop_group(topic, name)
                 continue
             shards, known = self._topics[topic].config.shards, snapshots.groups.get((topic, name))
-            group = await recover_group(self._store, config, known, shards)
+            group = await recover_group(self._store, config, known, shards, snapshots.rests.pop((topic, name), None))
             ahead_us = max(group.cap_waits(self._time.now_us()), ahead_us)
             self._install(self._topics[topic], group)
         if ahead_us > SET_US:
@@ -122,13 +130,47 @@ class Groups:
         there; if another broker has it, as it is there."""
         if request.topic not in self._topics and self._topics.ask_around is not None:
             await self._topics.ask_around(request.topic)
-        async with self.making:
-            return await self._found_or_made(request)
+        while True:
+            async with self.making:
+                dispatcher = await self._found_or_made(request)
+            await self._make_durable([dispatcher])
+            if not dispatcher.closed or self._closing():  # it may have been deleted meanwhile
+                return dispatcher
+
+    async def for_consumers(
+        self, requests: Sequence[wire.Attach], seat: Callable[[Dispatcher, wire.Attach], Member]
+    ) -> list[Member | TowlineError]:
+        """The same for many topics that are there: its members, by `seat`, or what is against it. Groups that are
+        missing become durable together, and others have their turn in between."""
+        found: list[Member | TowlineError] = []
+        waiting = iter(requests)
+        while len(found) < len(requests):
+            async with self.making:
+                part = TimeSlice()
+                for request in waiting:
+                    try:
+                        self._topics.named(request.topic)  # one that was deleted meanwhile is not made anew
+                        # At once, so that a group without a consumer is not deleted in between.
+                        found.append(seat(await self._found_or_made(request), request))
+                    except TowlineError as error:
+                        found.append(error)
+                    if part.over:
+                        break
+            await asyncio.sleep(0)
+        await self._make_durable([one.dispatcher for one in found if isinstance(one, Member)])
+        return found
+
+    async def _make_durable(self, dispatchers: Sequence[Dispatcher]) -> None:
+        """Return when these are durable, whoever made them."""
+        if not self._young.isdisjoint(dispatchers):
+            await self._catalog.save()
+            self._young.difference_update(dispatchers)
 
     async def _found_or_made(self, request: wire.Attach) -> Dispatcher:
         topic = self._topics.get(request.topic)
         found = topic.groups.get(request.group) if topic else None
         if found is not None:
+            found.use()
             return found
         if not self._settings.auto_create_groups and not request.group.startswith(PRIVATE):
             raise NotFound(
@@ -144,10 +186,14 @@ class Groups:
     # Making, changing and deleting
 
     async def _make(self, topic: Topic, config: GroupConfig, places: wire.Places | None = None) -> Dispatcher:
+        """Make a group; whoever asked for it waits with `_make_durable`."""
         if self._closing():
             raise Unavailable("the broker is shutting down")
         if len(topic.groups) >= MAX_GROUPS_PER_TOPIC:
-            raise TooLarge(f"topic {config.topic} has {MAX_GROUPS_PER_TOPIC} groups already")
+            raise TooMany(
+                f"topic {config.topic} has {MAX_GROUPS_PER_TOPIC} groups already: group {config.name} is not made. "
+                "`towline group rm` removes those that nobody needs"
+            )
         start = config.start or topic.config.start or self._settings.group_start
         config = msgspec.structs.replace(config, created_at_us=self._clock.now_us(), start=start)
         dispatcher = self._install(topic, Group(config, topic.config.shards))
@@ -157,16 +203,16 @@ class Groups:
             else:
                 positions = await start_of(self._store, topic, config.start)
                 begin = Start(positions + tuple(lane.end for lane in dispatcher.lanes[len(topic.lanes) :]))
-            _, appended = dispatcher.run(begin, Durability.FSYNC)
+            # Both or neither: with its events alone, it would come back with other settings.
+            _, appended = dispatcher.run(begin, Durability.OS, self._catalog.record_of(config))
             assert appended is not None
-            await appended.done
         except BaseException:
             del topic.groups[config.name]
             dispatcher.close()
             raise
-        self._catalog.put_group(config)
-        if not config.ephemeral:
-            await self._catalog.save()
+        self._catalog.recorded(config, appended)
+        self._young.add(dispatcher)
+        self.on_made(config)
         return dispatcher
 
     async def put(self, config: GroupConfig) -> None:
@@ -174,20 +220,24 @@ class Groups:
             topic = self._topics.named(config.topic)
             dispatcher = topic.groups.get(config.name)
             if dispatcher is None:
-                await self._make(topic, config)
-                return
-            old = dispatcher.group.config
-            # Whether it rests is not a setting: it has a request of its own.
-            await self._change(
-                dispatcher,
-                msgspec.structs.replace(
-                    config,
-                    created_at_us=old.created_at_us,
-                    paused=old.paused,
-                    pause_reason=old.pause_reason,
-                    paused_at_us=old.paused_at_us,
-                ),
-            )
+                made = await self._make(topic, config)
+            else:
+                old = dispatcher.group.config
+                # Whether it rests is not a setting: it has a request of its own.
+                self._change(
+                    dispatcher,
+                    msgspec.structs.replace(
+                        config,
+                        created_at_us=old.created_at_us,
+                        paused=old.paused,
+                        pause_reason=old.pause_reason,
+                        paused_at_us=old.paused_at_us,
+                    ),
+                )
+        if dispatcher is None:
+            await self._make_durable([made])
+        else:
+            await self._catalog.save()
 
     async def pause(self, request: ordering.Pause) -> None:
         async with self.making:
@@ -195,10 +245,11 @@ class Groups:
             old, now_us = dispatcher.group.config, self._clock.now_us()
             reason = request.reason if request.paused else ""
             since_us = (old.paused_at_us or now_us) if request.paused else 0
-            await self._change(
+            self._change(
                 dispatcher,
                 msgspec.structs.replace(old, paused=request.paused, pause_reason=reason, paused_at_us=since_us),
             )
+            await self._catalog.save()
             # For those who ask what became of a message.
             if request.paused and (not old.paused or reason != old.pause_reason):
                 dispatcher.record([Paused(self._time.now_us(), reason)], Durability.OS)
@@ -207,10 +258,10 @@ class Groups:
                 dispatcher.record([resumed], Durability.OS)
         dispatcher.wake()
 
-    async def _change(self, dispatcher: Dispatcher, config: GroupConfig) -> None:
+    def _change(self, dispatcher: Dispatcher, config: GroupConfig) -> None:
         dispatcher.group.config = config
+        dispatcher.use()
         self._catalog.put_group(config)
-        await self._catalog.save()
 
     async def delete(self, topic: str, name: str) -> None:
         # Who makes it anew at once, as consumers do that were attached, comes behind: its events are not dropped here.
@@ -224,8 +275,17 @@ class Groups:
             if found is not None and not found.members:
                 await self.delete_now(found)
 
+    async def delete_unused(self, dispatcher: Dispatcher, expiry_s: float) -> bool:
+        """A group that nobody has used for so long; unless somebody does so meanwhile. Whether it is gone."""
+        async with self.making:
+            if self._closing() or dispatcher.closed or dispatcher.unused_s < expiry_s:
+                return False
+            await self.delete_now(dispatcher)
+            return True
+
     async def delete_now(self, dispatcher: Dispatcher) -> None:
         """For one who holds `making`."""
+        self._young.discard(dispatcher)
         topic, name = dispatcher.group.config.topic, dispatcher.group.config.name
         dispatcher.close()
         for member in list(dispatcher.members.values()):
@@ -234,13 +294,35 @@ class Groups:
         self._catalog.drop_group(topic, name)
         if not dispatcher.group.config.ephemeral:
             await self._catalog.save()
-        owns = dispatcher.streams[dispatcher.group.topic_lanes :]
         # What is still on its way goes as well: an event that outlives those before it would fit nothing.
         await self._store.append([], Durability.OS).done
-        for stream in (dispatcher.stream, dead_letters(dispatcher)[0], *owns):
-            first, end, _ = self._store.bounds(stream)
-            if first < end:
-                await self._store.trim(stream, end)
+        await trim_group(self._store, topic, name)
+
+    async def forget_left(self) -> None:
+        """Streams of groups that are there no more, of a broker that was killed, or of a version before."""
+        forgotten = 0
+        there = [*self._store.streams("pull/"), *self._store.streams("dead/")]
+        try:
+            for at in range(0, len(there), LEFT_AT_ONCE):
+                async with self.making:
+                    left = [stream for stream in there[at : at + LEFT_AT_ONCE] if self._is_left(stream)]
+                    ends = [self._store.bounds(stream).end for stream in left]
+                    await asyncio.gather(
+                        *(self._store.trim(stream, end, forget=True) for stream, end in zip(left, ends, strict=True))
+                    )
+                forgotten += len(left)
+                await asyncio.sleep(0)
+        except TowlineError as error:
+            log.warning("streams of groups that are there no more are forgotten by the next start: %s", error)
+        if forgotten:
+            log.info("%d streams of groups that are there no more are forgotten", forgotten)
+
+    def _is_left(self, stream: str) -> bool:
+        """Of one with a name that has records still, it is not known whether it was deleted."""
+        _, topic, group = stream.split("/")
+        first, end, _ = self._store.bounds(stream)
+        unknown = (topic, group) not in self._catalog.groups and may_forget(stream)
+        return unknown and (first == end or group.startswith(PRIVATE))
 
     # Burying what dies
 

@@ -20,14 +20,23 @@ REMEMBERED_MAX: Final = 10_000
 
 
 class Guard:
-    __slots__ = ("_context", "_decided", "_rights", "access", "address", "holds", "meter", "principal")
+    __slots__ = ("_context", "_decided", "_rights", "access", "address", "holds", "meter", "origin", "principal")
 
     def __init__(
-        self, access: Access, principal: Principal, context: Context, address: str, holds: Callable[[], int]
+        self,
+        access: Access,
+        principal: Principal,
+        context: Context,
+        address: str,
+        holds: Callable[[], int],
+        *,
+        origin: str,
     ) -> None:
         self.access = access
         self.principal = principal
         self.address = address
+        self.origin = origin
+        """By which its wrong passwords are counted."""
         self.holds = holds
         self.meter = access.meter(principal)
         self.meter.join(principal.label, holds)
@@ -53,8 +62,7 @@ class Guard:
 
     def sight(self) -> May | None:
         """What this principal may see of long lists: None is all of it."""
-        everything = all(self._rights.may_all("describe", kind) for kind in ("topic", "group", "cluster"))
-        return None if everything else self.may
+        return None if self._rights.sight() is None else self.may
 
     def _refuse(self, request: Request, need: Need) -> None:
         action, resource, name = need

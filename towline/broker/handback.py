@@ -62,7 +62,7 @@ async def _hand_back(
     appended = dispatcher.store.append([one], durability)
     first = appended.firsts[0]
     lane.submitted(first, one, appended.at_us, appended.done)
-    producers.remember(frame.producer_id, frame.producer_seq, first, appended.at_us)
+    producers.remember(frame.producer_id, frame.producer_seq, first, appended.at_us, frame.token)
     try:
         await appended.done
     except BaseException:

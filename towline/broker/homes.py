@@ -17,7 +17,7 @@ from typing import Final
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.registry import Registry
 from towline.broker.topics import Topics
-from towline.clock import SECOND_US, Clock
+from towline.clock import SECOND_US, Clock, in_slices
 from towline.model import rank
 from towline.protocol.cluster import Backlog
 
@@ -29,6 +29,8 @@ SETTLE_S: Final = 4.0
 """So long after a broker was first heard of, producers may still send to the homes before: they ask every second who is
 there. And so long after a group was made, its consumers may not be attached everywhere."""
 _WARN_EVERY_S: Final = 60.0
+LOWER_MAX: Final = 1_000_000
+"""Shards whose rank among brokers is remembered."""
 
 
 class _Report:
@@ -60,6 +62,8 @@ class Homes:
         self._clock = clock
         self._reports: dict[str, _Report] = {}
         self._lower: dict[tuple[str, int, str], frozenset[int]] = {}
+        self._lower_shards = 0
+        """Of all that are in there."""
         self._warned_s = -_WARN_EVERY_S
 
     # What we tell others
@@ -93,28 +97,32 @@ class Homes:
             known = frozenset(
                 shard for shard in range(count) if rank(f"{topic}/{shard}", broker) > rank(f"{topic}/{shard}", me)
             )
-            if len(self._lower) > 100_000:
+            if self._lower_shards + count > LOWER_MAX:
                 self._lower.clear()
+                self._lower_shards = 0
             self._lower[key] = known
+            self._lower_shards += count
         return known
 
     # What others tell us
 
-    def heard(self, broker: str, told: list[Backlog] | None) -> None:
+    async def heard(self, broker: str, told: list[Backlog] | None) -> None:
         """A broker told what it has of our shards; one that cannot tell is not waited for."""
         known, now_s = self._reports.get(broker), self._clock.steady_s()
         since_s = known.since_s if known is not None else 0.0 if broker in self._registry.clear else now_s
         report = self._reports[broker] = _Report(since_s, told or ())
         settled = not since_s or now_s - since_s > SETTLE_S
         self._registry.note_clear(broker, clear=settled and not report.groups and not report.pending)
-        self.review()
+        await self.review()
 
-    def review(self) -> None:
+    async def review(self) -> None:
         """Let groups have what they need not wait for any more, and hold back what they must."""
         if self._registry.shared:
             return
+        for broker in self._reports.keys() - self._registry.nodes.keys():
+            del self._reports[broker]
         away: set[str] = set()
-        for topic in self._topics.values():
+        async for topic in in_slices([one for one in self._topics.values() if one.config.shards]):
             for dispatcher in topic.groups.values():
                 self._review(dispatcher, away)
         now_s = self._clock.steady_s()

@@ -8,14 +8,18 @@ whole time for each. How often a message is tried its lease is told, which looks
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice, repeat
 from typing import Final
 
 from towline.broker.expiry import FLAGS_AT
 from towline.clock import SteadyClock
 from towline.delivery import Group, Part
+from towline.delivery.lease import Lease
+from towline.delivery.parts import cut
 from towline.errors import TowlineError
 from towline.frame import Frame
 from towline.frame.layout import LIMIT, attempts_in, timeout_us_in
@@ -32,6 +36,10 @@ RANGES_MAX: Final = 1_000
 """Ranges of one lane in a pull; what is beyond counts as one, with the longest of their timeouts."""
 
 READ_BYTES: Final = 1 << 20
+GAP_BYTES: Final = 32 << 10
+"""Neighbours with no more than this between them are read together, …"""
+BATCH_MAX: Final = 5_000
+"""… so many at most."""
 
 Limit = tuple[Span, int]
 """Messages, and what the column of limits says of each of them; or only the microseconds of it."""
@@ -68,17 +76,60 @@ def _bounded(lane: int, found: list[Limit]) -> list[Limit]:
     return [*found[: RANGES_MAX - 1], (Span(lane, first, end - first), longest_us)]
 
 
-async def _limits_within(store: Store, stream: str, part: Part) -> list[Limit]:
-    """The limits of stored messages. Frames that have none are not looked into."""
-    found: list[Limit] = []
-    at = part.first
-    while at < part.end:
-        read = await store.read(stream, at, part.end - at, READ_BYTES)
-        for chunk in read.chunks:
-            if chunk.frame[FLAGS_AT] & LIMIT:
-                found += limits_of(part.lane, Frame(chunk.frame), chunk)
-        at = max(read.next, at + 1)
+Opened = tuple[Part, int]
+"""Messages that are out, and their pull."""
+
+
+async def _limits_within(store: Store, streams: Sequence[str], opened: Iterable[Opened]) -> dict[int, list[Limit]]:
+    """The limits of stored messages, by pull. They are in order by lane and number, so that neighbours are read
+    together, whoever has them. Frames that have none are not looked into."""
+    found: dict[int, list[Limit]] = {}
+    for batch in _neighbours(store, streams, opened):
+        lane, at, stop = batch[0][0].lane, batch[0][0].first, batch[-1][0].end
+        while at < stop:
+            read = await store.read(streams[lane], at, stop - at, READ_BYTES)
+            for chunk in read.chunks:
+                if chunk.frame[FLAGS_AT] & LIMIT:
+                    for span, limit in limits_of(lane, Frame(chunk.frame), chunk):
+                        for piece, pull in _within(span, batch):
+                            found.setdefault(pull, []).append((piece, limit))
+            at = max(read.next, at + 1)
+            await asyncio.sleep(0)  # a store that has it at hand gives nobody else a turn
     return found
+
+
+def _neighbours(store: Store, streams: Sequence[str], opened: Iterable[Opened]) -> Iterator[list[Opened]]:
+    batch: list[Opened] = []
+    gap = 0
+    for one in opened:
+        if batch:
+            last, part = batch[-1][0], one[0]
+            if part.lane != last.lane or part.first - last.end > gap or len(batch) == BATCH_MAX:
+                yield batch
+                batch = []
+        if not batch:
+            first, end, size_bytes = store.bounds(streams[one[0].lane])
+            gap = GAP_BYTES * (end - first) // max(size_bytes, 1)
+        batch.append(one)
+    if batch:
+        yield batch
+
+
+def _within(span: Span, batch: Sequence[Opened]) -> Iterator[tuple[Span, int]]:
+    at = max(bisect_right(batch, span.first, key=_first) - 1, 0)
+    for part, pull in islice(batch, at, None):
+        if part.first >= span.end:
+            return
+        if piece := cut(part, span):
+            yield Span(piece.lane, piece.first, piece.count), pull
+
+
+def _first(one: Opened) -> int:
+    return one[0].first
+
+
+def _held(lease: Lease) -> Iterator[Opened]:
+    return zip(list(lease.open), repeat(lease.pull))
 
 
 class _Timed:
@@ -123,12 +174,10 @@ class Limits:
         """After a start, of the pulls that consumers hold: the time of their messages begins anew, because it is not
         known what was done in the broker's absence, and is not over before consumers had time to come back."""
         try:
-            for lease in list(self._group.leases.values()):
-                limits: list[Limit] = []
-                for part in list(lease.open):
-                    limits += await _limits_within(store, streams[part.lane], part)
-                if limits and lease.pull in self._group.leases:
-                    self.note(lease.pull, limits, time.now_us(), spared_us)
+            opened = heapq.merge(*map(_held, self._group.leases.values()))
+            for pull, limits in (await _limits_within(store, streams, opened)).items():
+                if pull in self._group.leases:
+                    self.note(pull, limits, time.now_us(), spared_us)
         except TowlineError as error:
             log.error("%s: the limits of messages that are out cannot be read: %s", label, error)
         finally:

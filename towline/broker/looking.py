@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from towline.broker.burial import dead_letters, dead_waiting
 from towline.broker.delivering import Buffers, fitting, next_of, wire_part
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.lane import Lane
+from towline.clock import TimeSlice
 from towline.model import lane_name
 from towline.protocol.messages import Browse, Browsed, GroupState, MemberState
 from towline.store import Store
 
-__all__ = ["browse_dead", "browse_lane", "figures_of", "group_state"]
+__all__ = ["browse_dead", "browse_lane", "figures_in_slices", "figures_of", "group_state"]
+
+AT_ONCE: Final = 200
+
+
+async def figures_in_slices(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
+    """The same, of very many: others have their turn in between."""
+    sums, part = Counter(figures_of(())), TimeSlice()
+    for at in range(0, len(dispatchers), AT_ONCE):
+        sums.update(figures_of(dispatchers[at : at + AT_ONCE]))
+        await part.rest()
+    return dict(sums)
 
 
 def figures_of(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
@@ -26,7 +40,7 @@ def figures_of(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
     }
 
 
-def group_state(dispatcher: Dispatcher, now_s: float) -> GroupState:
+def group_state(dispatcher: Dispatcher, now_s: float, expires_in_s: float) -> GroupState:
     dispatcher.observe()
     group = dispatcher.group
     shards = group.shards.count if group.shards is not None else 0
@@ -35,7 +49,7 @@ def group_state(dispatcher: Dispatcher, now_s: float) -> GroupState:
             one.consumer,
             one.address,
             group.in_flight.get(one.consumer, 0),
-            one.waiting,
+            one.waits,
             round(now_s - one.last_seen_s, 3),
         )
         for one in dispatcher.members.values()
@@ -51,6 +65,9 @@ def group_state(dispatcher: Dispatcher, now_s: float) -> GroupState:
         dead=dead_waiting(dispatcher),
         members=members,
         unreadable=dispatcher.unreadable,
+        retry_load=round(group.retries.load, 3),
+        unused_s=round(dispatcher.unused_s, 3),
+        expires_in_s=round(expires_in_s, 3),
     )
 
 

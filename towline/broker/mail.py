@@ -1,26 +1,20 @@
-"""Notices on their way out: e-mail by SMTP, and webhooks by HTTP. Both block, and run in threads of their own."""
+"""Notices by e-mail. Sending blocks, and runs in a thread."""
 
 from __future__ import annotations
 
 import smtplib
 import ssl
-import urllib.error
-import urllib.request
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
-
-import msgspec
+from typing import Final
 
 from towline.errors import BadRequest, Unavailable
 from towline.settings import BrokerSettings
 
-__all__ = ["masked", "post_json", "send_mail"]
+__all__ = ["send_mail"]
 
 PATIENCE_S: Final = 15.0
-_HIDDEN: Final = "/…"
 
 
 def send_mail(settings: BrokerSettings, to: tuple[str, ...], subject: str, text: str) -> None:
@@ -57,32 +51,3 @@ def _password(settings: BrokerSettings) -> str:
         return Path(settings.smtp_password_file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Unavailable(f"smtp_password_file {settings.smtp_password_file}: {error}") from None
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """An administrator named the address; nobody else may send us to another."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
-
-
-def post_json(url: str, payload: dict[str, Any]) -> None:
-    request = urllib.request.Request(  # noqa: S310 - rules allow http and https only
-        url, msgspec.json.encode(payload), {"Content-Type": "application/json", "User-Agent": "towline"}, method="POST"
-    )
-    opener = urllib.request.build_opener(_NoRedirects)
-    try:
-        with opener.open(request, timeout=PATIENCE_S) as answer:
-            answer.read(1024)
-    except (OSError, ValueError, urllib.error.URLError) as error:
-        raise Unavailable(f"webhook {masked(url)}: {error}") from None
-
-
-def masked(url: str) -> str:
-    """A webhook as it may be shown: its path often is its secret."""
-    if url.endswith(_HIDDEN):
-        return url
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{host}{port}{_HIDDEN}"

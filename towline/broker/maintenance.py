@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from towline.broker.arrivals import trim_arrivals
 from towline.broker.dispatcher import Dispatcher
@@ -12,14 +13,19 @@ from towline.broker.holds import Holds
 from towline.broker.member import Member
 from towline.broker.overdue import Overdue
 from towline.broker.topic import Topic
-from towline.clock import SECOND_US, Clock
+from towline.clock import SECOND_US, Clock, SteadyClock, TimeSlice
+from towline.delivery import Dedup, Producers
 from towline.errors import TowlineError
 from towline.settings import BrokerSettings
 from towline.store import Store
 
-__all__ = ["every", "reclaim", "retain", "sweep_members"]
+__all__ = ["Recollection", "every", "reclaim", "retain", "sweep_members"]
 
 log = logging.getLogger("towline.broker")
+
+SILENT_US: Final = 7 * 86_400 * SECOND_US
+"""What a producer sent is forgotten when it was silent for this long."""
+TIDY_AT_ONCE: Final = 500
 
 
 async def every(seconds: float, what: str, task: Callable[[], Awaitable[None]]) -> None:
@@ -34,16 +40,63 @@ async def every(seconds: float, what: str, task: Callable[[], Awaitable[None]]) 
             log.exception("%s failed", what)
 
 
-def sweep_members(dispatchers: Iterable[Dispatcher], now_s: float, heartbeat_s: float) -> Iterator[tuple[Member, bool]]:
-    """Take from consumers that have been silent for too long what they hold; and from those that have left, where it
-    could not be written down then. Gives them, and whether they vanished."""
-    for dispatcher in dispatchers:
-        for member in list(dispatcher.members.values()):
-            if member.parting is not None or now_s - member.last_seen_s > heartbeat_s:
-                unheard = f"consumer {member.consumer} ({member.address}) was not heard of for {heartbeat_s:g} s"
-                vanished, reason = member.parting or (True, unheard)
-                dispatcher.leave(member, vanished=vanished, reason=reason)
-                yield member, vanished
+class Recollection:
+    """What was sent is remembered for a while, and forgotten bit by bit. Where there is too much of it, it is forgotten
+    early, and that is said."""
+
+    def __init__(self, producers: Producers, dedup: Dedup, time: SteadyClock) -> None:
+        self._producers = producers
+        self._dedup = dedup
+        self._time = time
+        self._early = 0
+        self.short = False
+        """Whether dedup ids were forgotten early of late."""
+
+    def figures(self) -> dict[str, object]:
+        dedup = self._dedup
+        kept_us = dedup.kept_us(self._time.now_us()) if self.short else dedup.window_us
+        return {
+            "dedup_ids": len(dedup),
+            "dedup_max_ids": dedup.max_ids,
+            "dedup_forgotten_early": dedup.early,
+            "dedup_kept_s": round(kept_us / SECOND_US, 3),
+            "dedup_window_s": dedup.window_us / SECOND_US,
+            "remembered_producers": len(self._producers),
+            "remembered_frames": self._producers.total,
+        }
+
+    async def tidy(self, now_us: int) -> None:
+        """The time is the one by which messages are stamped."""
+        part = TimeSlice()
+        while self._dedup.tidy(self._time.now_us(), TIDY_AT_ONCE):
+            await part.rest()
+        while self._producers.forget_silent(now_us - SILENT_US, TIDY_AT_ONCE):
+            await part.rest()
+        early, self._early = self._dedup.early - self._early, self._dedup.early
+        if early and not self.short:
+            self._tell()
+        self.short = early > 0
+
+    def _tell(self) -> None:
+        dedup = self._dedup
+        kept_s = max(dedup.kept_us(self._time.now_us()) / SECOND_US, 0.001)
+        log.warning(
+            "dedup ids are forgotten after %.3g s instead of %.3g: %.0f come a second, most of them on topic %s, and "
+            "%d are remembered. A message that is sent again later than that is stored again: raise --dedup-max-ids, "
+            "each takes some 180 bytes and its own length of memory, or make --dedup-window-s shorter",
+            *(kept_s, dedup.window_us / SECOND_US, len(dedup) / kept_s, dedup.topics_of_late()[0], dedup.max_ids),
+        )
+
+
+def sweep_members(dispatcher: Dispatcher, now_s: float, heartbeat_s: float) -> Iterator[tuple[Member, bool]]:
+    """Take from consumers of a group that have been silent for too long what they hold; and from those that have left,
+    where it could not be written down then. Gives them, and whether they vanished."""
+    for member in list(dispatcher.members.values()):
+        if member.parting is not None or now_s - member.last_seen_s > heartbeat_s:
+            unheard = f"consumer {member.consumer} ({member.address}) was not heard of for {heartbeat_s:g} s"
+            vanished, reason = member.parting or (True, unheard)
+            dispatcher.leave(member, vanished=vanished, reason=reason)
+            yield member, vanished
 
 
 def lane_pins(topic: Topic) -> dict[str, int]:
@@ -68,12 +121,18 @@ async def retain(  # noqa: PLR0917 all of it says what may go
     """Drop what is older or more than is to be kept; never what is needed for recovery, and not at once what is leased,
     retrying or dying, or somebody has a hold on."""
     retention_s, held = settings.retention_s, await holds.pins()
-    ages = {name: _age_s(topic, retention_s) for name, topic in topics.items()}
+    ages, part = dict[str, float](), TimeSlice()
+    for name, topic in topics.items():
+        ages[name] = _age_s(topic, retention_s)
+        if part.over:
+            await part.rest()
     longest_s = 0.0 if 0.0 in ages.values() or not retention_s else max([*ages.values(), retention_s])
     longest_us = round(longest_s * SECOND_US)
-    kept_us = {name: round(ages[name] * SECOND_US) if _own(ages[name], retention_s) else longest_us for name in topics}
-    await overdue.look([(topic, kept_us[name]) for name, topic in topics.items() if kept_us[name]])
+    own_us = {name: round(age_s * SECOND_US) for name, age_s in ages.items() if _own(age_s, retention_s)}
+    await overdue.look((topic, kept) for name, topic in topics.items() if (kept := own_us.get(name, longest_us)))
     for name, topic in topics.items():
+        if part.over:
+            await part.rest()
         topic_pins = lane_pins(topic)
         for stream, first in topic_pins.items():
             pins[stream] = min(first, pins.get(stream, first))
@@ -95,10 +154,8 @@ async def retain(  # noqa: PLR0917 all of it says what may go
         freed += forced.bytes_freed
         if forced.bytes_freed:
             holds.broke(f"{forced.bytes_freed:,} bytes were")
-    _tell_groups(topics.values())
+    await _tell_groups(topics.values(), anew=bool(freed))
     if freed:
-        for topic in topics.values():
-            topic.look_again()
         log.info("retention freed %d bytes", freed)
     if trimmed.held_back and settings.retention_bytes and not held:
         log.warning("retention could not free more: %s", trimmed.held_back)
@@ -119,10 +176,16 @@ async def _trim(  # noqa: PLR0917 all of it says how far
         await store.trim(stream, at)
 
 
-def _tell_groups(topics: Iterable[Topic]) -> None:
+async def _tell_groups(topics: Iterable[Topic], *, anew: bool = False) -> None:
+    """To be looked at anew is what was dropped of their messages."""
+    part = TimeSlice()
     for topic in topics:
-        for dispatcher in topic.groups.values():
+        for dispatcher in list(topic.groups.values()):
             dispatcher.observe()
+            if part.over:
+                await part.rest()
+        if anew:
+            topic.look_again()
 
 
 def _own(age_s: float, retention_s: float) -> bool:
@@ -150,7 +213,7 @@ async def reclaim(store: Store, topics: Sequence[Topic]) -> int:
         await trim_arrivals(store, topic)
         for dispatcher in topic.groups.values():
             await store.trim(dispatcher.stream, dispatcher.position)
-        _tell_groups([topic])
+        await _tell_groups([topic])
     return before - _lane_bytes(store, topics)
 
 

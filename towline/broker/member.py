@@ -13,6 +13,7 @@ from towline.protocol.cluster import ClientState
 if TYPE_CHECKING:
     from towline.broker.broker import Broker
     from towline.broker.dispatcher import Dispatcher
+    from towline.broker.fan import Fan
 
 __all__ = ["KEEPS_UP_S", "Member"]
 
@@ -29,6 +30,7 @@ class Member:
         "broker",
         "consumer",
         "dispatcher",
+        "fan",
         "fenced",
         "grace",
         "held",
@@ -49,9 +51,16 @@ class Member:
         self.held: list[int] = []
         self.fenced = False
         self.waiting = False
+        self.fan: Fan | None = None
+        """The subscription by prefix that it is a part of."""
         self.parting: tuple[bool, str] | None = None
         """How it left, if that is not written down yet: whether it vanished, and why."""
         self.grace: asyncio.TimerHandle | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a pull waits for what comes here, of this topic alone or of all that its subscription has."""
+        return self.waiting or (self.fan is not None and self.fan.waiting)
 
     @property
     def config(self) -> GroupConfig:
@@ -97,7 +106,7 @@ class Member:
             rank=names.index(self.consumer) if self.consumer in names else -1,
             total=len(names),
             in_flight=group.in_flight.get(self.consumer, 0),
-            waiting=self.waiting,
+            waiting=self.waits,
         )
 
     def end_waiting(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from towline.broker.burial import dead_waiting
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.topic import Topic
-from towline.clock import Clock
+from towline.clock import Clock, TimeSlice
 from towline.errors import TowlineError
 from towline.frame import Frame
 from towline.protocol.access import GroupFigures, Measured, TopicFigures
@@ -17,28 +16,29 @@ from towline.store import Store
 
 __all__ = ["look_for_oldest", "measure"]
 
-TURN: Final = 50
-"""So many topics or groups are looked at before it is the others' turn."""
 READS_MAX: Final = 500
 """Frames read to learn how old a message is. What is not known yet, is found the next time."""
 
 
-async def measure(
-    store: Store, clock: Clock, topics: Sequence[Topic], delayed: Mapping[str, int], broker: dict[str, Any]
+async def measure(  # noqa: PLR0917 all of it is measured
+    store: Store,
+    clock: Clock,
+    topics: Sequence[Topic],
+    delayed: Mapping[str, int],
+    broker: dict[str, Any],
+    expires_in_s: Callable[[Dispatcher], float],
 ) -> Measured:
     of_topics: list[TopicFigures] = []
     of_groups: list[GroupFigures] = []
-    reads = READS_MAX
-    for number, topic in enumerate(topics):
-        if number % TURN == TURN - 1:
-            await asyncio.sleep(0)
+    reads, part = READS_MAX, TimeSlice()
+    for topic in topics:
+        await part.rest()
         of_topics.append(_of_topic(store, topic, delayed))
-        for place, dispatcher in enumerate(list(topic.groups.values())):
-            if place % TURN == TURN - 1:
-                await asyncio.sleep(0)
+        for dispatcher in list(topic.groups.values()):
+            await part.rest()
             dispatcher.notice()
             reads -= await look_for_oldest(store, dispatcher, reads)
-            of_groups.append(_of_group(dispatcher))
+            of_groups.append(_of_group(dispatcher, expires_in_s(dispatcher)))
     return Measured(clock.now_us(), broker, of_topics, of_groups)
 
 
@@ -54,7 +54,7 @@ def _of_topic(store: Store, topic: Topic, delayed: Mapping[str, int]) -> TopicFi
     )
 
 
-def _of_group(dispatcher: Dispatcher) -> GroupFigures:
+def _of_group(dispatcher: Dispatcher, expires_in_s: float) -> GroupFigures:
     group, counts = dispatcher.group, dispatcher.counts
     return GroupFigures(
         group.config.topic,
@@ -71,6 +71,8 @@ def _of_group(dispatcher: Dispatcher) -> GroupFigures:
         dead_waiting(dispatcher),
         len(dispatcher.members),
         dispatcher.unreadable,
+        round(group.retries.load, 3),
+        round(expires_in_s, 3),
     )
 
 

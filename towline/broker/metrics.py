@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 import sys
@@ -11,6 +10,9 @@ from itertools import accumulate
 from typing import Any, Final
 
 from towline.broker.broker import Broker
+from towline.broker.permissions import figures_seen
+from towline.broker.rights import May
+from towline.clock import TimeSlice
 from towline.protocol.access import GroupFigures, Measure, Measured, TopicFigures
 from towline.store import Histogram
 from towline.store.histogram import BOUNDS_S
@@ -18,12 +20,12 @@ from towline.store.histogram import BOUNDS_S
 __all__ = ["CONTENT_TYPE", "exposition"]
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-TURN_LINES: Final = 500
-"""So many lines are written before it is the others' turn."""
 
 BROKER: Final = (
     ("towline_uptime_seconds", "gauge", "How long the broker has run.", "uptime_s"),
     ("towline_connections", "gauge", "Connections of clients.", "connections"),
+    ("towline_unread_bytes", "gauge", "Bytes of answers that clients have not taken yet.", "unread_bytes"),
+    ("towline_cut_readers_total", "counter", "Clients closed because all left too much unread.", "cut_readers"),
     ("towline_topics", "gauge", "Topics.", "topics"),
     ("towline_groups", "gauge", "Groups of all topics.", "groups"),
     ("towline_consumers", "gauge", "Consumers that are attached.", "members"),
@@ -32,6 +34,19 @@ BROKER: Final = (
     ("towline_delivered_messages_total", "counter", "Messages handed to consumers.", "messages_out"),
     ("towline_prepared_transactions", "gauge", "Prepared transactions that wait to be decided.", "prepared"),
     ("towline_dedup_ids", "gauge", "Dedup ids that are remembered.", "dedup_ids"),
+    (
+        "towline_dedup_forgotten_early_total",
+        "counter",
+        "Dedup ids that were forgotten before their window had passed, because too many came.",
+        "dedup_forgotten_early",
+    ),
+    ("towline_remembered_producers", "gauge", "Producers whose last frames are remembered.", "remembered_producers"),
+    (
+        "towline_loop_stalls_total",
+        "counter",
+        "Steps of the broker's own work that held the event loop for 20 ms and more.",
+        "loop_stalls",
+    ),
     (
         "towline_retention_held_seconds",
         "gauge",
@@ -44,6 +59,8 @@ BROKER: Final = (
         "Open messages that retention waited for in vain, and dropped.",
         "retention_dropped_open",
     ),
+    ("towline_groups_expiring", "gauge", "Groups that are removed soon, because nobody uses them.", "groups_expiring"),
+    ("towline_groups_removed_total", "counter", "Groups removed because nobody used them.", "groups_removed"),
     ("towline_delayed_delivered_total", "counter", "Delayed messages that were delivered.", "delayed_delivered"),
 )
 TOPIC: Final = (
@@ -62,26 +79,32 @@ GROUP: Final = (
     ("towline_group_in_flight_messages", "gauge", "Messages that consumers hold.", "in_flight"),
     ("towline_group_leases", "gauge", "Pulls that are not settled.", "leases"),
     ("towline_group_retrying_messages", "gauge", "Messages that failed and will be tried again.", "retrying"),
+    ("towline_group_retry_load_ratio", "gauge", "How full the retry queue is; at 1 nothing new comes.", "retry_load"),
     ("towline_group_dead_letters", "gauge", "Dead letters that were not sent again.", "dead"),
     ("towline_group_consumers", "gauge", "Consumers that are attached.", "members"),
 )
 UNREADABLE: Final = "towline_group_unreadable"
+STEP: Final = "towline_background_step_seconds"
 AGE: Final = "towline_group_oldest_age_seconds"
 
 
-async def exposition(broker: Broker) -> bytes:
-    """All metrics. What is counted anyway is read; the others have their turn in between."""
+async def exposition(broker: Broker, may: May | None = None) -> bytes:
+    """All metrics, of topics and groups those that `may` says that one may describe. What is counted anyway is read;
+    the others have their turn in between."""
     measured = await broker.measure(Measure())
-    blocks: list[str] = []
+    if may is not None:
+        measured = figures_seen(measured, may)
+    blocks: list[bytes] = []
     lines: list[str] = []
+    part = TimeSlice()
     for line in _lines(broker, measured):
         lines.append(line)
-        if len(lines) >= TURN_LINES:
-            blocks.append("".join(lines))
+        if part.over:
+            blocks.append("".join(lines).encode())
             lines.clear()
-            await asyncio.sleep(0)
-    blocks.append("".join(lines))
-    return "".join(blocks).encode()
+            await part.rest()
+    blocks.append("".join(lines).encode())
+    return b"".join(blocks)
 
 
 def _lines(broker: Broker, measured: Measured) -> Iterator[str]:
@@ -96,11 +119,21 @@ def _lines(broker: Broker, measured: Measured) -> Iterator[str]:
     yield from _process()
     yield from _store(broker)
     yield from _histogram("towline_commit_seconds", "From a send to when it is durable.", broker.commit_times)
-    topics = [(f'{{topic="{one.topic}"}}', one) for one in measured.topics]
+    yield from _histogram("towline_loop_lag_seconds", "How late a timer of the event loop was.", broker.lag.lags)
+    yield _head(STEP, "gauge", "Processor time of the longest step of the broker's own work of late.")
+    for work, longest_s in broker.lag.longest().items():
+        yield f"{STEP}{_labels([('work', work)])} {longest_s:.6f}\n"
+    topics: list[tuple[str, TopicFigures]] = []
+    for topic in measured.topics:
+        topics.append((f'{{topic="{topic.topic}"}}', topic))
+        yield ""
     for name, kind, text, field in TOPIC:
         yield _head(name, kind, text)
         yield from _samples(name, topics, field)
-    groups = [(f'{{topic="{one.topic}",group="{one.group}"}}', one) for one in measured.groups]
+    groups: list[tuple[str, GroupFigures]] = []
+    for group in measured.groups:
+        groups.append((f'{{topic="{group.topic}",group="{group.group}"}}', group))
+        yield ""
     for name, kind, text, field in GROUP:
         yield _head(name, kind, text)
         yield from _samples(name, groups, field)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import ipaddress
 import logging
+import socket
 import time
 from typing import Final
 
-from towline.broker.access import Access, check_listen_address
+from towline.broker.access import Access, Principal, check_listen_address
 from towline.broker.broker import Broker
 from towline.broker.metrics import CONTENT_TYPE, exposition
+from towline.broker.rights import May
+from towline.connection_limit import ConnectionLimit
 from towline.errors import TowlineError, Unavailable
+from towline.log_lines import harmless
 
 __all__ = ["MetricsServer"]
 
@@ -21,9 +26,21 @@ log = logging.getLogger("towline.metrics")
 PATIENCE_S: Final = 5.0
 LINE_MAX: Final = 8 << 10
 LINES_MAX: Final = 100
+CONNECTIONS: Final = 500
 AT_ONCE: Final = 16
+"""So many requests are answered at a time; half ones do not count."""
 FRESH_S: Final = 1.0
 """Metrics that are no older than this are told again, however many ask."""
+
+
+class _Scraper:
+    """A connection, until its request is whole."""
+
+    def __init__(self, writer: asyncio.StreamWriter, now_s: float) -> None:
+        name = writer.get_extra_info("peername")
+        self.host = str(name[0]) if isinstance(name, tuple) else "local"
+        self.waits_since_s: float | None = now_s
+        self.writer = writer
 
 
 class MetricsServer:
@@ -31,9 +48,15 @@ class MetricsServer:
         self._broker = broker
         self._access = access
         self._server: asyncio.Server | None = None
-        self._open = 0
+        self._limit = ConnectionLimit[_Scraper](CONNECTIONS, broker.settings.http_connections_per_address)
+        self._answering = 0
+        settings = broker.settings
+        given = [_name_of(one) for one in (settings.metrics, settings.advertise)]
+        given += [_name_of(one) for one in settings.metrics_hosts.split(",")]
+        self._hosts = {"localhost", _name_of(socket.gethostname()), *given} - {""}
         self._reading = asyncio.Lock()
-        self._known = (float("-inf"), b"")
+        self._known: dict[str, tuple[float, bytes]] = {}
+        """By who asked, those who see all being one."""
 
     @classmethod
     async def start(cls, broker: Broker, access: Access, host: str, port: int) -> MetricsServer:
@@ -61,37 +84,62 @@ class MetricsServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        scraper = _Scraper(writer, time.monotonic())
+        status, going = self._limit.enter(scraper, time.monotonic())
+        if going is not None:
+            going.writer.transport.abort()
         try:
             async with asyncio.timeout(PATIENCE_S):
-                if self._open > AT_ONCE:
-                    answer = _answer(503, b"too many at once\n")
-                else:
-                    answer = await self._answer(reader)
-                writer.write(answer)
+                writer.write(_answer(status, b"too many at once\n") if status else await self._answer(reader, scraper))
                 await writer.drain()
-        except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        except TimeoutError:
+            if scraper.waits_since_s is None:
+                writer.transport.abort()  # it does not read its answer, and to close would wait for it
+            else:
+                writer.write(_answer(408, b"the request did not come in time\n"))
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # It went away, or is none that speaks HTTP.
         except Exception:
             log.exception("metrics could not be told")
         finally:
-            self._open -= 1
+            self._limit.leave(scraper)
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+    async def _answer(self, reader: asyncio.StreamReader, scraper: _Scraper) -> bytes:
         method, _, rest = (await reader.readline()).decode("latin-1").partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
-        authorization = ""
+        authorization, strange = "", ""
         for _ in range(LINES_MAX):
             name, _, value = (await reader.readline()).decode("latin-1").partition(":")
             if not name.strip():
                 break
             if name.lower() == "authorization":
                 authorization = value.strip()
+            elif name.lower() == "host" and not self._is_ours(value.strip()):
+                strange = value.strip()
         if method not in ("GET", "HEAD"):
             return _answer(405, b"GET only\n")
-        status, body, kind = await self._look_up(path, authorization)
+        scraper.waits_since_s = None
+        if strange and self._access.book is None:
+            said = f"this is not {harmless(strange[:100])}: name it with --metrics-hosts, or use the address\n"
+            return _answer(403, said.encode())
+        if self._answering >= AT_ONCE:
+            return _answer(503, b"too many at once\n")
+        self._answering += 1
+        try:
+            status, body, kind = await self._look_up(path, authorization)
+        finally:
+            self._answering -= 1
         return _answer(status, body, kind, silent=method == "HEAD")
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a request names this broker, by an address or one of its names. A page of somebody else's, whose name
+        points here for a moment, asks by that name."""
+        name = _name_of(host)
+        try:
+            return bool(ipaddress.ip_address(name))
+        except ValueError:
+            return name in self._hosts
 
     async def _look_up(self, path: str, authorization: str) -> tuple[int, bytes, str]:
         plain = "text/plain; charset=utf-8"
@@ -100,19 +148,26 @@ class MetricsServer:
             return (503, f"{trouble}\n".encode(), plain) if trouble else (200, b"ok\n", plain)
         if path != "/metrics":
             return 404, b"look at /metrics or /health\n", plain
-        if self._access.book is not None and not self._may(authorization):
+        if self._access.book is None:
+            return 200, await self._metrics("", None), CONTENT_TYPE
+        principal = self._principal(authorization)
+        rights = self._access.rights(principal) if principal is not None else None
+        if principal is None or rights is None or not rights.may("describe", "cluster", ""):
             return 401, b"a token that may describe the cluster is needed: Authorization: Bearer NAME.SECRET\n", plain
-        return 200, await self._metrics(), CONTENT_TYPE
+        may = rights.sight()
+        return 200, await self._metrics("" if may is None else principal.name, may), CONTENT_TYPE
 
-    async def _metrics(self) -> bytes:
+    async def _metrics(self, reader: str, may: May | None) -> bytes:
         async with self._reading:
-            at_s, text = self._known
+            at_s, text = self._known.get(reader, (float("-inf"), b""))
             if time.monotonic() - at_s > FRESH_S:
-                text = await exposition(self._broker)
-                self._known = (time.monotonic(), text)
+                if len(self._known) >= AT_ONCE:
+                    self._known.clear()
+                text = await exposition(self._broker, may)
+                self._known[reader] = (time.monotonic(), text)
         return text
 
-    def _may(self, authorization: str) -> bool:
+    def _principal(self, authorization: str) -> Principal | None:
         """Tokens only: a password would have to be looked at for each scrape."""
         scheme, _, given = authorization.partition(" ")
         try:
@@ -120,25 +175,35 @@ class MetricsServer:
                 name, _, secret = base64.b64decode(given, validate=True).decode().partition(":")
             else:
                 name, _, secret = given.strip().rpartition(".")
-            principal = self._access.admit(name, secret)
+            return self._access.admit(name, secret)
         except (TowlineError, binascii.Error, ValueError):
-            return False
-        return self._access.rights(principal).may("describe", "cluster", "")
+            return None
+
+
+def _name_of(host: str) -> str:
+    """A host without its port, as names are compared."""
+    name = host.strip().lower()
+    before, sign, port = name.rpartition(":")
+    return (before if sign and port.isdigit() else name).strip("[]").rstrip(".")
 
 
 _REASONS: Final = {
     200: "OK",
     401: "Unauthorized",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
+    408: "Request Timeout",
+    429: "Too Many Requests",
     503: "Service Unavailable",
 }
 
 
 def _answer(status: int, body: bytes, kind: str = "text/plain; charset=utf-8", *, silent: bool = False) -> bytes:
     challenge = 'WWW-Authenticate: Bearer realm="towline"\r\n' if status == 401 else ""
+    retry = "Retry-After: 5\r\n" if status in (429, 503) else ""
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-        f"{challenge}Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+        f"{challenge}{retry}Cache-Control: no-store\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + (b"" if silent else body)

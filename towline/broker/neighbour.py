@@ -6,9 +6,9 @@ import asyncio
 import ssl
 from typing import Final, NamedTuple, TypeVar
 
-from towline.errors import ProtocolError, TowlineError, Unavailable, from_code
+from towline.errors import ProtocolError, TowlineError, Unavailable
 from towline.protocol import PREFACE, Decoder, decode_answer, encode_envelope
-from towline.protocol.messages import VERSION, Answer, Failed, Hello, Request, Welcome
+from towline.protocol.messages import VERSION, VERSION_MIN, Answer, Failed, Hello, Request, Welcome
 
 __all__ = ["Credentials", "Neighbour"]
 
@@ -33,13 +33,18 @@ class Neighbour:
     """One connection. It asks one thing at a time; whatever goes wrong is an `Unavailable`, and the connection of no
     more use."""
 
-    def __init__(self, host: str, port: int, credentials: Credentials, timeout_s: float) -> None:
+    def __init__(
+        self, host: str, port: int, credentials: Credentials, timeout_s: float, *, login_s: float = 0.0
+    ) -> None:
+        """A login may take `login_s`, if that is longer: one that is refused takes its time."""
         self._host = host
         self._port = port
         self._credentials = credentials
         self._timeout_s = timeout_s
+        self._login_s = max(timeout_s, login_s)
         self._decoder = Decoder(_ANSWER_BYTES)
         self._number = 0
+        self._version = VERSION
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None
 
@@ -54,20 +59,21 @@ class Neighbour:
         except (OSError, TimeoutError) as error:
             raise Unavailable(f"{self._host}:{self._port} cannot be reached: {str(error) or 'no answer'}") from None
         self._writer.write(PREFACE)
-        await self.ask(Hello(VERSION, VERSION, self._credentials.token, self._credentials.secret, "broker"), Welcome)
+        hello = Hello(VERSION_MIN, VERSION, self._credentials.token, self._credentials.secret, "broker")
+        self._version = (await self.ask(hello, Welcome, self._login_s)).version
 
-    async def ask(self, request: Request, expected: type[A]) -> A:
+    async def ask(self, request: Request, expected: type[A], timeout_s: float = 0.0) -> A:
         assert self._writer is not None, "a neighbour is asked once it is connected"
         self._number += 1
         try:
-            async with asyncio.timeout(self._timeout_s):
-                self._writer.write(encode_envelope(self._number, request))
+            async with asyncio.timeout(timeout_s or self._timeout_s):
+                self._writer.write(encode_envelope(self._number, request, 0, self._version))
                 await self._writer.drain()
                 answer = await self._answer(self._number)
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             raise Unavailable(f"{self._host}:{self._port} does not answer: {str(error) or 'too late'}") from None
         if isinstance(answer, Failed):
-            raise from_code(answer.code, answer.message)
+            raise answer.error
         if not isinstance(answer, expected):
             raise ProtocolError(f"{type(request).__name__} was answered by {type(answer).__name__}")
         return answer
@@ -83,7 +89,7 @@ class Neighbour:
                 if envelope.number == 0:
                     last_word = decode_answer(envelope)
                     raise (
-                        from_code(last_word.code, last_word.message)
+                        last_word.error
                         if isinstance(last_word, Failed)
                         else TowlineError("an answer to nothing that was asked")
                     )

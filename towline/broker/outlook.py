@@ -39,8 +39,9 @@ class Outlook:
     def room(self) -> Room:
         return room_of(self._settings, self.census.totals.size_bytes)
 
-    def loops(self) -> list[Coroutine[Any, Any, None]]:
-        return [self.census.loop(), self.alarms.loop()]
+    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """By the names of what they do."""
+        return {"the census": self.census.loop(), "telling alarms": self.alarms.loop()}
 
     async def storage(self) -> Stored:
         return await storage(self._settings, self.census.totals.size_bytes)

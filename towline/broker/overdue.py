@@ -15,7 +15,7 @@ from typing import Final
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.metering import look_for_oldest
 from towline.broker.topic import Topic
-from towline.clock import SECOND_US, Clock
+from towline.clock import SECOND_US, Clock, TimeSlice
 from towline.delivery import Forfeit, Skip
 from towline.delivery.events import GaveUp
 from towline.model import Durability, Span
@@ -61,16 +61,19 @@ class Overdue:
     async def look(self, kept: Iterable[tuple[Topic, int]]) -> None:
         """Give up what is too old by far. With each topic comes how long its messages are kept, in microseconds."""
         now_us, reads = self._clock.now_us(), READS_MAX
-        self.since_us, self.who = 0, ""
+        since_us, who, part = 0, "", TimeSlice()
         for topic, kept_us in kept:
             for dispatcher in list(topic.groups.values()):
+                if part.over:
+                    await part.rest()
                 if dispatcher.closed or not dispatcher.pins():
                     continue
                 await self._give_up(dispatcher, now_us - kept_us - self.max_us)
                 reads -= await look_for_oldest(self._store, dispatcher, reads)
                 oldest_us = self._oldest_us(dispatcher)
-                if 0 < oldest_us < now_us - kept_us and not 0 < self.since_us <= oldest_us + kept_us:
-                    self.since_us, self.who = oldest_us + kept_us, dispatcher.label
+                if 0 < oldest_us < now_us - kept_us and not 0 < since_us <= oldest_us + kept_us:
+                    since_us, who = oldest_us + kept_us, dispatcher.label
+        self.since_us, self.who = since_us, who
         if self.since_us and self._clock.steady_s() >= self._remind_s:
             self._remind_s = self._clock.steady_s() + REMIND_S
             log.warning(
@@ -80,8 +83,12 @@ class Overdue:
 
     async def make_room(self, topics: Iterable[Topic]) -> None:
         """The store is larger than it should be, and open messages keep it so: give up the oldest of them."""
-        found = [one for topic in topics for one in topic.groups.values() if not one.closed and one.pins()]
+        found, part = [], TimeSlice()
+        for topic in topics:
+            await part.rest()
+            found += [one for one in topic.groups.values() if not one.closed and one.pins()]
         for dispatcher in found:
+            await part.rest()
             await look_for_oldest(self._store, dispatcher, READS_MAX)
         oldest_us = min((at_us for one in found if (at_us := self._oldest_us(one))), default=0)
         if oldest_us:
@@ -119,5 +126,7 @@ class Overdue:
         for lane in lanes:
             before = await self._store.locate(dispatcher.streams[lane], before_us)
             if any(part.lane == lane and part.first < before for part in dispatcher.group.dying):
-                events, _ = dispatcher.run(Skip(0, (Span(lane, 0, before),), "could not be copied to the dead letters"))
-                log.error("%s: dying messages could not be copied, and are dropped: %s", dispatcher.label, events)
+                dying = [part for part in dispatcher.group.dying if part.lane == lane and part.first < before]
+                dispatcher.run(Skip(0, (Span(lane, 0, before),), "could not be copied to the dead letters"))
+                told = dispatcher.listed(dying)
+                log.error("%s: dying messages could not be copied, and are dropped: %s", dispatcher.label, told)

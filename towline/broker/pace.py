@@ -28,7 +28,7 @@ class Pace:
     def __init__(self, clock: Clock, what: str) -> None:
         self.soon = asyncio.Event()
         self._clock = clock
-        self._what = what
+        self.what = what
         self._until_us = FOREVER_US
 
     def not_after(self, time_us: int) -> None:
@@ -47,7 +47,7 @@ class Pace:
                 busy = await step()
             except Exception as error:
                 trace = None if isinstance(error, TowlineError) else error
-                log.error("%s failed, and is tried again: %s", self._what, error, exc_info=trace)
+                log.error("%s failed, and is tried again: %s", self.what, error, exc_info=trace)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
                 continue

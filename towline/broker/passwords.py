@@ -1,69 +1,77 @@
-"""Passwords: hashed with argon2, which takes time and memory on purpose, so it runs in threads, two at a time."""
+"""Passwords: hashed with argon2, which takes time and memory on purpose, so it runs in threads, two at a time, and one
+for each origin (see `tries`): nobody can take all of it."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import hmac
+import math
 import os
 from collections import OrderedDict
+from importlib.util import find_spec
 from typing import Any, Final
 
+from towline.broker.tries import Tries
+from towline.broker.turns import Turns
 from towline.clock import Clock
-from towline.errors import BadRequest, NotLetIn
+from towline.errors import BadRequest
 
-__all__ = ["PASSWORD_MIN", "Passwords"]
+__all__ = ["NOBODYS_HASH", "PASSWORD_MIN", "Passwords"]
 
 PASSWORD_MIN: Final = 8
 AT_ONCE: Final = 2
 REMEMBER_S: Final = 60.0
 """A password that was right this long ago or less is right without argon2: a program opens several connections."""
 REMEMBER_MAX: Final = 1_000
-TRIES: Final = 10
-"""So many wrong ones for a name are looked at within …"""
-TRIES_S: Final = 60.0
+COST: Final[Any] = {"time_cost": 3, "memory_cost": 64 << 10, "parallelism": 4}
+NOBODYS_HASH: Final = (
+    "$argon2id$v=19$m=65536,t=3,p=4$1iIyDGk56wRVtY+uhOLcwA$w/g63yr8y0I5xGJ+mYx2geTyle80ReESQug53uyxzTU"
+)
+"""Of a password that nobody knows, at the same cost: compared with where there is none, so that both take as long."""
 
 
 class Passwords:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._turns = Turns(AT_ONCE)
+        self._tries = Tries(clock)
         self._key = os.urandom(32)
         self._right: OrderedDict[bytes, float] = OrderedDict()
-        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._looking: dict[tuple[str, str, bytes], asyncio.Task[bool]] = {}
 
-    async def hash(self, password: str) -> str:
+    async def hash(self, password: str, origin: str) -> str:
         if len(password) < PASSWORD_MIN:
             raise BadRequest(f"a password has at least {PASSWORD_MIN} characters")
-        async with self._room:
-            hashed: str = await asyncio.to_thread(_hasher().hash, password)
-        return hashed
+        return await self._turns.run(origin, _hash, password)
 
-    async def verify(self, name: str, hashed: str, password: str) -> bool:
-        """Whether it is the password of this hash. Raises `NotLetIn` when too many were wrong."""
-        now_s = self._clock.steady_s()
+    async def verify(self, name: str, hashed: str, password: str, origin: str) -> bool:
+        """Whether it is the password of this hash. Raises `NotLetIn` when too many from there were wrong."""
         proof = hmac.digest(self._key, f"{hashed}\0{password}".encode(), hashlib.sha256)
-        if now_s - self._right.get(proof, -REMEMBER_S) < REMEMBER_S:
+        if self._was_right(proof):
             return True
-        count, since_s = self._wrong.get(name, (0, now_s))
-        if now_s - since_s > TRIES_S:
-            count, since_s = 0, now_s
-        if count >= TRIES:
-            raise NotLetIn(f"too many wrong passwords for {name}: try again in a minute")
-        # Counted before it is known to be wrong, so that many tries at once are many.
-        self._note(self._wrong, name, (count + 1, since_s))
-        async with self._room:
-            right = await asyncio.to_thread(_verify, hashed, password)
-        if right:
-            self._wrong.pop(name, None)
-            self._note(self._right, proof, now_s)
-        return right
+        # A program opens several connections at once: that is one try.
+        key = (origin, name, proof)
+        looking = self._looking.get(key)
+        if looking is None:
+            self._tries.count(origin, name)
+            looking = asyncio.create_task(self._look(name, hashed, password, origin, proof))
+            self._looking[key] = looking
+            looking.add_done_callback(lambda _: self._looking.pop(key))
+        return await asyncio.shield(looking)
 
-    def _note(self, table: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-        table[key] = value
-        table.move_to_end(key)
-        if len(table) > REMEMBER_MAX:
-            table.popitem(last=False)
+    def _was_right(self, proof: bytes) -> bool:
+        return self._clock.steady_s() - self._right.get(proof, -math.inf) < REMEMBER_S
+
+    async def _look(self, name: str, hashed: str, password: str, origin: str, proof: bytes) -> bool:
+        right = await self._turns.run(origin, _verify, hashed, password)
+        if right:
+            self._tries.was_right(origin, name)
+            self._right[proof] = self._clock.steady_s()
+            self._right.move_to_end(proof)
+            if len(self._right) > REMEMBER_MAX:
+                self._right.popitem(last=False)
+        return right
 
 
 def _hasher() -> Any:
@@ -73,10 +81,17 @@ def _hasher() -> Any:
         raise BadRequest(
             "users with passwords need argon2, which is not installed here: pip install 'towline[console]'"
         ) from None
-    return PasswordHasher()
+    return PasswordHasher(**COST)
+
+
+def _hash(password: str) -> str:
+    hashed: str = _hasher().hash(password)
+    return hashed
 
 
 def _verify(hashed: str, password: str) -> bool:
+    if hashed == NOBODYS_HASH and find_spec("argon2") is None:
+        return False  # Nobody has a password here.
     hasher = _hasher()
     from argon2.exceptions import InvalidHashError, VerificationError
 

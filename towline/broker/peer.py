@@ -1,4 +1,4 @@
-"""The other end of a connection: its address, how long it may stand still, and what is logged about strangers."""
+"""The other end of a connection: its address, and what is logged about strangers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import ipaddress
 import logging
 from typing import NamedTuple
 
-__all__ = ["Patience", "Peer", "RareLog"]
+from towline.model import origin_of
 
-_STEP_BYTES = 64 << 10
+__all__ = ["Peer", "RareLog"]
 
 
 class Peer(NamedTuple):
     address: str
     source: bytes
     """The address as it is kept beside each message: 4 bytes for IPv4, 16 for IPv6, none for anything else."""
+    origin: str = "local"
+    """By which wrong passwords are counted."""
 
     @classmethod
     def of(cls, transport: asyncio.BaseTransport) -> Peer:
@@ -26,31 +28,10 @@ class Peer(NamedTuple):
         try:
             ip = ipaddress.ip_address(host.partition("%")[0])
         except ValueError:
-            return cls(f"{host}:{port}", b"")
+            return cls(f"{host}:{port}", b"", host)
         if isinstance(ip, ipaddress.IPv6Address):
-            return cls(f"[{host}]:{port}", (ip.ipv4_mapped or ip).packed)
-        return cls(f"{host}:{port}", ip.packed)
-
-
-class Patience:
-    """Watches something that ought to get on, and runs out when it stands (almost) still for too long."""
-
-    __slots__ = ("_mark", "_since")
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-        self._mark = 0
-
-    def is_over(self, now_s: float, limit_s: float, progress: int | None) -> bool:
-        """`progress` grows, in bytes, as things get on; None is that there is nothing to wait for. Less than 64 KiB
-        within the limit is standing still."""
-        if progress is None:
-            self._since = None
-            return False
-        if self._since is None or progress >= self._mark + _STEP_BYTES:
-            self._since, self._mark = now_s, progress
-        self._mark = min(self._mark, progress)
-        return now_s - self._since > limit_s
+            return cls(f"[{host}]:{port}", (ip.ipv4_mapped or ip).packed, origin_of(host))
+        return cls(f"{host}:{port}", ip.packed, origin_of(host))
 
 
 class RareLog:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
+from msgspec.structs import replace
+
 from towline.broker.rights import May, Need
 from towline.broker.scanning import resources_of_stream
 from towline.model import is_pattern
@@ -23,12 +25,13 @@ from towline.protocol.access import (
     ListTokens,
     ListUsers,
     Measure,
+    Measured,
     PutUser,
     RevokeToken,
     WhoAmI,
 )
 from towline.protocol.backup import BeginBackup, HoldBackup
-from towline.protocol.cluster import ForgetBroker, HandBack, ListBrokers, ListClients, Meet
+from towline.protocol.cluster import Brokers, Clients, ForgetBroker, HandBack, ListBrokers, ListClients, Meet
 from towline.protocol.messages import (
     Answer,
     Attach,
@@ -36,6 +39,7 @@ from towline.protocol.messages import (
     Browse,
     CancelDelayed,
     CreateTopic,
+    Delayed,
     DeleteGroup,
     DeleteTopic,
     Detach,
@@ -60,9 +64,10 @@ from towline.protocol.messages import (
     Template,
     TopicInfo,
     Topics,
+    TopicState,
     Trace,
 )
-from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount
+from towline.protocol.ordering import EditTopic, Pause, Purge, Purged, Seek, ShardCount
 from towline.protocol.publishing import AskSink, MoveHold, Publish, Report, Stage, Unstage
 from towline.protocol.scanning import LocateIn, Scan, Survey
 from towline.protocol.survey import (
@@ -79,7 +84,7 @@ from towline.protocol.survey import (
 )
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
 
-__all__ = ["AUDITED", "FILTERS", "PERMISSIONS", "Context", "target_of"]
+__all__ = ["AUDITED", "FILTERS", "PERMISSIONS", "Context", "figures_seen", "target_of"]
 
 
 class Context(Protocol):
@@ -93,7 +98,10 @@ class Context(Protocol):
     def has_group(self, topic: str, group: str) -> bool: ...
 
     def topics_of(self, transaction: str) -> Sequence[str]:
-        """Where the messages of a prepared transaction go."""
+        """Where the messages of a prepared transaction of the caller go."""
+
+    def may_have_sink(self, name: str) -> bool:
+        """Whether it is the caller's, or nobody's yet."""
 
 
 Needs = Callable[[Any, Context], Sequence[Need]]
@@ -150,9 +158,11 @@ def _browse(request: Browse, context: Context) -> Sequence[Need]:
 
 
 def _put_group(request: PutGroup, context: Context) -> Sequence[Need]:
+    """Who may not even see it is told so first: else the word would tell whether it is there."""
     config = request.config
     action = "alter" if context.has_group(config.topic, config.name) else "create"
-    return ((action, "group", config.name), ("describe", "topic", config.topic))
+    seen: Need = ("describe", "group", config.name)
+    return (seen, (action, "group", config.name), ("describe", "topic", config.topic))
 
 
 def _put_topic(request: PutTopic, context: Context) -> Sequence[Need]:
@@ -164,10 +174,32 @@ def _decide(request: Decide, context: Context) -> Sequence[Need]:
     return [("send", "topic", name) for name in context.topics_of(request.transaction)] if request.commit else ()
 
 
+def _sink(request: Publish | AskSink, context: Context) -> Sequence[Need]:
+    """A sink is its token's: an epoch that somebody else makes up would count as published."""
+    return () if context.may_have_sink(request.sink) else (("alter", "cluster", CLUSTER),)
+
+
 def _all_or_topic(action: str) -> Needs:
     return lambda request, context: (
         ((action, "topic", request.topic),) if request.topic else ((action, "cluster", CLUSTER),)
     )
+
+
+def _delayed(request: ListDelayed, context: Context) -> Sequence[Need]:
+    """To look for a key is to learn that it is there, as whoever reads the topic does."""
+    return _all_or_topic("consume" if request.key else "describe")(request, context)
+
+
+def _clients(request: ListClients, context: Context) -> Sequence[Need]:
+    return (
+        group("describe")(request, context)
+        if request.topic and request.group
+        else _all_or_topic("describe")(request, context)
+    )
+
+
+def _pulse(request: Pulse, context: Context) -> Sequence[Need]:
+    return group("describe")(request, context) if request.topic else (("describe", "cluster", CLUSTER),)
 
 
 def _unless_dry(action: str) -> Needs:
@@ -188,12 +220,8 @@ def _stream(action: str) -> Needs:
     """A stream of a topic, and of one of its groups if it is one's; any other holds what concerns everyone."""
 
     def needs(request: Any, context: Context) -> Sequence[Need]:
-        name = resources_of_stream(request.stream)[0]
-        if name == "*":
-            return (("admin", "cluster", CLUSTER),)
-        kind, _, rest = request.stream.partition("/")
-        of_topic: Need = (action, "topic", name)
-        return (of_topic,) if kind == "lane" else (of_topic, (action, "group", f"{rest}/".split("/")[1]))
+        found = resources_of_stream(request.stream)
+        return [(action, *one) for one in found] if found else (("admin", "cluster", CLUSTER),)
 
     return needs
 
@@ -203,8 +231,13 @@ def _survey(request: Survey, context: Context) -> Sequence[Need]:
     return (("describe", "topic", request.prefix.split("/")[1]),) if request.prefix.count("/") >= 2 else ()
 
 
-def _page(request: ListPage, context: Context) -> Sequence[Need]:
+def _groups_of(request: ListGroups, context: Context) -> Sequence[Need]:
     """The groups of one topic; or all that there is, of which everyone is told what they may see."""
+    return (("describe", "topic", request.topic),) if request.topic else ()
+
+
+def _page(request: ListPage, context: Context) -> Sequence[Need]:
+    """The same, by pages."""
     return (("describe", "topic", request.topic),) if request.topic and request.of == "groups" else ()
 
 
@@ -220,7 +253,7 @@ PERMISSIONS: dict[int, Needs] = {
     ListTopics.kind: anyone,
     TopicInfo.kind: topic("describe"),
     DeleteTopic.kind: topic("delete"),
-    ListGroups.kind: anyone,
+    ListGroups.kind: _groups_of,
     GroupInfo.kind: group("describe"),
     PutGroup.kind: _put_group,
     DeleteGroup.kind: group("delete"),
@@ -228,7 +261,7 @@ PERMISSIONS: dict[int, Needs] = {
     Resend.kind: group("alter"),
     Locate.kind: topic("describe"),
     Stat.kind: cluster("describe"),
-    ListDelayed.kind: _all_or_topic("describe"),
+    ListDelayed.kind: _delayed,
     CancelDelayed.kind: topic("send"),
     MoveDelayed.kind: topic("send"),
     Prepare.kind: _send,
@@ -251,9 +284,9 @@ PERMISSIONS: dict[int, Needs] = {
     Survey.kind: _survey,
     Report.kind: lambda request, context: (("consume", "topic", request.topic), ("consume", "group", request.group)),
     Stage.kind: _send,
-    Publish.kind: anyone,  # what its own token has staged, for which it was allowed to send
+    Publish.kind: _sink,  # what its own token has staged, for which it was allowed to send
     Unstage.kind: anyone,  # what its own token has staged
-    AskSink.kind: anyone,  # a number, by a name that only its owner knows
+    AskSink.kind: _sink,
     MoveHold.kind: cluster("alter"),  # it lets retention drop what it held
     LocateIn.kind: _stream("describe"),
     WhoAmI.kind: anyone,
@@ -270,11 +303,11 @@ PERMISSIONS: dict[int, Needs] = {
     Measure.kind: _all_or_topic("describe"),
     Meet.kind: cluster("admin"),
     ListBrokers.kind: anyone,
-    ListClients.kind: _all_or_topic("describe"),
+    ListClients.kind: _clients,
     ForgetBroker.kind: cluster("admin"),
     HandBack.kind: _attach,
     ListPage.kind: _page,
-    Pulse.kind: _all_or_topic("describe"),
+    Pulse.kind: _pulse,
     Storage.kind: cluster("describe"),
     ListAlarms.kind: cluster("describe"),
     PutAlarm.kind: cluster("alter"),
@@ -298,25 +331,63 @@ AUDITED: Final = frozenset(
 """Requests that the audit log tells of, whatever came of them. Refusals of all others are told of as well."""
 
 
+def _sees(may: May, topic: str, group: str) -> bool:
+    return may("describe", "group", group) and may("describe", "topic", topic)
+
+
+def _topic(answer: TopicState, may: May) -> TopicState:
+    return replace(answer, groups=[name for name in answer.groups if may("describe", "group", name)])
+
+
 def _topics(answer: Topics, may: May) -> Topics:
-    return Topics([one for one in answer.topics if may("describe", "topic", one.config.name)])
+    return Topics([_topic(one, may) for one in answer.topics if may("describe", "topic", one.config.name)])
 
 
 def _groups(answer: Groups, may: May) -> Groups:
-    return Groups(
-        [
-            one
-            for one in answer.groups
-            if may("describe", "group", one.config.name) and may("describe", "topic", one.config.topic)
-        ]
+    return Groups([one for one in answer.groups if _sees(may, one.config.topic, one.config.name)])
+
+
+def _keys(answer: Delayed, may: May) -> Delayed:
+    """A key is a part of the message: it is for those who may read the topic."""
+    read = [one if may("consume", "topic", one.topic) else replace(one, key="") for one in answer.messages]
+    return replace(answer, messages=read)
+
+
+def _purged(answer: Purged, may: May) -> Purged:
+    return replace(answer, groups=[one for one in answer.groups if may("describe", "group", one[0])])
+
+
+def figures_seen(answer: Measured, may: May) -> Measured:
+    return replace(
+        answer,
+        topics=[one for one in answer.topics if may("describe", "topic", one.topic)],
+        groups=[one for one in answer.groups if _sees(may, one.topic, one.group)],
     )
+
+
+def _consumers(answer: Clients, may: May) -> Clients:
+    return Clients([one for one in answer.clients if not one.topic or _sees(may, one.topic, one.group)])
+
+
+def _brokers(answer: Brokers, may: May) -> Brokers:
+    """Where they are, for all who must find them; how much is on them, for those who look after them."""
+    if may("describe", "cluster", CLUSTER):
+        return answer
+    return replace(answer, brokers=[replace(one, connections=0, topics=0) for one in answer.brokers])
 
 
 FILTERS: Mapping[int, Callable[[Any, May], Answer]] = {
     ListTopics.kind: _topics,
+    TopicInfo.kind: _topic,
     ListGroups.kind: _groups,
+    ListDelayed.kind: _keys,
+    Purge.kind: _purged,
+    Measure.kind: figures_seen,
+    ListClients.kind: _consumers,
+    ListBrokers.kind: _brokers,
 }
-"""Lists that anyone may ask for hold what the one who asks may describe."""
+"""Answers hold of topics and groups what the one who asks may describe, and of messages what it may read. (Lists that
+are cut into pages are made so, see `SEEN` in `requests`.)"""
 
 
 def target_of(request: Any) -> str:  # noqa: PLR0911  # one for each kind of thing

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from towline.broker.config_file import fits_log
+from towline.broker.generations import packed_struct
 from towline.broker.ordering import refuse_mixed
 from towline.broker.refusals import Refusals
 from towline.broker.sending import Outgoing, Sender
@@ -81,6 +82,7 @@ class Staging:
         self._refusals = Refusals[str](clock)
         """Sinks of which something is held."""
         self._saved: tuple[int, int] | None = None
+        self._saving = asyncio.Lock()
         self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
         self.closing = False
 
@@ -151,6 +153,10 @@ class Staging:
     def sink(self, request: wire.AskSink) -> wire.SinkState:
         found = self._state.last_epoch(request.sink)
         return wire.SinkState(found.epoch, found.at_us, found.members)
+
+    def owner(self, sink: str) -> bytes:
+        """The token whose sink it is; empty if that is not known, or there is no such sink."""
+        return self._state.last_epoch(sink).token
 
     # Publishing
 
@@ -328,12 +334,16 @@ class Staging:
 
     async def save(self) -> None:
         """Write what a start begins with, if something happened."""
+        async with self._saving:
+            await self._save()
+
+    async def _save(self) -> None:
         position = (self._next_record, min(self._coming, default=self._next_mark))
         if position == (self._saved or (0, 0)):
             return
-        document = msgspec.msgpack.encode(self._state.snapshot(*position))
+        snapshot = self._state.snapshot(*position)
         await self._store.append([], Durability.FSYNC).done
-        await self._store.save(DOCUMENT, document)
+        await self._store.save(DOCUMENT, await packed_struct(snapshot))
         self._saved = position
 
     def pins(self) -> dict[str, int]:

@@ -32,14 +32,27 @@ QUOTA_LOOK_S: Final = 0.05
 class _Taker:
     """Takes the answers of one pull to its client."""
 
-    __slots__ = ("_answers", "_guard", "_number", "_pulls", "_session", "behind", "ending", "over", "request")
+    __slots__ = (
+        "_answers",
+        "_guard",
+        "_kept_bytes",
+        "_number",
+        "_pulls",
+        "behind",
+        "ending",
+        "over",
+        "request",
+        "session",
+    )
 
     def __init__(self, pulls: Pulls, session: Session, number: int, request: Pull, guard: Guard | None) -> None:
         self._pulls = pulls
-        self._session = session
+        self.session = session
         self._number = number
         self._guard = guard
         self._answers = request.answers
+        self._kept_bytes = 0
+        """Of the budget for answers: what was read, and is about to be told."""
         self.request = request
         self.behind: asyncio.Task[None] | None = None
         """The pull before, which stood: this one begins when it has ended."""
@@ -54,7 +67,7 @@ class _Taker:
 
     @property
     def stands(self) -> bool:
-        if self._answers == 1 or self.ending or self._session.is_held:
+        if self._answers == 1 or self.ending or self.session.is_held:
             return False
         quota = None if self._guard is None else self._guard.meter.quota
         return quota is None or not (quota.bytes_per_s or quota.in_flight)
@@ -64,23 +77,42 @@ class _Taker:
             self._answers -= 1
         else:
             self.end()
-        self._session.answer(self._number, pulled, buffers)
+        self.session.answer(self._number, pulled, buffers)
         if self._guard is not None and self._guard.meter.quota.bytes_per_s:
-            self._session.pay(self._guard, sum(map(len, buffers)))
+            self.session.pay(self._guard, sum(map(len, buffers)))
 
     def fail(self, error: BaseException) -> None:
         self.end()
-        self._session.fail(self._number, error, Pull.kind)
+        self.session.fail(self._number, error, Pull.kind)
+
+    def set_aside(self, size: int) -> int:
+        return self.session.share.set_aside(size)
+
+    async def wait_for_room(self, size: int) -> int:
+        return await self.session.share.wait(size)
+
+    def read(self, room: int, size: int) -> None:
+        kept = 0 if self.over else size
+        self.session.share.read(room, kept)
+        self._keep(kept)
+
+    def _keep(self, size: int) -> None:
+        before, self._kept_bytes = self._kept_bytes, size
+        if before:
+            self.session.share.free(before)
 
     def end(self) -> None:
         """It is forgotten before its last answer: upon that, the client may pull again at once."""
         self.over = True
+        self._keep(0)
         self._pulls.forget(self)
 
 
 class Pulls:
-    def __init__(self, session: Session, loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
-        self._session = session
+    """It does not keep its session: so the memory of a connection is free as soon as that is gone, and no collector of
+    garbage has to find out."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
         self._loop = loop
         self._max_bytes = max_bytes
         self._tasks: dict[_Taker, asyncio.Task[None]] = {}
@@ -91,7 +123,7 @@ class Pulls:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, number: int, member: Member | Fan, request: Pull, guard: Guard | None) -> None:
+    def start(self, session: Session, number: int, member: Member | Fan, request: Pull, guard: Guard | None) -> None:
         before = self._takers.get(request.subscription)
         if before is not None:
             if not before.may_stand or before.behind is not None:
@@ -104,7 +136,7 @@ class Pulls:
         if request.max_bytes > room:
             request = msgspec.structs.replace(request, max_bytes=room)
         self._reserved_bytes += request.max_bytes
-        taker = self._takers[request.subscription] = _Taker(self, self._session, number, request, guard)
+        taker = self._takers[request.subscription] = _Taker(self, session, number, request, guard)
         taker.behind = None if before is None else self._tasks[before]
         self._tasks[taker] = self._loop.create_task(self._run(taker, member, request, guard))
 
@@ -120,14 +152,13 @@ class Pulls:
     def _cancel(self, taker: _Taker) -> None:
         """It is answered here: a task that has not begun yet would not do so."""
         task = self._tasks[taker]
-        if self._session.state is State.CLOSED:
+        if taker.session.state is State.CLOSED:
             taker.end()
         else:
             taker.fail(Refused("the right to consume was revoked"))
         task.cancel()
 
     async def _run(self, taker: _Taker, member: Member | Fan, request: Pull, guard: Guard | None) -> None:
-        session = self._session
         try:
             if taker.behind is not None:
                 await asyncio.wait([taker.behind])
@@ -144,7 +175,7 @@ class Pulls:
             if taker.over:
                 raise
             taker.fail(error)
-        session.finish()
+        taker.session.finish()
 
     async def _within_quota(self, guard: Guard, member: Member | Fan, request: Pull, taker: _Taker) -> Pull:
         """The same pull, for as many messages as the principal may still hold; it waits until that is one at least."""

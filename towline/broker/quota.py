@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from towline.errors import NotLetIn
+from towline.errors import TooMany
 from towline.protocol.access import Quota
 
 __all__ = ["Meter"]
@@ -29,7 +29,7 @@ class Meter:
     def join(self, name: str, holds: Callable[[], int]) -> None:
         limit = self.quota.connections
         if limit and len(self.holders) >= limit:
-            raise NotLetIn(f"{name} has {limit} connections already, which is its quota")
+            raise TooMany(f"{name} has {limit} connections already, which is its quota")
         self.holders.add(holds)
 
     def leave(self, holds: Callable[[], int]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
+import msgspec
 from crc32c import crc32c
 
 from towline.broker.accounts import ACCOUNTS
@@ -23,18 +24,29 @@ from towline.broker.broker import Broker
 from towline.broker.cluster import split_address
 from towline.broker.commons import EVERY_S
 from towline.broker.fan import Fan
+from towline.broker.format_number import LOOK_S as NUMBER_S
+from towline.broker.format_number import FormatNumber
 from towline.broker.front import Front
 from towline.broker.maintenance import every
 from towline.broker.member import Member
 from towline.broker.opening import sql_settings
-from towline.broker.scanning import resources_of_stream
+from towline.broker.scanning import topic_of_stream
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, NotFound, NotOwner, TowlineError
 from towline.model import is_pattern
 from towline.protocol import messages as wire
 from towline.protocol.access import Measure
 from towline.protocol.backup import BeginBackup, HoldBackup
-from towline.protocol.cluster import ForgetBroker, HandBack, ListBrokers, ListClients, Meet
+from towline.protocol.cluster import (
+    Brokers,
+    ForgetBroker,
+    HandBack,
+    ListBrokers,
+    ListClients,
+    Meet,
+    RealmState,
+    realm_of,
+)
 from towline.protocol.messages import (
     Beat,
     ListDelayed,
@@ -62,6 +74,7 @@ from towline.protocol.survey import (
 )
 from towline.protocol.transactions import Prepare
 from towline.settings import BrokerSettings
+from towline.store import Trimmed
 from towline.store.sql import Database, Holder, Ownership, SharedDocuments, SqlStore, prepare_database
 
 __all__ = ["Realms"]
@@ -70,6 +83,7 @@ log = logging.getLogger("towline.cluster")
 
 MAIN: Final = "main"
 LOOK_S: Final = 0.2
+SOON_S: Final = 0.05
 SHORTEST_S: Final = 0.02
 PROBE_S: Final = 0.3
 FOLLOW_S: Final = 2.0
@@ -100,6 +114,35 @@ _MAKING: Final = {one.kind for one in (wire.Send, wire.Attach, Prepare, Stage, H
 
 class _Store(SqlStore):
     heir = ""
+    number: FormatNumber
+    kept_back: dict[str, bytes]
+    """The last of each document that is not written yet."""
+
+    async def save(self, name: str, document: bytes) -> None:
+        """What brokers of a version before could not read is kept here while they may take this realm: then they begin
+        with what they left, and replay what came behind it."""
+        kept = self.kept_back
+        kept.pop(name, None)
+        if self.number.keeps_back(name):
+            kept[name] = document
+            return
+        for earlier in [one for one in kept if not self.number.keeps_back(one)]:
+            await super().save(earlier, kept.pop(earlier))
+        await super().save(name, document)
+
+    @property
+    def older_may_come(self) -> bool:
+        return self.number.older_may_come
+
+    async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
+        """What is in no snapshot on the database is replayed from the pull logs: they are kept whole."""
+        if self.older_may_come:
+            pinned = {**pinned, **{stream: self.bounds(stream).first for stream in self.streams("pull/")}}
+        return await super().retain(max_age_us, max_bytes, pinned)
+
+    async def trim(self, stream: str, before: int, *, forget: bool = False) -> None:
+        """Brokers of a version before know of no floors, and would count from 0."""
+        await super().trim(stream, before, forget=forget and not self.older_may_come)
 
     async def close(self, heir: str = "") -> None:
         await super().close(heir or self.heir)
@@ -108,12 +151,13 @@ class _Store(SqlStore):
 class Realms:
     """The realms of one broker process."""
 
-    def __init__(self, front: Front, database: Database, clock: Clock = SYSTEM) -> None:
+    def __init__(self, front: Front, database: Database, number: FormatNumber, clock: Clock = SYSTEM) -> None:
         settings = front.settings
         self.front = front
         self.owned: dict[str, Broker] = {}
         self._settings = settings
         self.database = database
+        self.number = number
         self._clock = clock
         self._names = [MAIN, *(f"realm-{number}" for number in range(1, settings.realms))]
         self._holders: dict[str, Holder] = {}
@@ -123,32 +167,43 @@ class Realms:
         self._moving: set[str] = set()
         self._dead: set[str] = set()
         """Owners of realms that were killed, although their leases run on."""
+        self._doubted: dict[str, float] = {}
+        """Brokers that let a lease run out, and when they were still silent."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._moves: set[asyncio.Task[None]] = set()
+        """What takes a realm, gives it away or lets go of it."""
         self._ownership: Ownership
         self._closing = False
+        self._mark = 0
+        """Stands for what clients are told of brokers and realms: who waits to hear of it is told when it changes."""
+        self._news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._telling = True
 
     @classmethod
     async def open(cls, settings: BrokerSettings) -> Realms:
         database = await prepare_database(sql_settings(settings), max_frame_bytes=settings.max_frame_bytes)
         front = await Front.open_front(settings, SharedDocuments(database))
-        realms = front.realms = cls(front, database)
+        number = await FormatNumber.of(database, settings.cluster_gone_s, SYSTEM)
+        realms = front.realms = cls(front, database, number)
         return realms
 
     def start(self, address: str) -> None:
         """Begin to take realms; we are reached at this address by now."""
         self._ownership = Ownership(self.database, self.front.registry.id, address)
         self._spawn(self._work())
+        self._spawn(every(NUMBER_S, "raising the format of the database", self.number.look))
         self._spawn(every(EVERY_S, "following what other brokers have changed", self.front.follow))
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any, tasks: set[asyncio.Task[None]] | None = None) -> None:
+        tasks = self._tasks if tasks is None else tasks
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     # Which request goes where
 
     def realm_of(self, topic: str) -> str:
-        return self._names[crc32c(topic.encode()) % len(self._names)]
+        return self._names[realm_of(topic, len(self._names))]
 
     def choose(self, request: Request, members: Mapping[int, Member | Fan]) -> Broker:
         """The broker of a request; `NotOwner` if it is not one of ours."""
@@ -160,6 +215,7 @@ class Realms:
                 return self._broker(MAIN, "")
             return self._broker(self.realm_of(member.config.topic), member.config.topic)
         if self._is_for_here(request):
+            self.number.check(request)
             return self.front
         topics = _topics_of(request)
         if any(map(is_pattern, topics)):
@@ -198,12 +254,20 @@ class Realms:
         broker = self.owned.get(realm)
         if broker is not None:
             return broker
-        what = f"topic {topic}" if topic else f"realm {realm}"
-        holder, silent_s = self._holders.get(realm), self._clock.steady_s() - self._looked_s
-        here = holder is not None and holder.owner == self.front.registry.id
-        if holder is None or not holder.address or holder.left_s <= silent_s or here:
+        what, address = f"topic {topic}" if topic else f"realm {realm}", self._address_of(realm)
+        if not address:
+            silent_s = self._clock.steady_s() - self._looked_s
             raise NotOwner(f"{what} has no broker in this moment: {self._why(silent_s)}")
-        raise NotOwner(f"{what} is served by the broker at {holder.address}")
+        raise NotOwner(f"{what} is served by the broker at {address}")
+
+    def _address_of(self, realm: str) -> str:
+        """Of the broker that serves a realm, as far as we know; empty if there is none."""
+        if realm in self.owned:
+            return self.front.registry.address
+        holder, silent_s = self._holders.get(realm), self._clock.steady_s() - self._looked_s
+        if holder is None or holder.left_s <= silent_s or holder.owner == self.front.registry.id:
+            return ""
+        return holder.address
 
     def _why(self, silent_s: float) -> str:
         """Why nobody has a realm: it is being taken, or the database is away."""
@@ -213,6 +277,41 @@ class Realms:
             label = self.database.label
             return f"the database {label} has not answered for {silent_s:.0f} s. When it does, all goes on by itself"
         return "try again"
+
+    # What clients are told
+
+    async def brokers(self, request: ListBrokers) -> Brokers:
+        """Which brokers there are and who has which realm; if the client knows that already, as soon as it changes."""
+        if request.mark == self._mark and request.wait_ms and self._telling:
+            await asyncio.wait([self._news], timeout=request.wait_ms / 1000)
+        told = self.front.registry.brokers()
+        return msgspec.structs.replace(told, realms=self._states(), mark=self._mark)
+
+    def _states(self) -> list[RealmState]:
+        return [RealmState(self._address_of(realm), self._epoch_of(realm)) for realm in self._names]
+
+    def _epoch_of(self, realm: str) -> int:
+        broker, holder = self.owned.get(realm), self._holders.get(realm)
+        seen = 0 if holder is None else holder.epoch
+        return max(seen, broker.store.lease.epoch) if broker is not None and isinstance(broker.store, _Store) else seen
+
+    def _note_news(self) -> None:
+        """Something may have changed: who waits for it is told."""
+        states = [(one.id, one.address, one.state) for one in self.front.registry.states()]
+        mark = crc32c(msgspec.msgpack.encode((states, self._states())))
+        if mark != self._mark:
+            self._mark = mark
+            self._tell()
+            self._news = asyncio.get_running_loop().create_future()
+
+    def end_waiting(self) -> None:
+        """Answer all who wait for news, and let nobody wait any more."""
+        self._telling = False
+        self._tell()
+
+    def _tell(self) -> None:
+        if not self._news.done():
+            self._news.set_result(None)
 
     # Taking and giving
 
@@ -229,14 +328,30 @@ class Realms:
     def _pause_s(self) -> float:
         """Until we look again: a realm whose lease runs out before that is looked at then."""
         ending = [holder.left_s for holder in self._holders.values() if 0 < holder.left_s < LOOK_S]
-        return max(min(ending, default=LOOK_S), SHORTEST_S)
+        most_s = SOON_S if self._expects() else LOOK_S
+        return max(min(ending, default=most_s), SHORTEST_S)
+
+    def _expects(self) -> bool:
+        """Whether a realm is about to be given to us: its broker leaves, or has less right to it."""
+        me, settled = self.front.registry.id, self._settled()
+        states = {one.id: one for one in self.front.registry.states()}
+        for realm in self._names:
+            holder = self._holders.get(realm)
+            owner = states.get(holder.owner) if holder is not None else None
+            if realm in self.owned or owner is None or owner.state not in ("alive", "leaving"):
+                continue
+            heirs = [one for one in settled if one != owner.id] if owner.state == "leaving" else settled
+            if _chosen(realm, heirs) == me:
+                return True
+        return False
 
     async def _look(self) -> None:
         self._holders = {holder.realm: holder for holder in await self._ownership.holders()}
         now_s = self._looked_s = self._clock.steady_s()
         alive = [one for one in self.front.registry.states() if one.state == "alive"]
-        settled = [one.id for one in alive if one.uptime_s > SETTLE_S]
         await self._find_dead()
+        self._doubt(now_s)
+        settled = self._settled()
         for realm in self._names:
             holder = self._holders.get(realm)
             owner = "" if holder is None else holder.owner
@@ -253,6 +368,25 @@ class Realms:
                 first = _chosen(realm, [one.id for one in alive if one.id != owner]) == self.front.registry.id
                 if first or now_s - since_s > PATIENCE_S:
                     self._move(realm, self._take(realm, owner if owner in self._dead else ""))
+        self._note_news()
+
+    def _settled(self) -> list[str]:
+        """The brokers that may be given what ought to be their own."""
+        alive = self.front.registry.alive()
+        return [one.id for one in alive if one.uptime_s > SETTLE_S and one.id not in self._doubted]
+
+    def _doubt(self, now_s: float) -> None:
+        """Who let a lease run out stands still, whatever its last beat said: it is given nothing before it was heard
+        of again, and is settled."""
+        registry = self.front.registry
+        for broker, since_s in list(self._doubted.items()):
+            if broker not in registry.nodes or now_s - since_s > SETTLE_S:
+                del self._doubted[broker]
+            elif registry.heard_s(broker) <= since_s:
+                self._doubted[broker] = now_s
+        for holder in self._holders.values():
+            if holder.owner not in ("", registry.id) and holder.left_s <= 0:
+                self._doubted[holder.owner] = now_s
 
     async def _find_dead(self) -> None:
         """A broker whose connection broke, and at whose address nobody listens, was killed: its leases need not be
@@ -277,64 +411,100 @@ class Realms:
             finally:
                 self._moving.discard(realm)
 
-        self._spawn(move())
+        self._spawn(move(), self._moves)
 
     async def _take(self, realm: str, dead_owner: str = "") -> None:
         lease = await self._ownership.acquire(realm, dead_owner)
-        if lease is None or self._closing:
+        if lease is None:
+            return
+        if self._closing:
+            await self._ownership.release(lease)
             return
         store = await _Store.open(self.database, lease, clock=self._clock)
+        store.number, store.kept_back = self.number, {}
         try:
             broker = await Broker.open(store, self._settings, clock=self._clock)
         except BaseException:
             await store.close()
             raise
         broker.registry = self.front.registry
-        await self.front.instruct(broker)
-        strangers = [one.config.name for one in broker.topic_states() if self.realm_of(one.config.name) != realm]
-        if strangers:
+        try:
+            await self.front.instruct(broker)
+            self._refuse_strangers(realm, broker)
+        except BaseException:
+            # Else its lease would be held, and nobody would serve the realm.
             await broker.close()
-            raise BadRequest(
-                f"topic {strangers[0]} is in it, but with realms={len(self._names)} it would belong to "
-                f"{self.realm_of(strangers[0])}: start all brokers with the number of realms that this database has"
-            )
+            raise
         self.owned[realm] = broker
+        self._note_news()
         log.info("realm %s is served here, in epoch %d", realm, lease.epoch)
         store.lost.add_done_callback(lambda _: self._lost(realm, broker))
         # What counts may have changed while nobody knew that this realm is here.
         await self.front.instruct(broker)
 
+    def _refuse_strangers(self, realm: str, broker: Broker) -> None:
+        strangers = [name for name in broker.topics if self.realm_of(name) != realm]
+        if strangers:
+            raise BadRequest(
+                f"topic {strangers[0]} is in it, but with realms={len(self._names)} it would belong to "
+                f"{self.realm_of(strangers[0])}: start all brokers with the number of realms that this database has"
+            )
+
     def _lost(self, realm: str, broker: Broker) -> None:
         """Another one has it, or the database failed: nothing that we know of it counts any more."""
         if self.owned.get(realm) is broker:
             del self.owned[realm]
+            self._note_news()
             log.warning("realm %s was lost", realm)
-            self._spawn(self._drop(broker))
+            self._spawn(self._drop(broker), self._moves)
 
     async def _drop(self, broker: Broker) -> None:
         broker.release_waiters()
         await broker.close()
 
     async def _hand_over(self, realm: str, heir: str) -> None:
-        broker = self.owned.pop(realm)
+        broker = self.owned.pop(realm, None)
+        if broker is None:
+            return  # it was lost in this moment
+        self._note_news()
         assert isinstance(broker.store, _Store)
         broker.store.heir = heir
         log.info("realm %s is handed over to %s", realm, heir)
         await self._drop(broker)
 
-    async def close(self) -> None:
-        """Hand everything over to those who stay."""
+    async def leave(self) -> None:
+        """Hand everything over to those who stay, all realms at a time. Clients are still there, and are told where
+        they are to go."""
+        if self._closing:
+            return
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._follow_once_more()
-        others = [one.id for one in self.front.registry.states() if one.state == "alive"][1:]
-        for realm in list(self.owned):
-            try:
-                await self._hand_over(realm, _chosen(realm, others) or "")
-            except TowlineError as error:
-                log.error("realm %s could not be handed over: %s", realm, error)
+        me = self.front.registry.id
+        others = [one.id for one in self.front.registry.states() if one.state == "alive" and one.id != me]
+        while self.owned or self._moves:
+            given = [self._leave_to(realm, _chosen(realm, others) or "") for realm in list(self.owned)]
+            # What was being taken just now is given away, too: else nobody else gets it before its lease ends.
+            await asyncio.gather(self._moved(), *given)
+
+    async def _moved(self) -> None:
+        """What was being taken or given has come, or gone, or cannot be waited for."""
+        if self._moves:
+            _, late = await asyncio.wait(self._moves, timeout=FOLLOW_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def _leave_to(self, realm: str, heir: str) -> None:
+        try:
+            await self._hand_over(realm, heir)
+        except TowlineError as error:
+            log.error("realm %s could not be handed over: %s", realm, error)
+
+    async def close(self) -> None:
+        await self.leave()
         await self.database.close()
 
     async def _follow_once_more(self) -> None:
@@ -377,6 +547,5 @@ def _topics_of(request: Any) -> set[str]:
         topic = getattr(config, "topic", "") or config.name
     if not topic:
         stream = getattr(request, "stream", "") or getattr(request, "prefix", "") + "*"
-        found = resources_of_stream(stream) if stream.count("/") >= 2 else ("*",)
-        topic = found[0] if found != ("*",) else ""
+        topic = topic_of_stream(stream) if stream.count("/") >= 2 else ""
     return {topic} if topic else set()

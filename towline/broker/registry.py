@@ -9,6 +9,7 @@ when another one answers there, because its disk was replaced, the one before is
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, Protocol
@@ -16,8 +17,10 @@ from typing import Final, Protocol
 import msgspec
 
 from towline.clock import Clock
-from towline.errors import Conflict, NotFound, TooLarge
+from towline.errors import Conflict, NotFound, TooMany
+from towline.format import FORMAT, software
 from towline.protocol.cluster import BROKERS_MAX, Brokers, BrokerState, ClientState, ListClients
+from towline.protocol.messages import VERSION
 from towline.settings import BrokerSettings
 from towline.store import Store
 
@@ -69,6 +72,7 @@ class Registry:
         self._clock = clock
         self._kind = settings.store.partition(":")[0]
         self._opened_s = clock.steady_s()
+        self._software = software()
         self._changed = False
         self.id = secrets.token_hex(8)
         self.address = ""
@@ -129,6 +133,9 @@ class Registry:
             self._count_topics(),
             round(self._clock.steady_s() - self._opened_s, 3),
             self.replaced,
+            self._software,
+            VERSION,
+            FORMAT,
         )
 
     def heard(self, state: BrokerState) -> bool:
@@ -187,7 +194,7 @@ class Registry:
         node = self.nodes.get(state.id)
         if node is None:
             if len(self.nodes) >= BROKERS_MAX:
-                raise TooLarge(f"a cluster has at most {BROKERS_MAX} brokers besides this one")
+                raise TooMany(f"a cluster has at most {BROKERS_MAX} brokers besides this one")
             node = self.nodes[state.id] = Node(state, None)
             self._changed = True
         elif node.state.address != state.address:
@@ -221,6 +228,11 @@ class Registry:
         for node in self.nodes.values():
             if node.state.address == address and node.heard_s is not None:
                 node.lost = True
+
+    def heard_s(self, broker: str) -> float:
+        """When a broker was last heard of; before all time, if it never was."""
+        node = self.nodes.get(broker)
+        return -math.inf if node is None or node.heard_s is None else node.heard_s
 
     def broke_off(self, broker: str) -> bool:
         """Whether the connection to a broker broke although it did not say farewell, and was not made again yet."""

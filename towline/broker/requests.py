@@ -62,7 +62,7 @@ from towline.protocol.survey import (
 )
 from towline.protocol.transactions import ListTransactions, Resolve
 
-__all__ = ["LATER", "NOW", "SEEN", "Buffers", "later"]
+__all__ = ["LATER", "NOW", "READS", "SEEN", "Buffers", "later"]
 
 Buffers = Sequence[bytes | memoryview]
 
@@ -83,18 +83,13 @@ def _forget_broker(broker: Broker, request: ForgetBroker) -> Answer:
 
 NOW: dict[int, Callable[[Broker, Any], Answer]] = {
     Beat.kind: lambda broker, request: Done(),
-    ListTopics.kind: lambda broker, request: Topics(broker.topic_states()),
     TopicInfo.kind: lambda broker, request: broker.topic_state(request.topic),
-    ListGroups.kind: lambda broker, request: Groups(broker.group_states(request.topic)),
     GroupInfo.kind: lambda broker, request: broker.group_state(request.topic, request.group),
-    Stat.kind: lambda broker, request: Stated(broker.figures()),
     Template.kind: lambda broker, request: broker.template(),
     ShardCount.kind: lambda broker, request: Sharded(broker.shard_count(request.topic), request.topic in broker.topics),
     Meet.kind: _meet,
-    ListBrokers.kind: lambda broker, request: broker.registry.brokers(),
     ListClients.kind: lambda broker, request: Clients(broker.registry.clients(request)),
     ForgetBroker.kind: _forget_broker,
-    ListAlarms.kind: lambda broker, request: broker.outlook.alarms.listed(),
     AskAlarmBook.kind: lambda broker, request: broker.outlook.alarms.told_to_others(request),
     AskSink.kind: lambda broker, request: broker.staging.sink(request),
 }
@@ -114,7 +109,23 @@ async def _with_frames(work: Awaitable[tuple[Answer, Buffers]]) -> tuple[Answer,
     return await work
 
 
+async def _topics(broker: Broker) -> tuple[Answer, Buffers]:
+    return Topics(await broker.topic_states()), ()
+
+
+async def _groups(broker: Broker, request: ListGroups) -> tuple[Answer, Buffers]:
+    return Groups(await broker.group_states(request.topic)), ()
+
+
+async def _stat(broker: Broker) -> tuple[Answer, Buffers]:
+    return Stated(await broker.stat()), ()
+
+
 LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
+    ListBrokers.kind: lambda broker, request: _plain(broker.brokers(request)),
+    ListTopics.kind: lambda broker, request: _topics(broker),
+    ListGroups.kind: _groups,
+    Stat.kind: lambda broker, request: _stat(broker),
     CreateTopic.kind: lambda broker, request: _done(broker.create_topic(request.config)),
     DeleteTopic.kind: lambda broker, request: _done(broker.delete_topic(request.topic)),
     PutGroup.kind: lambda broker, request: _done(broker.put_group(request.config)),
@@ -122,10 +133,8 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Browse.kind: lambda broker, request: _with_frames(broker.browse(request)),
     Resend.kind: lambda broker, request: _plain(broker.resend(request)),
     Locate.kind: lambda broker, request: _plain(broker.locate(request)),
-    ListDelayed.kind: lambda broker, request: _plain(broker.delayed(request)),
     CancelDelayed.kind: lambda broker, request: _plain(broker.cancel_delayed(request)),
     MoveDelayed.kind: lambda broker, request: _plain(broker.move_delayed(request)),
-    ListTransactions.kind: lambda broker, request: _plain(broker.transactions.told(request)),
     Resolve.kind: lambda broker, request: _done(broker.transactions.resolve(request)),
     PutTopic.kind: lambda broker, request: _done(broker.put_topic(request)),
     ReviseDead.kind: lambda broker, request: _plain(broker.revise_dead(request)),
@@ -141,7 +150,7 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Scan.kind: lambda broker, request: _with_frames(broker.scanning.scan(request)),
     LocateIn.kind: lambda broker, request: _plain(broker.scanning.locate_in(request)),
     Measure.kind: lambda broker, request: _plain(broker.measure(request)),
-    Pulse.kind: lambda broker, request: _plain(broker.outlook.surveyor.pulse(request, broker.figures)),
+    Pulse.kind: lambda broker, request: _plain(broker.outlook.surveyor.pulse(request, broker.stat)),
     Storage.kind: lambda broker, request: _plain(broker.outlook.storage()),
     PutAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.put(request.rule)),
     DropAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.drop(request.name)),
@@ -159,12 +168,36 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
 SEEN: dict[int, Callable[[Broker, Any, May | None], Awaitable[Answer]]] = {
     Survey.kind: lambda broker, request, may: broker.scanning.survey(request, may),
     ListPage.kind: lambda broker, request, may: broker.outlook.surveyor.survey(request, may),
+    ListDelayed.kind: lambda broker, request, may: broker.delayed(request, may),
+    ListTransactions.kind: lambda broker, request, may: broker.transactions.told(request, may),
+    ListAlarms.kind: lambda broker, request, may: broker.outlook.alarms.told(may),
 }
-"""Long lists: of what there is, those who ask get to see what they may describe."""
+"""Lists that end somewhere, and sums: of what there is, those who ask get to see what they may describe."""
+
+
+READS = frozenset(
+    {
+        Browse.kind,
+        Find.kind,
+        Scan.kind,
+        Survey.kind,
+        ListPage.kind,
+        Measure.kind,
+        Pulse.kind,
+        Trace.kind,
+        ListDelayed.kind,
+        ListTransactions.kind,
+        Storage.kind,
+    }
+)
+"""Of all these, the ones that only read and may have long answers."""
 
 
 async def later(broker: Broker, request: Request, guard: Guard | None) -> tuple[Answer, Buffers]:
     """The answer, when the work is done, and the frames that go behind it."""
+    buffers: Buffers = ()
     if request.kind in SEEN:
-        return await SEEN[request.kind](broker, request, guard.sight() if guard is not None else None), ()
-    return await LATER[request.kind](broker, request)
+        answer = await SEEN[request.kind](broker, request, guard.sight() if guard is not None else None)
+    else:
+        answer, buffers = await LATER[request.kind](broker, request)
+    return answer if guard is None else guard.filter(request.kind, answer), buffers

@@ -53,6 +53,10 @@ class Rights:
             return False
         return any(_allows(grant, action, resource, name) for grant in self._allows)
 
+    def sight(self) -> May | None:
+        """What it may see of long lists: None is all of it."""
+        return None if all(self.may_all("describe", kind) for kind in RESOURCES) else self.may
+
     def may_all(self, action: str, resource: str) -> bool:
         """Whether it may do this to all there are: then nobody need ask for each of ten thousand."""
         if any(grant.action in (ANY, action) and grant.resource in (ANY, resource) for grant in self._denies):

@@ -11,21 +11,30 @@ from towline.errors import BadFrame, NotFound
 from towline.protocol.scanning import LocatedIn, LocateIn, Scan, Scanned, Streams, StreamState, Survey
 from towline.store import Store
 
-__all__ = ["Scanning", "resources_of_stream"]
+__all__ = ["Scanning", "resources_of_stream", "topic_of_stream"]
 
 _OF_TOPICS = ("lane", "pull", "dead", "own")
 
 
-def resources_of_stream(name: str) -> tuple[str, ...]:
-    """What one must be allowed to look at to read a stream: its topic, or all if it is no topic's."""
+def topic_of_stream(name: str) -> str:
+    """The topic that a stream belongs to; empty if it is no topic's."""
     kind, _, rest = name.partition("/")
-    topic, _, _ = rest.partition("/")
-    return (topic,) if kind in _OF_TOPICS and topic else ("*",)
+    return rest.partition("/")[0] if kind in _OF_TOPICS else ""
+
+
+def resources_of_stream(name: str) -> list[tuple[str, str]]:
+    """What one must be allowed to look at to read a stream: its topic, and its group if it is one's. Nothing, if it is
+    no topic's."""
+    topic = topic_of_stream(name)
+    if not topic:
+        return []
+    kind, _, rest = name.partition("/")
+    return [("topic", topic)] if kind == "lane" else [("topic", topic), ("group", f"{rest}/".split("/")[1])]
 
 
 def _may_see(stream: str, may: May) -> bool:
-    name = resources_of_stream(stream)[0]
-    return may("describe", "cluster", "") if name == "*" else may("describe", "topic", name)
+    found = resources_of_stream(stream)
+    return all(may("describe", *one) for one in found) if found else may("describe", "cluster", "")
 
 
 class Scanning:
@@ -51,8 +60,8 @@ class Scanning:
         return Streams(states, len(chosen) > request.limit)
 
     def _exists(self, name: str) -> bool:
-        resource = resources_of_stream(name)[0]
-        return resource == "*" or resource in self._topics()
+        topic = topic_of_stream(name)
+        return not topic or topic in self._topics()
 
     def _bounds(self, name: str) -> tuple[int, int, int]:
         """Of a lane, only what may be delivered."""
@@ -65,7 +74,7 @@ class Scanning:
 
     async def scan(self, request: Scan) -> tuple[Scanned, Buffers]:
         if not self._exists(request.stream):
-            raise NotFound(f"there is no topic {resources_of_stream(request.stream)[0]}")
+            raise NotFound(f"there is no topic {topic_of_stream(request.stream)}")
         begin, end, _ = self._bounds(request.stream)
         at, stop = request.first, min(request.end, end)
         lost: list[tuple[int, int, str]] = []

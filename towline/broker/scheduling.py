@@ -11,9 +11,9 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from towline.broker.agenda import Agenda, Placed, marks, parcels_in, put
 from towline.broker.arrivals import note_arrivals
@@ -113,11 +113,12 @@ class Scheduler:
         self.held = Held(self)
         agenda.on_land = self._landed
 
-    def loops(self) -> list[Awaitable[None]]:
-        return [
-            self._deliver_pace.run(self.deliver_step, self.schedule.deliver_at_us),
-            self._move_pace.run(self.move_step, self.schedule.load_at_us),
-        ]
+    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """By the names of what they do."""
+        return {
+            self._deliver_pace.what: self._deliver_pace.run(self.deliver_step, self.schedule.deliver_at_us),
+            self._move_pace.what: self._move_pace.run(self.move_step, self.schedule.load_at_us),
+        }
 
     def wake(self) -> None:
         self._deliver_pace.soon.set()

@@ -90,11 +90,11 @@ class Sender:
         if known is not None:
             return known
         if len(frames) == 1 and not frames[0].flags & NOT_PLAIN:
-            return self._append_plain(outgoing[0], frames[0], durability, source)
+            return self._append_plain(outgoing[0], frames[0], durability, source, token)
         return self.append(outgoing, frames, durability, source)
 
     def _append_plain(
-        self, outgoing: Outgoing, frame: Frame, durability: Durability | None, source: bytes
+        self, outgoing: Outgoing, frame: Frame, durability: Durability | None, source: bytes, token: bytes
     ) -> asyncio.Future[Sent]:
         """What `append` comes to for one frame that asks for nothing special: nearly all there are."""
         wanted = self._durability if durability is None else durability
@@ -107,7 +107,7 @@ class Sender:
         self.messages += frame.count
         self.bytes += frame.length
         if frame.producer_id:
-            self._producers.remember(frame.producer_id, frame.producer_seq, first, at_us)
+            self._producers.remember(frame.producer_id, frame.producer_seq, first, at_us, token)
         sent = Sent([first], at_us)
         if done.done() and done.exception() is None:
             lane.advance()
@@ -138,6 +138,7 @@ class Sender:
         producer_id, seqs = bundle.producer_id, bundle.producer_seqs
         if not producer_id or (producer_id, seqs[0]) in self._under_way:
             return None
+        self._producers.check(producer_id, token)
         if not self._producers.all_new(producer_id, min(seqs)):
             return None
         wanted = self._durability if durability is None else durability
@@ -150,7 +151,7 @@ class Sender:
         firsts, at_us, done = self._store.append(unit, wanted or Durability.OS)
         visible = _together(lanes, done)
         submit_all(lanes, firsts, unit, at_us, visible)
-        self._producers.remember_all(producer_id, seqs, firsts, at_us)
+        self._producers.remember_all(producer_id, seqs, firsts, at_us, token)
         self.messages += sum(bundle.counts)
         self.bytes += sum(bundle.lengths)
         ids, sent = [(producer_id, seq) for seq in seqs], Sent(list(firsts), at_us)
@@ -299,6 +300,8 @@ class Sender:
             )
         if frame.token != token:
             raise Refused("the frame carries another token than its connection")
+        if frame.producer_id:
+            self._producers.check(frame.producer_id, token)
         return frame
 
     def _known(self, outgoing: Sequence[Outgoing], frames: Sequence[Frame]) -> asyncio.Future[Sent] | None:
@@ -357,11 +360,11 @@ class Sender:
                 messages += append.count
                 size += len(append.frame)
         if _one_producer(frames):
-            self._producers.remember_all(frames[0].producer_id, _seqs(frames), firsts, at_us)
+            self._producers.remember_all(frames[0].producer_id, _seqs(frames), firsts, at_us, frames[0].token)
         else:
             for frame, first in zip(frames, firsts, strict=True):
                 if frame.producer_id:
-                    self._producers.remember(frame.producer_id, frame.producer_seq, first, at_us)
+                    self._producers.remember(frame.producer_id, frame.producer_seq, first, at_us, frame.token)
         self.messages += messages
         self.bytes += size
 

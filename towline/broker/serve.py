@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import time
@@ -17,11 +14,17 @@ from typing import TYPE_CHECKING
 from towline.broker.broker import Broker
 from towline.broker.cluster import Cluster, advertised, join_addresses, split_address
 from towline.broker.companion import Companion
+from towline.broker.garbage import LOOK_S, GarbageCollector
+from towline.broker.heap import GIVE_BACK_S, give_back, keep_freed
+from towline.broker.loop_lag import GARBAGE
+from towline.broker.maintenance import every
 from towline.broker.metrics_server import MetricsServer
 from towline.broker.opening import open_store, sql_settings
 from towline.broker.server import Server
 from towline.broker.tls import tls_of
+from towline.connection_limit import allow_files
 from towline.errors import BadRequest, TowlineError
+from towline.log_lines import LineFormatter, harmless, log_to_stderr
 from towline.settings import BrokerSettings, misspelt_variables
 from towline.store import Store
 
@@ -31,10 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["run", "split_address"]
 
 log = logging.getLogger("towline.serve")
-
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
-KEEP_BYTES = 32 << 20
 
 
 def run(settings: BrokerSettings, *, console: bool = False) -> int:
@@ -47,17 +46,19 @@ def run(settings: BrokerSettings, *, console: bool = False) -> int:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(settings, console))
     except (TowlineError, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {harmless(str(error))}\n")
         return 2 if isinstance(error, BadRequest) else 1
     return 0
 
 
 async def _serve(settings: BrokerSettings, console: bool) -> None:
     stop = _on_signals()
+    garbage = GarbageCollector(lambda: server.connections)
+    garbage.settle()
     host, port = split_address(settings.listen)
     context = tls_of(settings)
     join_addresses(settings)
-    _allow_files(settings.max_connections + 512)
+    allow_files(settings.max_connections + 512)
     broker = await _open(settings, stop)
     if settings.exit_on_store_failure:
         broker.on_store_failure = stop.set
@@ -69,8 +70,9 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
         if broker.realms is not None:
             broker.realms.start(broker.registry.address)
         roll = _roll(broker)
-        _settle_garbage_collector()
-        _keep_memory()
+        broker._start(every(LOOK_S, GARBAGE, garbage.look), GARBAGE)
+        keep_freed()
+        broker._start(every(GIVE_BACK_S, "giving memory back", give_back), "giving memory back")
         metrics = await _serve_metrics(server, settings)
         shown = f"[{host}]" if ":" in host else host
         sys.stdout.write(f"listening on {shown}:{server.port}\n")
@@ -78,9 +80,12 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
         log.info("%s serves %s%s", settings.name, settings.store, " with TLS" if context else "")
         companion = await Companion.start(settings, host, server.port) if console else None
         await stop.wait()
+        await cluster.stop()
+        if broker.realms is not None:
+            # First of all, while clients are still connected: nothing else here is worth that a topic stands still.
+            await broker.realms.leave()
         if companion is not None:
             await companion.stop()
-        await cluster.stop()
         if roll is not None:
             await roll.stop()
         if metrics is not None:
@@ -157,37 +162,7 @@ def _on_signals() -> asyncio.Event:
     return stop
 
 
-def _settle_garbage_collector() -> None:
-    """What is there now stays: never look through it again. And look less often: a request leaves no cycles behind."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-
-
-def _keep_memory() -> None:
-    """Let the C library keep the memory of large frames for the next ones. Given back and taken anew, each of its pages
-    costs a fault, which is more than all that the broker does with the bytes on it."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # another C library than glibc
-        return
-    mallopt(M_MMAP_THRESHOLD, KEEP_BYTES // 2)
-    mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
-
-
-def _allow_files(wanted: int) -> None:
-    """Raise the soft limit of open files, as far as the hard one allows, so that `max_connections` can be true."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < wanted:
-            log.warning("only %d files may be open: fewer connections than max_connections will fit", allowed)
-
-
 def _log_to_stderr(level: str) -> None:
-    form = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    form = LineFormatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
     form.converter = time.gmtime
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(form)
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    log_to_stderr(level, form)

@@ -34,8 +34,12 @@ class Server:
     def __init__(self, broker: Broker, access: Access | None = None) -> None:
         self._broker = broker
         self._access = access or Access()
-        self._line = Line(broker.settings)
+        self._line = Line(broker.settings, broker.answers)
         broker.registry.visitors = cast("Collection[Session]", self._line.connections)
+        if (audit := self._access.audit) is not None:
+            broker.group_expiry.on_removed = lambda topic, group, why: audit.note(
+                "", "", "ExpireGroup", f"group {group} on topic {topic}", detail=why
+            )
         self._listener: asyncio.Server | None = None
         settings = broker.settings
         limits = (1.0, settings.heartbeat_s / 10, settings.idle_s / 4, settings.handshake_s / 4)
@@ -60,6 +64,7 @@ class Server:
             server._sweeper.cancel()
             taken = "; choose another port, or port 0 for a free one" if error.errno == errno.EADDRINUSE else ""
             raise Unavailable(f"cannot listen on {host}:{port}: {_reason(error)}{taken}") from None
+        broker.consumers.await_orphans()
         return server
 
     async def _listen(self, addresses: list[str], port: int, context: ssl.SSLContext | None) -> None:
@@ -122,6 +127,7 @@ class Server:
 
     def _sweep(self) -> None:
         now_s = self._line.loop.time()
+        self._line.answers.sweep(now_s)
         for connection in list(self._line.connections):
             connection.sweep(now_s)
         self._sweeper = self._line.loop.call_later(self._sweep_s, self._sweep)

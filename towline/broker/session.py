@@ -1,6 +1,6 @@
 """One client and its requests: who it is, what it may, what runs for it, which consumers it has.
 
-What a client can occupy is bounded: `max_pending_bytes` of frames not yet durable, about as much of answers not sent,
+What a client can occupy is bounded: `max_pending_bytes` of frames not yet durable, its share of answers not taken,
 `RUNNING_MAX` requests, and one pull for each of `SUBSCRIPTIONS_MAX` subscriptions (`subscriptions.py`).
 """
 
@@ -10,12 +10,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from towline.broker.access import Access, Principal
 from towline.broker.accounts import ACCOUNTS, carry_out
+from towline.broker.answer_budget import ANSWER_BYTES, LISTS, LOOKUPS
 from towline.broker.broker import Broker
 from towline.broker.connection import (
     HOLD_LOGIN,
@@ -32,7 +34,7 @@ from towline.broker.guard import Guard
 from towline.broker.member import Member
 from towline.broker.permissions import AUDITED, target_of
 from towline.broker.pulls import Pulls
-from towline.broker.requests import NOW, later
+from towline.broker.requests import NOW, READS, later
 from towline.broker.subscriptions import Subscriptions, View
 from towline.broker.tls import identities_of
 from towline.errors import (
@@ -43,15 +45,18 @@ from towline.errors import (
     OwnershipLost,
     ProtocolError,
     Refused,
+    TooMany,
     TowlineError,
     Unavailable,
     WrongShard,
 )
+from towline.format import software
 from towline.model import Durability, is_pattern
-from towline.protocol.cluster import ClientState, HandBack
+from towline.protocol.cluster import ClientState, HandBack, ListBrokers
 from towline.protocol.envelope import Envelope, decode_request, split_attachments
 from towline.protocol.messages import (
     VERSION,
+    VERSION_MIN,
     Answer,
     Attach,
     Attached,
@@ -103,12 +108,23 @@ class Session(Connection):
         self._sending = 0
         self._pending_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waits_for_news = False
         self._members = Subscriptions()
-        self._pulls = Pulls(self, self._loop, self._settings.max_pending_bytes)
+        self._pulls = Pulls(self._loop, self._settings.max_pending_bytes)
         self._awaiting: asyncio.Task[None] | None = None
 
     def is_busy(self) -> bool:
         return bool(self._sending or self._tasks or self._pulls or self._awaiting or self._looking)
+
+    def who(self) -> str:
+        some = [
+            f"consumer {one.consumer} of group {one.config.name} on topic {one.resource}"
+            for one in islice(self._members.values(), 3)
+        ]
+        more = len(self._members) - len(some)
+        if more:
+            some.append(f"and {more} more")
+        return ", ".join(some) or f"client {self._name or self._software}"
 
     def describe(self) -> list[ClientState]:
         """Who this is, for the registry: one for each consumer, or one for the connection."""
@@ -147,26 +163,27 @@ class Session(Connection):
             request = decode_request(envelope)
             if not isinstance(request, Hello):
                 raise ProtocolError("the first request on a connection is Hello")
-            if not request.version_min <= VERSION <= request.version_max:
+            if max(VERSION_MIN, request.version_min) > min(VERSION, request.version_max):
                 raise ProtocolError(
                     f"the client speaks versions {request.version_min} to {request.version_max} of the protocol, "
-                    f"this broker versions {VERSION} to {VERSION}: update the older one"
+                    f"this broker versions {VERSION_MIN} to {VERSION}: upgrade the older one"
                 )
         except TowlineError as error:
             self.end(error, number)
             return
-        user = self._access.needs_password(request.token, request.secret)
-        if user is not None:
-            # It takes a while, in a thread; nothing else is taken from this client meanwhile.
-            self.hold(HOLD_LOGIN)
-            work = self._log_in(number, request, self._access.admit_user(user, request.secret))
-            self._login = self._loop.create_task(work)
-            return
         try:
             identities = identities_of(self._transport) if self._access.book is not None else ()
-            self._open(number, request, self._access.admit(request.token, request.secret, identities))
-        except Refused as error:
+            principal = self._access.admit_at_once(request.token, request.secret, identities)
+            if principal is not None:
+                self._open(number, request, principal)
+                return
+        except (Refused, TooMany) as error:
             self._turn_away(number, request, error)
+            return
+        # It takes a while, in a thread; nothing else is taken from this client meanwhile.
+        self.hold(HOLD_LOGIN)
+        work = self._log_in(number, request, self._access.admit_user(request.token, request.secret, self.peer.origin))
+        self._login = self._loop.create_task(work)
 
     async def _log_in(self, number: int, request: Hello, verdict: Awaitable[Principal]) -> None:
         try:
@@ -184,8 +201,10 @@ class Session(Connection):
 
     def _open(self, number: int, request: Hello, principal: Principal) -> None:
         if self._access.book is not None:
-            view = View(self._broker, self._members)
-            self._guard = Guard(self._access, principal, view, self.peer.address, self._members.in_flight)
+            view = View(self._broker, self._members, principal.name.encode())
+            self._guard = Guard(
+                self._access, principal, view, self.peer.address, self._members.in_flight, origin=self.peer.origin
+            )
             self._access.watchers.add(self._recheck)
             if principal.kind != "token" and self._access.audit is not None:
                 self._access.audit.note(principal.name, self.peer.address, "login", f"by {principal.kind}")
@@ -195,7 +214,10 @@ class Session(Connection):
         self._software = request.software
         self._decoder.limit = settings.max_frame_bytes + HEAD_MAX_BYTES
         self.state = State.OPEN
-        welcome = Welcome(VERSION, settings.name, self._broker.epoch, self._decoder.limit, settings.heartbeat_s)
+        self.version = min(VERSION, request.version_max)
+        welcome = Welcome(
+            self.version, settings.name, self._broker.epoch, self._decoder.limit, settings.heartbeat_s, software()
+        )
         self.answer(number, welcome)
 
     # Staying
@@ -279,7 +301,7 @@ class Session(Connection):
                 answer = self._still_held(request) or NOW[kind](self._broker, request)
                 self.answer(number, answer if guard is None else guard.filter(kind, answer))
             elif isinstance(request, Pull):
-                self._pulls.start(number, self._members.numbered(request.subscription), request, guard)
+                self._pulls.start(self, number, self._members.numbered(request.subscription), request, guard)
             elif isinstance(request, AwaitChecks):
                 self._await_checks(number, request)
             else:
@@ -372,7 +394,11 @@ class Session(Connection):
     async def _run(self, number: int, request: Request, broker: Broker) -> None:
         outcome = "done"
         try:
-            answer, buffers = await self._carry_out(request, broker)
+            if isinstance(request, ListBrokers):
+                answer, buffers = await self._list_brokers(request, broker)
+            else:
+                carry_out = self._look_up if request.kind in READS else self._carry_out
+                answer, buffers = await carry_out(request, broker)
             self.answer(number, answer, buffers, more=len(self._tasks) > 1)
         except Exception as error:
             outcome = error.code if isinstance(error, TowlineError) else TowlineError.code
@@ -406,17 +432,42 @@ class Session(Connection):
                 return Done(), ()
             case Hello():
                 raise BadRequest("Hello was said already")
-            case Browse() | Find() | Scan() if request.max_bytes > self._settings.max_pending_bytes:
-                request = msgspec.structs.replace(request, max_bytes=self._settings.max_pending_bytes)
         if request.kind in ACCOUNTS:
             return await carry_out(self._access, self._guard, request, self._name), ()
         return await later(broker, request, self._guard)
+
+    async def _list_brokers(self, request: ListBrokers, broker: Broker) -> tuple[Answer, Buffers]:
+        """One such request of a connection may wait for news; while it does, others are answered at once."""
+        if self._waits_for_news or not request.wait_ms:
+            return await later(broker, msgspec.structs.replace(request, wait_ms=0), self._guard)
+        self._waits_for_news = True
+        try:
+            return await later(broker, request, self._guard)
+        finally:
+            self._waits_for_news = False
+
+    async def _look_up(self, request: Request, broker: Broker) -> tuple[Answer, Buffers]:
+        """The answer to a request that only reads, as soon as there is room for it."""
+        size, kind = ANSWER_BYTES, LISTS
+        if isinstance(request, Browse | Find | Scan):
+            size, kind = request.max_bytes, LOOKUPS
+        room = self.share.set_aside(size, kind) or await self.share.wait(size, kind)
+        if isinstance(request, Browse | Find | Scan):
+            request = msgspec.structs.replace(request, max_bytes=min(room, request.max_bytes))
+        kept = 0
+        try:
+            answer, buffers = await later(broker, request, self._guard)
+            kept = sum(map(len, buffers))
+            return answer, buffers
+        finally:
+            self.share.read(room, kept, kind)
+            self.share.free(kept)  # it is written in this very moment, and counts as unread then
 
     def fail(self, number: int, error: BaseException, kind: int) -> None:
         if isinstance(error, OwnershipLost):
             failed = Failed(NotOwner.code, str(error))
         elif isinstance(error, TowlineError):
-            failed = Failed(error.code, str(error))
+            failed = Failed.of(error)
         else:
             log.error("%s: a request of kind %d failed", self.peer.address, kind, exc_info=error)
             failed = Failed(TowlineError.code, "internal error: see the broker's log")

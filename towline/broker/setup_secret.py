@@ -15,6 +15,7 @@ from typing import Final
 
 from towline.broker.access_book import hash_secret, new_secret
 from towline.errors import StoreFailed
+from towline.files import open_private
 from towline.settings import BrokerSettings
 
 __all__ = ["SetupSecret", "setup_path"]
@@ -31,7 +32,7 @@ class SetupSecret:
         secret = new_secret()
         self.path.unlink(missing_ok=True)
         try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            descriptor = open_private(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, secret=True)
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(secret + "\n")
         except OSError as error:

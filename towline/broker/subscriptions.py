@@ -8,7 +8,7 @@ from typing import Final
 from towline.broker.broker import Broker
 from towline.broker.fan import Fan
 from towline.broker.member import Member
-from towline.errors import NotFound, TooLarge
+from towline.errors import NotFound, TooMany
 
 __all__ = ["SUBSCRIPTIONS_MAX", "Subscriptions", "View"]
 
@@ -30,7 +30,7 @@ class Subscriptions(dict[int, Member | Fan]):
 
     def check_room(self) -> None:
         if len(self) >= SUBSCRIPTIONS_MAX:
-            raise TooLarge(f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions: open another one")
+            raise TooMany(f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions: open another one")
 
     def add(self, member: Member | Fan) -> int:
         self._last += 1
@@ -44,15 +44,20 @@ class Subscriptions(dict[int, Member | Fan]):
 class View:
     """What the table of permissions sees of a connection."""
 
-    def __init__(self, broker: Broker, members: Mapping[int, Member | Fan]) -> None:
+    def __init__(self, broker: Broker, members: Mapping[int, Member | Fan], token: bytes) -> None:
         self._members = members
+        self._token = token
         self.has_topic = broker.has_topic
         self.has_group = broker.has_group
-        self._transactions = broker.transactions
+        self._topics_of = broker.topics_of
+        self._owners_of_sink = broker.owners_of_sink
 
     def subscribed(self, subscription: int) -> tuple[str, str] | None:
         member = self._members.get(subscription)
         return None if member is None else (member.resource, member.config.name)
 
     def topics_of(self, transaction: str) -> Sequence[str]:
-        return self._transactions.topics_of(transaction)
+        return self._topics_of(transaction, self._token)
+
+    def may_have_sink(self, name: str) -> bool:
+        return self._owners_of_sink(name) <= {b"", self._token}

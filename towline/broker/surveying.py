@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
 
 from towline.broker.census import Census, GroupFacts, TopicFacts
 from towline.broker.rights import May
@@ -11,6 +12,9 @@ from towline.errors import BadRequest
 from towline.protocol.survey import GROUP_ORDERS, TOPIC_ORDERS, GroupRow, ListPage, PageListed, Pulse, Pulsed, TopicRow
 
 __all__ = ["Surveyor", "split_lines"]
+
+TURN: Final = 500
+"""So many topics are looked at before it is the others' turn."""
 
 
 def split_lines(setting: str) -> tuple[str, ...]:
@@ -32,12 +36,23 @@ class Surveyor:
         """A page of what `may` says that one may describe; without it, of all."""
         await self._census.refresh()
         search = request.search.strip().lower()
-        return self._topics(request, search, may) if request.of == "topics" else self._groups(request, search, may)
+        if request.of == "groups":
+            return self._groups(request, search, may)
+        seen = self._in_order(request) if may is None else await self._seen(request, may)
+        return self._topics(request, search, seen)
 
-    def _topics(self, request: ListPage, search: str, may: May | None) -> PageListed:
-        seen: list[TopicFacts] = self._in_order(request)
-        if may is not None:
-            seen = [one for one in seen if may("describe", "topic", one.config.name)]
+    async def _seen(self, request: ListPage, may: May) -> list[TopicFacts]:
+        """The topics that one may describe, summed up over the groups that one may describe, and sorted by these sums:
+        the order would tell of the others."""
+        seen: list[TopicFacts] = []
+        for number, one in enumerate(list(self._census.topics.values())):
+            if number % TURN == TURN - 1:
+                await asyncio.sleep(0)
+            if may("describe", "topic", one.config.name):
+                seen.append(one.seen_by(may))
+        return self._in_order_of(seen, request)
+
+    def _topics(self, request: ListPage, search: str, seen: list[TopicFacts]) -> PageListed:
         rows = [
             one
             for one in seen
@@ -73,11 +88,14 @@ class Surveyor:
         return found
 
     def _sort(self, request: ListPage) -> list[Any]:
+        facts = self._census.topics.values()
+        rows: list[Any] = list(facts) if request.of == "topics" else [one for t in facts for one in t.groups.values()]
+        return self._in_order_of(rows, request)
+
+    def _in_order_of(self, rows: list[Any], request: ListPage) -> list[Any]:
         keys = TOPIC_ORDERS if request.of == "topics" else GROUP_ORDERS
         if request.sort not in keys:
             raise BadRequest(f"{request.of} cannot be sorted by {request.sort!r}: give one of {', '.join(keys)}")
-        facts = self._census.topics.values()
-        rows: list[Any] = list(facts) if request.of == "topics" else [one for t in facts for one in t.groups.values()]
         rows.sort(key=keys["name"])
         if request.sort == "line":
             rows.sort(key=lambda one: self._place(one.config.business_line), reverse=request.descending)
@@ -85,7 +103,7 @@ class Surveyor:
             rows.sort(key=keys[request.sort], reverse=request.descending)
         return rows
 
-    async def pulse(self, request: Pulse, figures: Callable[[], dict[str, Any]]) -> Pulsed:
+    async def pulse(self, request: Pulse, figures: Callable[[], Awaitable[dict[str, Any]]]) -> Pulsed:
         await self._census.refresh()
         if request.topic:
             at_us, series = self._census.history.of_group(request.topic, request.group)
@@ -93,7 +111,7 @@ class Surveyor:
         totals = self._census.totals
         now = {name: getattr(totals, name) for name in totals.__slots__}
         at_us, series = self._census.history.of_broker()
-        return Pulsed(figures() | now, at_us, series)
+        return Pulsed(await figures() | now, at_us, series)
 
 
 def _topic_row(one: TopicFacts) -> TopicRow:

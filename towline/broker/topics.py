@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
@@ -13,8 +13,8 @@ from towline.broker.dispatcher import Dispatcher
 from towline.broker.ordering import wrong_shard
 from towline.broker.topic import Topic
 from towline.clock import Clock
-from towline.errors import BadRequest, Conflict, NotFound, TooLarge, TowlineError, Unavailable
-from towline.model import MAX_SHARDS_IN_ALL, MAX_TOPICS, TopicConfig, check_topic
+from towline.errors import BadRequest, Conflict, NotFound, TooMany, TowlineError, Unavailable
+from towline.model import MAX_SHARDS_IN_ALL, MAX_TOPICS, Durability, TopicConfig, check_topic
 from towline.protocol import messages as wire
 from towline.protocol import ordering
 from towline.settings import BrokerSettings
@@ -41,7 +41,6 @@ class Topics(dict[str, Topic]):
         catalog: Catalog,
         *,
         closing: Callable[[], bool],
-        start: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         super().__init__()
         self._store = store
@@ -49,7 +48,6 @@ class Topics(dict[str, Topic]):
         self._clock = clock
         self._catalog = catalog
         self._closing = closing
-        self._start = start
         self.on_made: Callable[[str], None] = lambda name: None
         """Told the name of a topic that is new."""
         self.ask_around: Callable[[str], Awaitable[None]] | None = None
@@ -70,7 +68,7 @@ class Topics(dict[str, Topic]):
 
     def of_delayed(self, name: str) -> Topic:
         """A topic that has delayed messages was there when they were sent; a crash may have forgotten it."""
-        return self.get(name) or self._make(TopicConfig(name, self._clock.now_us()))
+        return self.get(name) or self._make_now(TopicConfig(name, self._clock.now_us()))
 
     def for_send(self, name: str) -> Topic:
         """A topic to send to; the first send makes it, where it may."""
@@ -82,9 +80,7 @@ class Topics(dict[str, Topic]):
             raise Unavailable(f"topic {name} is being made in this moment: try again")
         if not self._settings.auto_create_topics:
             raise NotFound(f"there is no topic {name}, and this broker does not make topics by itself: create it first")
-        topic = self._make(self._catalog.from_template(name))
-        self._start(self._save_catalog())
-        return topic
+        return self._make_now(self._catalog.from_template(name))
 
     def dispatchers(self) -> Iterator[Dispatcher]:
         """All groups of all topics, at work."""
@@ -149,12 +145,17 @@ class Topics(dict[str, Topic]):
         except BaseException:
             self._catalog.drop_topic(config.name)
             raise
-        self._make(config)
+        self._install(config)
 
-    def _make(self, config: TopicConfig) -> Topic:
+    def _make_now(self, config: TopicConfig) -> Topic:
+        """Make a topic without waiting until it is durable: it is as soon as a message that comes behind it is."""
         self._check_room(config)
-        topic = self[config.name] = Topic(config, self._store)
         self._catalog.put_topic(config)
+        self._save_soon()
+        return self._install(config)
+
+    def _install(self, config: TopicConfig) -> Topic:
+        topic = self[config.name] = Topic(config, self._store)
         self.on_made(config.name)
         return topic
 
@@ -162,10 +163,9 @@ class Topics(dict[str, Topic]):
         if self._closing():
             raise Unavailable("the broker is shutting down")
         if len(self) >= MAX_TOPICS:
-            raise TooLarge(f"this broker has {MAX_TOPICS} topics already: topic {config.name} is not made")
-        others = (one.shards for one in self._catalog.topics.values() if one.name != config.name)
-        if config.shards and sum(others) > MAX_SHARDS_IN_ALL - config.shards:
-            raise TooLarge(f"the topics of this broker may have {MAX_SHARDS_IN_ALL} shards in all: not so many more")
+            raise TooMany(f"this broker has {MAX_TOPICS} topics already: topic {config.name} is not made")
+        if config.shards and self._catalog.shards > MAX_SHARDS_IN_ALL - config.shards:
+            raise TooMany(f"the topics of this broker may have {MAX_SHARDS_IN_ALL} shards in all: not so many more")
 
     async def put(self, request: wire.PutTopic) -> None:
         """Change the settings of a topic, or of the template for topics that are yet to be made by themselves."""
@@ -173,6 +173,9 @@ class Topics(dict[str, Topic]):
             if request.config.shards:
                 raise BadRequest("the template is for topics made by the first send: they are not ordered")
             self._catalog.put_template(request.config)
+            await self._catalog.save()
+            # Brokers that are joined on this database later look for it in the document.
+            await self._catalog.write()
         else:
             topic = self.named(request.config.name)
             if request.config.shards != topic.config.shards:
@@ -182,13 +185,13 @@ class Topics(dict[str, Topic]):
                 )
             topic.config = msgspec.structs.replace(request.config, created_at_us=topic.config.created_at_us)
             self._catalog.put_topic(topic.config)
-        await self._catalog.save()
+            await self._catalog.save()
 
     def adopt_template(self, config: TopicConfig) -> None:
         """Go by the template that brokers on one database share, from this moment on."""
         if config != self._catalog.template:
             self._catalog.put_template(config)
-            self._start(self._save_catalog())
+            self._save_soon()
 
     async def edit(self, request: ordering.EditTopic) -> None:
         topic = self.named(request.topic)
@@ -196,8 +199,8 @@ class Topics(dict[str, Topic]):
         self._catalog.put_topic(topic.config)
         await self._catalog.save()
 
-    async def _save_catalog(self) -> None:
+    def _save_soon(self) -> None:
         try:
-            await self._catalog.save()
+            self._catalog.append(Durability.OS)
         except TowlineError as error:
             log.error("the list of topics could not be written, and will be tried again: %s", error)

@@ -95,6 +95,8 @@ class _Scan:
         read = await store.read(lane, self._request.seq, 1, 1)
         found = next((chunk for chunk in read.chunks if chunk.first == self._request.seq), None)
         self._since_us = found.appended_at_us if found else 0
+        if self._since_us > self._dispatcher.clock.now_us():
+            self._since_us = 0  # stamped by a clock that was wrong: events may be stamped rightly
         self._at = await store.locate(stream, self._since_us) if found else 0
         first = store.bounds(stream).first
         if self._at <= first:
@@ -136,6 +138,8 @@ class _Scan:
             if isinstance(event, (Paused, Resumed)):
                 self._note_rest(event)
                 continue
+            if isinstance(event, Started):
+                self._whole = True  # what came before was another group of this name
             part = concerns(event, self._messages, self._dead)
             if isinstance(event, Moved) and part is not None and self._is_left(event, part):
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TypeVar
 
@@ -17,8 +17,11 @@ import msgspec
 
 from towline.broker.asking import Asking
 from towline.broker.config_file import fits_log
+from towline.broker.generations import packed_struct
 from towline.broker.ordering import refuse_mixed
+from towline.broker.rights import May
 from towline.broker.sending import Outgoing, Sender
+from towline.broker.snapshots import BYTES_PER_S, LARGE_BYTES
 from towline.clock import SECOND_US, SET_US, Clock, SteadyClock
 from towline.delivery.dedup import Repeat, dedup_ids_of
 from towline.delivery.transactions import (
@@ -96,6 +99,9 @@ class Escrow:
         self._next_mark = store.bounds(MARKS).end
         self._saved: tuple[int, int] | None = None
         self._saved_set_us = 0
+        self._saving = asyncio.Lock()
+        self._next_s = 0.0
+        """Until then a large snapshot is not written again."""
         self._refusals = 0
         """What a database did not take."""
         self._turns: dict[str, _Turns] = {}
@@ -106,10 +112,11 @@ class Escrow:
         """Transactions that wait to be decided."""
         return len(self._state.open)
 
-    def topics_of(self, transaction: str) -> list[str]:
-        """Where the messages of a transaction that waits to be decided go."""
+    def topics_of(self, transaction: str, token: bytes) -> list[str]:
+        """Where the messages of a token's transaction that waits to be decided go."""
         waiting = self._state.open.get(transaction)
-        return [] if waiting is None else sorted({topic for topic, _, _ in waiting.head.frames})
+        known = waiting is not None and waiting.head.token == token
+        return sorted({topic for topic, _, _ in waiting.head.frames}) if waiting is not None and known else []
 
     # Preparing
 
@@ -275,23 +282,29 @@ class Escrow:
 
     # Looking
 
-    async def told(self, request: wire.ListTransactions) -> wire.Transactions:
+    async def told(self, request: wire.ListTransactions, may: May | None = None) -> wire.Transactions:
         """What is said to be committed is durable, and can be seen."""
-        states = self.states(request)
+        states = self.states(request, may)
         await self._barrier(-1)
         return states
 
-    def states(self, request: wire.ListTransactions) -> wire.Transactions:
-        total = len(self._state.open)
+    def states(self, request: wire.ListTransactions, may: May | None = None) -> wire.Transactions:
+        """Those of topics that `may` says that one may describe; without it, all."""
+        seen: Mapping[str, Open] = self._state.open
+        if may is not None:
+            seen = {
+                key: one for key, one in seen.items() if all(may("describe", "topic", name) for name in one.head.topics)
+            }
+        total = len(seen)
         if request.transaction:
-            waiting = self._state.open.get(request.transaction)
+            waiting = seen.get(request.transaction)
             if waiting is not None:
                 return wire.Transactions([self._open_state(waiting)], total)
             finished = self._state.finished.get(request.transaction)
             if finished is None:
                 raise NotFound(f"there is no transaction {request.transaction} on this broker")
             return wire.Transactions([_finished_state(request.transaction, finished)], total)
-        shown = [one for one in self._state.open.values() if one.parked or not request.parked]
+        shown = [one for one in seen.values() if one.parked or not request.parked]
         return wire.Transactions([self._open_state(one) for one in shown[: request.limit]], total)
 
     def _open_state(self, waiting: Open) -> wire.TransactionState:
@@ -357,18 +370,27 @@ class Escrow:
         """The topics and lanes that prepared transactions have messages for."""
         return {(topic, lane) for waiting in self._state.open.values() for topic, lane, _ in waiting.head.frames}
 
-    async def save(self) -> None:
-        """Write what a start begins with, if something happened. It never speaks of anything that is not durable."""
+    async def save(self, *, everything: bool = False) -> None:
+        """Write what a start begins with, if something happened. It never speaks of anything that is not durable. A
+        large one is not written each time, unless `everything` is to be: the marks behind it are kept, and replayed."""
+        async with self._saving:
+            if everything or self._clock.steady_s() >= self._next_s:
+                await self._save()
+
+    async def _save(self) -> None:
         refusals = -1
         while refusals != self._refusals:
             position, refusals = (self._next_prepared, self._next_mark), self._refusals
             set_us = self._time.set_us
             if position == (self._saved or (0, 0)) and set_us == self._saved_set_us:
                 return
-            document = msgspec.msgpack.encode(self._state.snapshot(*position, set_us))
+            snapshot = self._state.snapshot(*position, set_us)
             await self._store.append([], Durability.FSYNC).done
+        document = await packed_struct(snapshot)
         await self._store.save(DOCUMENT, document)
         self._saved, self._saved_set_us = position, set_us
+        if len(document) > LARGE_BYTES:
+            self._next_s = self._clock.steady_s() + len(document) / BYTES_PER_S
 
     def pins(self) -> dict[str, int]:
         """What retention must leave alone, by stream."""
@@ -377,8 +399,10 @@ class Escrow:
 
     async def tidy(self) -> None:
         """Carry old records forward, lest one transaction hold a whole store back; then let go of what was decided."""
-        old_us = self._clock.now_us() - CARRY_AFTER_US
-        old = [name for name, waiting in self._state.open.items() if waiting.written_at_us < old_us]
+        now_us = self._clock.now_us()  # a stamp far ahead is one of a clock that was wrong
+        old = [
+            name for name, waiting in self._state.open.items() if abs(now_us - waiting.written_at_us) > CARRY_AFTER_US
+        ]
         for name in old[:CARRY_MAX]:
             async with self._alone(name):
                 waiting = self._state.open.get(name)
@@ -414,7 +438,7 @@ class Escrow:
         return act()
 
     async def tidy_memory(self) -> None:
-        await self.save()
+        await self.save(everything=True)
         await self._make_room()
         for stream, at in self.pins().items():
             await self._store.trim(stream, at)

@@ -27,6 +27,15 @@ class Taker(Protocol):
 
     def take(self, pulled: wire.Pulled, buffers: Buffers) -> None: ...
 
+    def set_aside(self, size: int) -> int:
+        """How much an answer of at most `size` bytes may take; 0 is that it must wait."""
+
+    async def wait_for_room(self, size: int) -> int:
+        """The same, once there is room."""
+
+    def read(self, room: int, size: int) -> None:
+        """An answer was read for which `room` was set aside: it takes `size`."""
+
 
 class Waiter:
     """A pull that waits for messages."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +25,8 @@ READY = "listening on "
 class BrokerProcess:
     """`towline serve`. Starting it again after `stop` or `kill` takes the same port, so that clients find it again."""
 
+    program: Sequence[str] = ("-m", "towline")
+    """What Python runs."""
     process_group: int | None = None
     """0 puts it into a process group of its own, where Ctrl-C on the terminal does not reach it."""
 
@@ -69,9 +72,9 @@ class BrokerProcess:
 
     def start(self) -> float:
         """Start it; returns how many seconds it took until it was ready."""
-        command = [sys.executable, "-m", "towline", "serve", "--store", self.store, "--listen", self._address]
+        command = [sys.executable, *self.program, "serve", "--store", self.store, "--listen", self._address]
         for name, value in {"console": "off", **self._settings}.items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
+            command.append(f"--{name.replace('_', '-')}={value}")
         begin = time.perf_counter()
         self._process = subprocess.Popen(  # noqa: S603 our own command
             command, stdout=subprocess.PIPE, stderr=self._log, process_group=self.process_group

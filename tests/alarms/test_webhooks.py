@@ -1,0 +1,165 @@
+"""Where webhooks go: not to the broker's own machine, nor to what only it may reach, however that is written."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import towline
+from tests.server.process import BrokerProcess, failing_start
+from towline.alarms.rule import AlarmRule
+from towline.broker import webhooks
+from towline.broker.webhooks import Webhooks, masked
+from towline.errors import BadRequest, Unavailable
+
+Hook = tuple[str, "queue.Queue[dict[str, Any]]"]
+
+HERE = [
+    "127.0.0.1",
+    "127.1",
+    "2130706433",
+    "0x7f.0.0.1",
+    "0177.0.0.1",
+    "127.200.3.4",
+    "[::1]",
+    "localhost",
+    "LOCALHOST.",
+]
+HERE_IN_IPV6 = ["[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::127.0.0.1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::1]"]
+NOWHERE = ["0.0.0.0", "0", "[::]", "255.255.255.255", "224.0.0.1", "[ff02::1]", "240.0.0.1", "[2001:0:1::1]"]
+NEAR = ["169.254.1.1", "[fe80::1]", "[fe80::1%25lo]", "[fec0::1]"]
+CLOUDS = [
+    "169.254.169.254",
+    "[::ffff:a9fe:a9fe]",
+    "[64:ff9b::a9fe:a9fe]",
+    "100.100.100.200",
+    "[fd00:ec2::254]",
+    "168.63.129.16",
+]
+FINE = ["10.1.2.3", "192.168.7.7", "172.16.0.9", "100.64.1.1", "[fd12:3456::1]", "8.8.8.8", "[2001:4860:4860::8888]"]
+
+
+@pytest.mark.parametrize("host", HERE + HERE_IN_IPV6 + NOWHERE + NEAR + CLOUDS)
+def test_an_address_that_only_the_broker_may_reach_is_refused(host: str) -> None:
+    for url in (f"http://{host}/x", f"https://{host}:8443/x"):
+        with pytest.raises((BadRequest, Unavailable), match="webhook") as refused:
+            Webhooks().post(url, {})
+        assert "--webhook-allow" in str(refused.value) or "is not known" in str(refused.value)
+
+
+@pytest.mark.parametrize("host", FINE)
+def test_private_and_public_receivers_are_fine(host: str) -> None:
+    Webhooks().check(f"http://{host}/x")
+
+
+def test_networks_addresses_and_hosts_can_be_allowed() -> None:
+    Webhooks("10.0.0.0/8, 127.0.0.0/8").check("http://127.0.0.9/x")
+    Webhooks("127.0.0.1").check("http://[::ffff:127.0.0.1]/x")
+    Webhooks("::1,127.0.0.1").check("http://localhost/x")
+    Webhooks("localhost").check("http://LocalHost./x")
+    with pytest.raises(BadRequest, match="this machine itself"):
+        Webhooks("localhost, 127.0.0.2").check("http://127.0.0.1/x")
+
+
+@pytest.mark.parametrize("url", ["http://x:99999/", "http://x:0/", "http://u:p@10.1.2.3/"])
+def test_an_address_that_is_none_is_refused_and_can_be_shown(url: str) -> None:
+    with pytest.raises(BadRequest):
+        Webhooks().check(url)
+    assert "p@" not in masked(url)
+
+
+class Resolver:
+    """A name server that says something else each time, as whoever owns a name may have it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> None:
+        self.left = list(answers)
+        self._real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self._look_up)
+
+    def _look_up(self, host: Any, port: Any, *rest: Any, **options: Any) -> Any:
+        if host != "hooks.example":
+            return self._real(host, port, *rest, **options)
+        return [one for address in self.left.pop(0) for one in self._real(address, port, *rest, **options)]
+
+
+def test_a_name_is_looked_up_once_and_what_was_checked_is_connected_to(
+    monkeypatch: pytest.MonkeyPatch, hook: Hook
+) -> None:
+    port = hook[0].rpartition(":")[2]
+    resolver = Resolver(monkeypatch, ["127.0.0.1"], ["127.0.0.2"])
+    Webhooks("127.0.0.1").post(f"http://hooks.example:{port}/x", {"text": "hello"})
+    assert hook[1].get(timeout=60) == {"text": "hello"}
+    assert len(resolver.left) == 1
+    with pytest.raises(BadRequest, match=r"hooks\.example \(127\.0\.0\.2\) is not sent to"):
+        Webhooks("127.0.0.1").post(f"http://hooks.example:{port}/x", {})
+
+
+def test_all_addresses_of_a_name_must_be_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    Resolver(monkeypatch, ["10.1.2.3", "169.254.169.254"])
+    with pytest.raises(BadRequest, match=r"169\.254\.169\.254"):
+        Webhooks().post("http://hooks.example/x", {})
+
+
+def test_who_answers_byte_by_byte_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "WHOLE_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            with server.accept()[0] as client, contextlib.suppress(OSError):
+                while True:
+                    client.sendall(b"y")
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(Unavailable, match="webhook"):
+            Webhooks("127.0.0.1").post(f"http://127.0.0.1:{server.getsockname()[1]}/x", {})
+        thread.join(60)
+
+
+def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch, hook: Hook) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    Webhooks("127.0.0.1").post(hook[0] + "/x", {"text": "straight"})
+    assert hook[1].get(timeout=60) == {"text": "straight"}
+
+
+@pytest.fixture
+def allowing(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(store=f"file:{tmp_path}/data", durability="os", webhook_allow="127.0.0.1") as broker:
+        yield broker
+
+
+def test_a_broker_refuses_when_the_rule_is_made_and_when_it_is_told(
+    tmp_path: Path, allowing: BrokerProcess, hook: Hook
+) -> None:
+    """Also by the rules that it has: some may have been made before, or at another broker."""
+    with towline.connect(f"towline://127.0.0.1:{allowing.port}") as mq:
+        mq.put_alarm(AlarmRule("old", "dead", 1, webhooks=(hook[0] + "/x",)))
+        mq.test_alarm("old")
+        assert hook[1].get(timeout=60)["text"]
+    allowing.stop()
+    assert allowing.wait() == 0
+    with (
+        BrokerProcess(store=f"file:{tmp_path}/data", durability="os") as broker,
+        towline.connect(f"towline://127.0.0.1:{broker.port}") as mq,
+    ):
+        with pytest.raises(BadRequest, match=r"alarm old: webhook .* this machine itself"):
+            mq.test_alarm("old")
+        for url in (hook[0] + "/y", "http://169.254.169.254/latest", "http://x:99999/"):
+            with pytest.raises(BadRequest, match="alarm new: webhook"):
+                mq.put_alarm(AlarmRule("new", "dead", 1, webhooks=(url,)))
+        assert [rule.name for rule in mq.alarms().rules] == ["old"]
+        mq.put_alarm(AlarmRule("new", "dead", 1, webhooks=("https://not-known.invalid/x",)))
+    assert hook[1].empty()
+
+
+def test_a_setting_that_names_no_network_is_refused() -> None:
+    assert "webhook_allow: '10.0.0.0/40' is neither" in failing_start(webhook_allow="127.0.0.1,10.0.0.0/40")

@@ -1,0 +1,144 @@
+"""What of a large table is written when, so that the work follows what changed, and not what there is.
+
+The table lies in parts, each a document of its own; what changed last is loose, in the document that names the parts.
+When there is much of that, it becomes a part. A part takes in those before it that are no larger, up to a limit: so
+there are few, and what is written is written anew some ten times at most. Of an entry that is in several the last one
+counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, count
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from towline.clock import TimeSlice
+
+__all__ = ["Generations", "Part", "PartName", "Plan", "Slots", "packed", "packed_struct"]
+
+K = TypeVar("K")
+_ENCODE = msgspec.msgpack.Encoder().encode
+
+
+class PartName(msgspec.Struct, frozen=True, array_like=True):
+    """A part as the document tells of it."""
+
+    slot: int
+    """Its document is `producers-<slot>.bin`."""
+    checksum: int
+    until_us: int
+    """What is in it is from then or before."""
+    set_us: int = 0
+    """By how much the clock was ahead by which its times are."""
+
+
+class Part(NamedTuple, Generic[K]):
+    name: PartName
+    size: int
+    keys: Sequence[K]
+    """Nothing, where it is too large to be written again with others."""
+
+
+class Plan(NamedTuple, Generic[K]):
+    """What is to be done: these stay, these are to be written, and the rest stays loose."""
+
+    kept: list[Part[K]]
+    new: list[list[K]]
+    loose: list[K]
+
+
+class Slots:
+    """Numbers of documents: none is written to that the file on disk may name."""
+
+    def __init__(self) -> None:
+        self.named: set[int] = set()
+        self._taken: set[int] = set()
+        self._left: set[int] = set()
+
+    def take(self) -> int:
+        slot = next(slot for slot in count() if slot not in self.named and slot not in self._taken)
+        self._taken.add(slot)
+        return slot
+
+    def settle(self, named: set[int]) -> set[int]:
+        """These are named from now on. Gives those that were not named before already, and may be emptied."""
+        gone = self._left - named
+        self._left = (self.named | self._taken) - named
+        self.named, self._taken = named, set()
+        return gone
+
+
+async def packed(entries: Sequence[Any], step: int = 1, make: Callable[[Sequence[Any]], list[Any]] = list) -> bytes:
+    """Entries as a MessagePack list; `make` gives them for a step of what is given. Others have their turn."""
+    blocks: list[bytes] = []
+    many, part = 0, TimeSlice()
+    for at in range(0, len(entries), step):
+        some = make(entries[at : at + step])
+        many += len(some)
+        blocks.append(b"".join(map(_ENCODE, some)))
+        if part.over:
+            await part.rest()
+    return b"".join([b"\xdd", many.to_bytes(4, "big"), *blocks])
+
+
+async def packed_struct(struct: msgspec.Struct) -> bytes:
+    """A struct of few fields, of which some are long lists, as a MessagePack array."""
+    fields = msgspec.structs.astuple(struct)
+    assert len(fields) < 16
+    blocks = [await packed(one, 100) if isinstance(one, list) else _ENCODE(one) for one in fields]
+    return b"".join([bytes([0x90 + len(blocks)]), *blocks])
+
+
+class Generations(Generic[K]):
+    """The parts of one table, by keys; what belongs to a key is asked for when it is written."""
+
+    def __init__(self, few: int, most: int, step: int, *, distinct: bool = False) -> None:
+        self._distinct = distinct
+        """A key comes only once."""
+        self.step = step
+        """Keys of which the entries are made before others may have their turn."""
+        self._few = few
+        """Keys that may be loose."""
+        self._most = most
+        """Keys of a part."""
+        self.parts: list[Part[K]] = []
+        self.loose: list[K] = []
+
+    def plan(self, fresh: Iterable[K], all_keys: Sequence[K] | None = None) -> Plan[K]:
+        """`all_keys` are those of the table, if all of it is to be written anew. What is not carried out is planned
+        again."""
+        self.loose = loose = self._last(self.loose, fresh)
+        if all_keys is not None:
+            return self._planned([], list(all_keys))
+        if len(loose) <= self._few:
+            return Plan(self.parts, [], loose)
+        kept = list(self.parts)
+        before: list[Sequence[K]] = []
+        many = len(loose)
+        while kept and kept[-1].size <= many and kept[-1].size + many <= self._most:
+            before.append(kept.pop().keys)
+            many += len(before[-1])
+        return self._planned(kept, self._last(*reversed(before), loose) if before else loose)
+
+    def _last(self, *runs: Iterable[K]) -> list[K]:
+        """All of them in order, each where it comes last."""
+        keys = list(chain.from_iterable(runs))
+        return keys if self._distinct else list(dict.fromkeys(reversed(keys)))[::-1]
+
+    def _planned(self, kept: list[Part[K]], keys: list[K]) -> Plan[K]:
+        if len(keys) <= self._few:
+            return Plan(kept, [], keys)
+        return Plan(kept, [keys[at : at + self._most] for at in range(0, len(keys), self._most)], [])
+
+    def is_stale(self, there: int) -> bool:
+        """Whether the parts hold far more than there is."""
+        return sum(part.size for part in self.parts) > 2 * there + self._few
+
+    def commit(self, plan: Plan[K], new: Sequence[PartName]) -> None:
+        """The plan was carried out."""
+        written = zip(new, plan.new, strict=True)
+        made = [Part(name, len(keys), keys if 2 * len(keys) <= self._most else ()) for name, keys in written]
+        self.parts = [*plan.kept, *made]
+        self.loose = plan.loose
