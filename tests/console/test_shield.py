@@ -19,7 +19,7 @@ from tests.console.process import ConsoleProcess
 from tests.console.visiting import visitor
 from tests.server.process import BrokerProcess
 from towline.clock import ManualClock
-from towline.console.sessions import TRIES, Limiter
+from towline.console.sessions import TRIES, TRIES_OF_ADDRESS, Limiter
 
 PASSWORD = "correct horse battery"
 
@@ -147,6 +147,24 @@ def test_an_old_password_is_asked_for_again_and_a_wrong_one_destroys_nothing(
             assert "dear" not in [one.config.name for one in mq.topics()]
 
 
+def test_an_open_page_keeps_no_login_alive_but_a_person_does(
+    browser: Browser, secured: Secured, tmp_path: Path
+) -> None:
+    """The overview refreshes itself every three seconds."""
+    hasty = "import towline.console.sessions as sessions\nsessions.IDLE_S, sessions.TIDY_S = 15.0, 1.0"
+    with ConsoleProcess(secured.url, tmp_path, script=hasty) as process, visitor(browser, process.url) as context:
+        page = context.new_page()
+        login(page, "root")
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        until_s = time.monotonic() + 25
+        while time.monotonic() < until_s:
+            page.keyboard.press("ArrowDown")
+            page.wait_for_timeout(500)
+        expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+        expect(page.get_by_label("Password or secret")).to_be_visible()  # by itself, once nobody is there
+        assert urlsplit(page.url).path == "/login"
+
+
 def test_users_tokens_and_rules_are_made(page: Page, secured: Secured) -> None:
     login(page, "root", path="/access")
     page.get_by_role("button", name="New token").click()
@@ -183,6 +201,35 @@ def test_after_a_minute_another_try_is_allowed() -> None:
     assert limiter.wait_s("10.0.0.2", "root") == 0
     clock.advance(61)
     assert limiter.wait_s("10.0.0.1", "root") == 0
+
+
+@pytest.mark.parametrize("address", ["10.1.2.3", "2001:db8::7"])
+def test_a_right_login_forgets_the_wrong_ones_before_it(address: str) -> None:
+    limiter = Limiter(ManualClock())
+    for _ in range(TRIES):
+        limiter.failed(address, "root")
+    assert limiter.wait_s(address, "root") > 0
+    limiter.succeeded(address, "root")
+    assert limiter.wait_s(address, "root") == 0
+
+
+def test_wrong_passwords_lock_nobody_out_who_comes_from_elsewhere() -> None:
+    limiter = Limiter(ManualClock())
+    for number in range(1_000):
+        limiter.failed("10.0.0.1", f"name {number}")
+    assert limiter.wait_s("10.0.0.1", "root") > 0
+    assert limiter.wait_s("10.0.0.2", "root") == 0
+    for number in range(TRIES_OF_ADDRESS - 1):
+        limiter.failed("10.0.0.3", f"name {number}")
+    assert limiter.wait_s("10.0.0.3", "root") == 0
+
+
+def test_a_network_of_ipv6_is_one_address() -> None:
+    limiter = Limiter(ManualClock())
+    for number in range(TRIES):
+        limiter.failed(f"2001:db8::{number}", "root")
+    assert limiter.wait_s("2001:db8::ffff", "root") > 0
+    assert limiter.wait_s("2001:db8:0:1::1", "root") == 0
 
 
 @pytest.mark.parametrize(

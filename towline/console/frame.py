@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import tzinfo
+from functools import partial
 from typing import Any, Final
 
 from fastapi import Request
@@ -85,7 +86,6 @@ class View:
     def mq(self) -> Client:
         if self.session.ended:
             raise Refused("your session has ended: load the page again to log in")
-        self.session.used_s = SYSTEM.steady_s()
         return self.session.client
 
     def part(self, name: str) -> str:
@@ -115,6 +115,7 @@ def console_page(path: str, title: str) -> Callable[[Builder], Builder]:
             session = request.scope["state"]["session"]
             view = View(request, session)
             ui.on_exception(_unexpected)
+            _leave_with(session)
             await _frame(view, path)
             with ui.element("main").classes("tl-main").props('id="main" tabindex="-1"') as main:
                 view.main = main
@@ -127,6 +128,13 @@ def console_page(path: str, title: str) -> Callable[[Builder], Builder]:
         return build
 
     return wrap
+
+
+def _leave_with(session: Session) -> None:
+    """Nothing stays on the screen of somebody who is not logged in any more."""
+    page = ui.context.client
+    session.pages[page.id] = partial(page.run_javascript, "location.reload()")
+    page.on_delete(lambda: session.pages.pop(page.id, None))
 
 
 def _unexpected(error: Exception) -> None:

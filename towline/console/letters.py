@@ -15,12 +15,14 @@ from towline.client.aio import Client
 from towline.client.looking import Numbered, split_broker
 from towline.client.message import DeadLetter
 from towline.client.page import Page
-from towline.errors import NotFound, TowlineError, Unavailable
+from towline.errors import NotFound, TooLarge, TowlineError, Unavailable
 
 __all__ = ["NewestLetters", "name_of", "number_of"]
 
 DIGITS_MAX: Final = 18
 STEP: Final = 1_000
+READ_BYTES: Final = 64 << 20
+"""Bodies that are read for one page, or on the way to it: they are in memory at once."""
 
 
 def name_of(letter: DeadLetter) -> str:
@@ -85,8 +87,15 @@ class NewestLetters:
 
     async def _read(self, broker: str, first: int, until: int) -> list[DeadLetter]:
         letters: list[DeadLetter] = []
+        size = 0
         while first < until:
             page = await self._ask(broker, first, until - first)
+            size += sum(len(one.body) for one in page)
+            if letters and size > READ_BYTES:
+                raise TooLarge(
+                    f"the dead letters of group {self._group} on topic {self._topic} are too large to turn so many "
+                    "over at once: look at fewer, or export them"
+                )
             letters += page
             if page.next <= first:
                 break

@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from towline.console.sessions import Sessions
 from towline.console.shield import COOKIE, session_key
-from towline.errors import Refused, TooLarge, TowlineError
+from towline.errors import Refused, TooMany, TowlineError
 
 __all__ = ["login_routes"]
 
@@ -65,7 +65,7 @@ def login_routes(sessions: Sessions, *, tls: bool) -> APIRouter:
         address = request.client.host if request.client else ""
         try:
             session = await sessions.login(address, name, form.get("secret", ""))
-        except TooLarge as error:
+        except TooMany as error:
             return page(request, str(error), name, 429, where)
         except Refused:
             return page(request, "The name is not known, or the password is wrong.", name, 401, where)
@@ -74,6 +74,12 @@ def login_routes(sessions: Sessions, *, tls: bool) -> APIRouter:
         answer = RedirectResponse(where, 303)
         answer.set_cookie(COOKIE, session.key, httponly=True, samesite="strict", secure=tls, path="/")
         return answer
+
+    @router.post("/active", include_in_schema=False)
+    async def active(request: Request) -> Response:
+        """Somebody types, clicks or scrolls in a page that is open."""
+        sessions.used(request.scope["state"]["session"])
+        return Response(status_code=204)
 
     @router.post("/logout", include_in_schema=False)
     async def leave(request: Request) -> Response:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import sys
 import threading
@@ -12,9 +11,18 @@ from typing import Any
 
 import uvicorn
 
+from towline.connection_limit import ConnectionLimit
 from towline.console.app import console_app
+from towline.console.http_connection import (
+    CONNECTIONS,
+    CONNECTIONS_OF_ADDRESS,
+    KEEP_ALIVE_S,
+    PROXIES,
+    HttpConnection,
+)
 from towline.console.rest.serve import Server, listen_on
 from towline.errors import BadRequest
+from towline.log_lines import LineFormatter, log_to_stderr
 
 __all__ = ["serve"]
 
@@ -29,6 +37,8 @@ def serve(
     host_names: tuple[str, ...] = (),
     beside: bool = False,
     pin: bool = False,
+    max_connections: int = CONNECTIONS,
+    max_connections_per_address: int = CONNECTIONS_OF_ADDRESS,
     **options: Any,
 ) -> int:
     """Serve until SIGTERM or SIGINT; `beside` a broker, until its end of stdin is closed.
@@ -41,24 +51,27 @@ def serve(
         cert_file, key_file = options.pop("cert_file", None), options.pop("key_file", None)
         if cert_file:
             context.load_cert_chain(cert_file, key_file)
-    logging.basicConfig(level="WARNING", stream=sys.stderr, format="console: %(message)s", force=True)
+    log_to_stderr("warning", LineFormatter("console: %(message)s"))
     sock = listen_on(listen, remote=allow_remote or bool(tls_cert))
     host, port = sock.getsockname()[:2]
     names = (*host_names, host, listen.rpartition(":")[0].strip("[]"))
     app = console_app(url, hosts=names, any_host="*" in host_names, tls=bool(tls_cert), **options)
     config = uvicorn.Config(
         app,
+        log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,
         ssl_certfile=tls_cert or None,
         ssl_keyfile=tls_key or None,
         timeout_graceful_shutdown=2,
-        limit_concurrency=1_000,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        limit_concurrency=None,
+        forwarded_allow_ips=PROXIES,
         ws="websockets-sansio",
         ws_max_size=4 << 20,
     )
-    server = Server(config)
+    server = Server(config, ConnectionLimit[HttpConnection](max_connections, max_connections_per_address))
     if beside:
         threading.Thread(target=_watch, args=(server,), daemon=True).start()
     shown = f"[{host}]" if ":" in host else host

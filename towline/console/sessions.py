@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from towline.client.aio import Client, connect
 from towline.clock import SYSTEM, Clock
-from towline.errors import Refused, TooLarge, TowlineError
+from towline.errors import Refused, TooMany, TowlineError
+from towline.model import origin_of
 
 __all__ = ["Limiter", "Session", "Sessions"]
 
@@ -24,10 +26,11 @@ LIFE_S: Final = 12 * 3600.0
 IDLE_S: Final = 1800.0
 FRESH_S: Final = 300.0
 """For this long after a password was given, destructive acts need no other."""
+TIDY_S: Final = 10.0
 SESSIONS_MAX: Final = 200
 TRIES: Final = 5
 TRIES_S: Final = 60.0
-TRIES_IN_ALL: Final = 100
+TRIES_OF_ADDRESS: Final = 50
 TRIES_KNOWN: Final = 10_000
 PROBE_S: Final = 2.0
 NOBODY: Final = "console"
@@ -43,42 +46,43 @@ class Session:
         self.secured = secured
         self.key = secrets.token_urlsafe(32)
         self.csrf = secrets.token_urlsafe(32)
-        self.begun_s = self.used_s = now_s
+        self.begun_s = now_s
+        self.used_s = now_s
+        """When a person last did something: pages that refresh themselves do not count."""
         self.proved_s = now_s
         """When the password was given last."""
         self.ended = False
+        self.pages: dict[str, Callable[[], object]] = {}
+        """The pages that are open, each with the way to the login."""
 
 
 class Limiter:
-    """How often a login may fail: by address and name, and in all."""
+    """How often a login may fail: by address and name, and by address. Never in all: that would lock everybody out."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._failed: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
-        self._all: deque[float] = deque(maxlen=TRIES_IN_ALL)
+        self._failed: OrderedDict[tuple[str, str | None], deque[float]] = OrderedDict()
 
     def wait_s(self, address: str, name: str) -> float:
         """How long it takes until another try is allowed."""
-        now_s = self._clock.steady_s()
-        own = self._failed.get((address, name[:64]), deque())
+        now_s, origin = self._clock.steady_s(), origin_of(address)
         waits = [
             tries[0] + TRIES_S - now_s
-            for tries, most in ((own, TRIES), (self._all, TRIES_IN_ALL))
-            if len(tries) >= most
+            for key in ((origin, name[:64]), (origin, None))
+            if (tries := self._failed.get(key)) is not None and len(tries) == tries.maxlen
         ]
         return max([0.0, *waits])
 
     def failed(self, address: str, name: str) -> None:
-        key = (address, name[:64])
-        tries = self._failed.setdefault(key, deque(maxlen=TRIES))
-        tries.append(self._clock.steady_s())
-        self._all.append(self._clock.steady_s())
-        self._failed.move_to_end(key)
+        origin = origin_of(address)
+        for key, most in (((origin, name[:64]), TRIES), ((origin, None), TRIES_OF_ADDRESS)):
+            self._failed.setdefault(key, deque(maxlen=most)).append(self._clock.steady_s())
+            self._failed.move_to_end(key)
         while len(self._failed) > TRIES_KNOWN:
             self._failed.popitem(last=False)
 
     def succeeded(self, address: str, name: str) -> None:
-        self._failed.pop((address, name[:64]), None)
+        self._failed.pop((origin_of(address), name[:64]), None)
 
 
 class Sessions:
@@ -98,10 +102,13 @@ class Sessions:
         now_s = self._clock.steady_s()
         if session is not None:
             if now_s - session.begun_s < LIFE_S and now_s - session.used_s < IDLE_S:
-                session.used_s = now_s
                 return session
             await self.end(session)
         return await self._everyones()
+
+    def used(self, session: Session) -> None:
+        """A person did something."""
+        session.used_s = self._clock.steady_s()
 
     async def _everyones(self) -> Session | None:
         if self._everyone is not None:
@@ -139,10 +146,10 @@ class Sessions:
             await self.end(session)
 
     async def login(self, address: str, name: str, secret: str) -> Session:
-        """Raises `Refused` if the broker does not let them in, and `TooLarge` if it was tried too often."""
+        """Raises `Refused` if the broker does not let them in, and `TooMany` if it was tried too often."""
         wait_s = self.limiter.wait_s(address, name)
         if wait_s > 0:
-            raise TooLarge(f"too many tries: wait {wait_s:.0f} seconds")
+            raise TooMany(f"too many tries: wait {wait_s:.0f} seconds")
         if not name or not secret or len(name) > 64 or len(secret) > 512:
             self.limiter.failed(address, name)
             raise Refused("a name and a password, or a token and its secret")
@@ -153,16 +160,21 @@ class Sessions:
             raise
         self.limiter.succeeded(address, name)
         while len(self._sessions) >= SESSIONS_MAX:
-            await self.end(min(self._sessions.values(), key=lambda one: one.used_s))
+            await self.end(self._least_needed())
         self._sessions[session.key] = session
         log.info("%s logged in from %s", session.name, address)
         return session
+
+    def _least_needed(self) -> Session:
+        """The longest unused of whoever has most: nobody logs others out by logging in again and again."""
+        [(name, _)] = Counter(one.name for one in self._sessions.values()).most_common(1)
+        return min((one for one in self._sessions.values() if one.name == name), key=lambda one: one.used_s)
 
     async def prove(self, session: Session, address: str, secret: str) -> None:
         """Whoever sits there is still the one who logged in."""
         wait_s = self.limiter.wait_s(address, session.name)
         if wait_s > 0:
-            raise TooLarge(f"too many tries: wait {wait_s:.0f} seconds")
+            raise TooMany(f"too many tries: wait {wait_s:.0f} seconds")
         try:
             again = await self._open(session.name, secret)
         except Refused:
@@ -177,6 +189,8 @@ class Sessions:
     async def end(self, session: Session) -> None:
         session.ended = True
         self._sessions.pop(session.key, None)
+        for leave in list(session.pages.values()):
+            leave()
         try:
             await session.client.close()
         except TowlineError as error:
@@ -185,7 +199,7 @@ class Sessions:
     async def tidy(self) -> None:
         """Close what nobody uses any more, again and again."""
         while True:
-            await asyncio.sleep(60)
+            await asyncio.sleep(TIDY_S)
             now_s = self._clock.steady_s()
             for session in list(self._sessions.values()):
                 if now_s - session.used_s > IDLE_S or now_s - session.begun_s > LIFE_S:

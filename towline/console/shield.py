@@ -65,6 +65,8 @@ class Shield:
             if session is None:
                 await self._ask(scope, receive, send)
                 return
+            if _is_by_person(scope, headers):
+                self._sessions.used(session)
             scope.setdefault("state", {})["session"] = session
         await self._app(scope, receive, self._dressed(send, path))
 
@@ -108,6 +110,14 @@ class Shield:
             await send(message)
 
         return dressed
+
+
+def _is_by_person(scope: Scope, headers: Headers) -> bool:
+    """Whether somebody went to a page or fetched a file; not what an open page does, nor one that loads itself anew.
+    (Browsers say so where they are reached by TLS or on this machine.)"""
+    if scope["type"] != "http" or scope["path"].startswith("/_nicegui_ws/"):
+        return False
+    return headers.get("sec-fetch-user") == "?1" or "sec-fetch-mode" not in headers
 
 
 def session_key(headers: Headers) -> str | None:

@@ -20,6 +20,7 @@ BROKERS = [
     Column("topics", "Topics", "number"),
     Column("connections", "Connections", "number", wide=True),
     Column("store", "Store", wide=True),
+    Column("version", "Version", wide=True),
     Column("up", "Up for", wide=True),
     Column("epoch", "Start", "number", wide=True),
 ]
@@ -70,6 +71,7 @@ def _brokers(view: View) -> Table:
                 "topics": number(one.topics),
                 "connections": number(one.connections),
                 "store": one.store + (" · TLS" if one.tls else ""),
+                "version": plain(one.version),
                 "up": span(one.uptime_s),
                 "epoch": number(one.epoch),
             }

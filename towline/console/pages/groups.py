@@ -16,6 +16,7 @@ from towline.console.table import Column, Query, Table
 from towline.console.words import many, number, span
 from towline.errors import BadRequest, TowlineError
 from towline.model import RetryPolicy
+from towline.protocol.groups import NEARLY_FULL
 from towline.protocol.messages import GroupState
 
 __all__ = ["group_page", "groups_list"]
@@ -63,6 +64,11 @@ class _Group:
         with head(self.name, f"on topic {self.topic}", crumb=("Groups", "/groups")):
             if state.unreadable:
                 badge(f"waits: {state.unreadable}", "bad")
+            if state.retry_load >= NEARLY_FULL:
+                badge(f"retry queue {100 * state.retry_load:.0f} % full", "bad" if state.retry_load >= 1 else "warn")
+            if state.expires_in_s >= 0 and not state.members:
+                left = span(state.expires_in_s)
+                badge(f"unused for {span(state.unused_s)}, removed in {left} if nobody uses it", "warn")
             if state.config.paused:
                 badge("paused" + (f": {state.config.pause_reason}" if state.config.pause_reason else ""), "warn")
                 button("Resume", icon="play_arrow", on_click=self._resume).classes("tl-main-act")

@@ -41,6 +41,8 @@ STATUS: Final[dict[type[errors.TowlineError], int]] = {
     errors.LeaseLost: 409,
     errors.WrongShard: 409,
     errors.TooLarge: 413,
+    errors.TooManyConnections: 503,
+    errors.TooMany: 409,
     errors.BadRequest: 400,
     errors.DiskFull: 507,
     errors.QueueFull: 429,

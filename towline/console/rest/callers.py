@@ -14,7 +14,9 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Request
 
 from towline.client.aio import Client, connect
-from towline.errors import NotLetIn, TowlineError
+from towline.clock import SYSTEM
+from towline.console.sessions import Limiter
+from towline.errors import NotLetIn, QueueFull, Refused, TowlineError
 
 __all__ = ["Caller", "Callers", "Mq", "Who"]
 
@@ -42,18 +44,32 @@ class Callers:
         self._callers: OrderedDict[str, Caller] = OrderedDict()
         self._opening: dict[str, asyncio.Lock] = {}
         self._forgotten: list[Caller] = []
+        self._limiter = Limiter(SYSTEM)
 
-    async def of(self, authorization: str | None) -> Caller:
+    async def of(self, authorization: str | None, address: str) -> Caller:
         name, secret = _credentials(authorization)
         key = hashlib.sha256(f"{name}\0{secret}".encode()).hexdigest()
-        async with self._opening.setdefault(key, asyncio.Lock()):
-            found = self._callers.get(key)
-            if found is None:
-                found = self._callers[key] = Caller(key, await self._open(name, secret))
-        self._opening.pop(key, None)
+        try:
+            async with self._opening.setdefault(key, asyncio.Lock()):
+                found = self._callers.get(key)
+                if found is None:
+                    found = self._callers[key] = Caller(key, await self._log_in(name, secret, address))
+        finally:
+            self._opening.pop(key, None)
         found.used_s = time.monotonic()
         self._callers.move_to_end(key)
         return found
+
+    async def _log_in(self, name: str, secret: str, address: str) -> Client:
+        wait_s = self._limiter.wait_s(address, name) if secret else 0.0
+        if wait_s > 0:
+            raise QueueFull(f"too many wrong secrets from {address}: wait {wait_s:.0f} seconds")
+        try:
+            return await self._open(name, secret)
+        except Refused:
+            if secret:
+                self._limiter.failed(address, name)
+            raise
 
     async def _open(self, name: str, secret: str) -> Client:
         client = await connect(self._url, **{**self._options, "token": name, "secret": secret})
@@ -117,7 +133,7 @@ def _credentials(authorization: str | None) -> tuple[str, str]:
 
 async def _who(request: Request) -> Caller:
     callers: Callers = request.app.state.callers
-    caller = await callers.of(request.headers.get("authorization"))
+    caller = await callers.of(request.headers.get("authorization"), request.client.host if request.client else "")
     request.state.caller = caller
     return caller
 

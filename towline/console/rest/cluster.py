@@ -36,6 +36,9 @@ class Broker(BaseModel):
     connections: int
     uptime_s: float
     last_seen_s: float
+    software: str
+    protocol: int
+    format: int
     connected: bool
     figures: dict[str, Any]
 

@@ -76,6 +76,9 @@ class Group(BaseModel):
     max_in_flight: int
     positions: list[Position]
     members: list[Member]
+    unused_s: float
+    expires_in_s: float | None
+    """In how long it is removed if nobody uses it; None is never."""
 
 
 class Groups(BaseModel):
@@ -249,6 +252,8 @@ def _group(state: GroupState) -> Group:
             )
             for one in state.members
         ],
+        unused_s=state.unused_s,
+        expires_in_s=state.expires_in_s if state.expires_in_s >= 0 else None,
     )
 
 

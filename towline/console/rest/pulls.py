@@ -22,6 +22,8 @@ IDLE_S: Final = 60.0
 CONSUMERS_MAX: Final = 16
 """For one caller and group: so many pulls may wait at once."""
 HELD_MAX: Final = 100_000
+HELD_BYTES: Final = 512 << 20
+"""Of their bodies: they are in memory until all of a pull is settled. No caller has more than half of either."""
 TIDY_S: Final = 0.25
 
 Place = tuple[str, str, str]
@@ -45,6 +47,7 @@ class Held:
         self.caller = caller
         self.seat = seat
         self.messages: dict[int, Message] = dict(enumerate(batch))
+        self.size = sum(len(message.body) for message in batch)
         self.deadline_s = deadline_s
 
 
@@ -61,8 +64,7 @@ class Pulls:
     async def pull(
         self, caller: Caller, topic: str, group: str, *, max_messages: int, wait_s: float, lease_s: float
     ) -> list[tuple[str, Message]]:
-        if sum(len(held.messages) for held in self._held.values()) >= HELD_MAX:
-            raise QueueFull(f"{HELD_MAX:,} messages were pulled here and not settled: settle some, then pull again")
+        self._check_room(caller)
         seat = await self._seat(caller, topic, group)
         seat.busy = True
         try:
@@ -76,6 +78,17 @@ class Pulls:
         held = self._held[name] = Held(caller.key, seat, batch, time.monotonic() + lease_s)
         seat.leases += 1
         return [(f"{name}.{number}", message) for number, message in held.messages.items()]
+
+    def _check_room(self, caller: Caller) -> None:
+        for whose, part in ((caller.key, 2), ("", 1)):
+            held = [one for one in self._held.values() if whose in ("", one.caller)]
+            count, size = sum(len(one.messages) for one in held), sum(one.size for one in held)
+            if count * part >= HELD_MAX or size * part >= HELD_BYTES:
+                by = " by you" if whose else ""
+                raise QueueFull(
+                    f"{count:,} messages of {size:,} bytes were pulled here{by} and not settled: settle some, then "
+                    "pull again"
+                )
 
     async def _seat(self, caller: Caller, topic: str, group: str) -> _Seat:
         seats = self._seats.setdefault((caller.key, topic, group), [])

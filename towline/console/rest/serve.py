@@ -15,9 +15,19 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
+from towline.connection_limit import ConnectionLimit
+from towline.console.http_connection import (
+    CONNECTIONS,
+    CONNECTIONS_OF_ADDRESS,
+    KEEP_ALIVE_S,
+    PROXIES,
+    HttpConnection,
+    HttpServer,
+)
 from towline.console.origin import Hosts, OwnPagesOnly
 from towline.console.rest.app import rest_app
 from towline.errors import BadRequest, Unavailable
+from towline.log_lines import LineFormatter, log_to_stderr
 
 __all__ = ["Server", "listen_on", "serve", "to_description"]
 
@@ -30,11 +40,14 @@ def serve(
     tls_key: str,
     allow_remote: bool,
     host_names: tuple[str, ...] = (),
+    max_connections: int = CONNECTIONS,
+    max_connections_per_address: int = CONNECTIONS_OF_ADDRESS,
     **options: Any,
 ) -> int:
     """Serve until SIGTERM or SIGINT. On loopback only for those who name it by its address or by `host_names`."""
     if bool(tls_cert) != bool(tls_key):
         raise BadRequest("TLS takes both a certificate (--tls-cert) and its key (--tls-key)")
+    log_to_stderr("warning", LineFormatter("rest: %(message)s"))
     sock = listen_on(listen, remote=allow_remote or bool(tls_cert))
     rest = rest_app(url, **options)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=rest.state.lifespan)
@@ -47,19 +60,23 @@ def serve(
         app.add_middleware(OwnPagesOnly, hosts=hosts)
     config = uvicorn.Config(
         app,
+        log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,
         ssl_certfile=tls_cert or None,
         ssl_keyfile=tls_key or None,
         timeout_graceful_shutdown=5,
-        limit_concurrency=1_000,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        limit_concurrency=None,
+        forwarded_allow_ips=PROXIES,
     )
     shown = f"[{host}]" if ":" in host else host
     scheme = "https" if tls_cert else "http"
     sys.stdout.write(f"listening on {scheme}://{shown}:{port}/api\n")
     sys.stdout.flush()
-    asyncio.run(Server(config).serve(sockets=[sock]))
+    limit = ConnectionLimit[HttpConnection](max_connections, max_connections_per_address)
+    asyncio.run(Server(config, limit).serve(sockets=[sock]))
     return 0
 
 
@@ -67,7 +84,7 @@ async def to_description() -> RedirectResponse:
     return RedirectResponse("/api/", 307)
 
 
-class Server(uvicorn.Server):
+class Server(HttpServer):
     """Ends upon a signal as if nothing else had been expected: with exit code 0."""
 
     @contextmanager

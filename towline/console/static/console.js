@@ -1,4 +1,5 @@
-// The viewer's zone, told once; and keys: / searches, g and a letter goes to a page, ? lists them.
+// The viewer's zone, told once; keys: / searches, g and a letter goes to a page, ? lists them; and whether somebody is
+// there: an open page refreshes itself, so that only what a person does keeps a login alive.
 (() => {
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
   const known = document.cookie.split("; ").find((one) => one.startsWith("towline_zone="));
@@ -24,4 +25,13 @@
     }
     armed = 0;
   });
+  let told = 0;
+  const tell = (event) => {
+    if (!event.isTrusted || Date.now() - told < 5000 || !document.querySelector('form[action="/logout"]')) return;
+    told = Date.now();
+    fetch("/active", { method: "POST" }).catch(() => {});
+  };
+  for (const kind of ["pointerdown", "keydown", "wheel", "touchmove"]) {
+    document.addEventListener(kind, tell, { capture: true, passive: true });
+  }
 })();

@@ -1,0 +1,28 @@
+"""Who guesses secrets at the REST door locks nobody else out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from tests.access.secured import PASSWORD, secured
+from tests.rest.door import rest_door
+from towline.console.sessions import TRIES
+
+
+def ask(door: str, secret: str, host: str) -> httpx.Response:
+    headers = {"Authorization": f"Bearer root.{secret}"}
+    with httpx.Client(transport=httpx.HTTPTransport(local_address=host), headers=headers, timeout=60) as http:
+        return http.get(f"{door}/me")
+
+
+def test_who_guesses_has_to_wait_and_who_comes_from_elsewhere_or_is_in_has_not(tmp_path: Path) -> None:
+    with secured(tmp_path, store="memory:") as broker, rest_door(broker.url) as door:
+        guesses = [ask(door, f"guess{number}", "127.0.0.66") for number in range(TRIES + 1)]
+        assert [answer.status_code for answer in guesses] == [401] * TRIES + [429]
+        assert guesses[-1].json()["message"].startswith("too many wrong secrets from 127.0.0.66: wait ")
+        assert "Retry-After" in guesses[-1].headers
+        assert ask(door, PASSWORD, "127.0.0.66").status_code == 429
+        assert ask(door, PASSWORD, "127.0.0.1").status_code == 200
+        assert ask(door, PASSWORD, "127.0.0.66").status_code == 200, "it is in"
