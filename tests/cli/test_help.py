@@ -137,5 +137,6 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(cli: Cli, arguments: tuple[str
 
 def test_version(cli: Cli) -> None:
     assert cli("version").text.startswith("towline ")
-    assert cli("version", "-o", "json").line["protocol"] == 1
+    line = cli("version", "-o", "json").line
+    assert (line["protocol_min"], line["protocol"]) == (1, 2)
     assert cli("--version").text.strip() == cli("version", "-o", "json").line["towline"]

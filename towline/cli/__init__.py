@@ -6,6 +6,7 @@ was interrupted. Heavy imports are inside the commands, so that `towline --help`
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ from towline.cli.transactions import tx
 from towline.cli.users import user
 from towline.cli.version import version, version_text
 from towline.errors import BadName, TowlineError
+from towline.log_lines import LineFormatter
 
 __all__ = ["main", "run"]
 
@@ -93,6 +95,8 @@ def main() -> None:
         fail("cannot write the output: stdout is closed")
         sys.exit(1)
     sys.stdout = guarded(sys.stdout)
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(LineFormatter())
     sys.exit(run(sys.argv[1:]))
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
 from towline.cli.options import Connection
-from towline.cli.output import Output, many, print_json, span
+from towline.cli.output import Output, about, many, print_json, print_line, span
 from towline.cli.times import Duration
 from towline.errors import TowlineError
+from towline.model import PRIVATE
 from towline.protocol.access import GroupFigures, Measured
+from towline.protocol.groups import NEARLY_FULL
 
 __all__ = ["check"]
 
 OK, WARNING, CRITICAL = range(3)
 WORDS = ("OK", "WARNING", "CRITICAL")
 SHOWN_MAX = 5
+LAG_WARN_S = 1.0
 
 Count = Annotated[int | None, Parameter(show_default=False)]
 
@@ -66,13 +70,18 @@ def check(
             "age": (warn_age, crit_age),
             "dead": (warn_dead, crit_dead),
         }
-        findings = _look_at_retention(measured.broker)
+        findings = [
+            *_look_at_retention(measured.broker),
+            *_look_at_lag(measured.broker),
+            *_look_at_dedup(measured.broker),
+        ]
         findings += [one for each in groups for one in _look(each, measured.at_us, limits, need_consumers)]
+        findings += _look_at_broadcast(groups)
     level = max((one.level for one in findings), default=OK)
     if output == "json":
         print_json(_facts(level, findings, measured))
     else:
-        print(f"{WORDS[level]} - {_summary(level, findings, measured)}", flush=True)
+        print_line(f"{WORDS[level]} - {_summary(level, findings, measured)}")
     return level
 
 
@@ -84,6 +93,36 @@ def _look_at_retention(broker: dict[str, Any]) -> list[Finding]:
     left = span(round(max(most_s - held_s, 0)))
     text = f"open messages of {broker['retention_held_by']} hold retention back for {span(round(held_s))}"
     return [Finding(WARNING, f"{text}, and are dropped in {left}")]
+
+
+def _look_at_lag(broker: dict[str, Any]) -> list[Finding]:
+    """The broker stood still for everybody, in the last minutes."""
+    lag_s = broker.get("loop_lag_s", 0.0)
+    if lag_s < LAG_WARN_S:
+        return []
+    return [Finding(WARNING, f"nobody was answered for {lag_s:.2f} s of late, because of {broker['loop_lag_by']}")]
+
+
+def _look_at_dedup(broker: dict[str, Any]) -> list[Finding]:
+    """More ids come than are remembered."""
+    kept_s, window_s = broker.get("dedup_kept_s", 0.0), broker.get("dedup_window_s", 0.0)
+    if kept_s >= window_s:
+        return []
+    text = f"dedup ids are forgotten after {kept_s:g} s instead of {window_s:g}"
+    return [Finding(WARNING, f"{text}: raise --dedup-max-ids, {broker['dedup_max_ids']} are remembered")]
+
+
+def _look_at_broadcast(groups: Sequence[GroupFigures]) -> list[Finding]:
+    """Consumers with a name that nobody uses any more: they come and go, and it is well to say so."""
+    going = sorted(
+        (one for one in groups if one.group.startswith(PRIVATE) and one.expires_in_s >= 0),
+        key=lambda one: one.expires_in_s,
+    )
+    if not going:
+        return []
+    first = going[0]
+    text = f"{many(len(going), 'broadcast consumer')} that nobody uses, removed from {about(first.expires_in_s)} on"
+    return [Finding(OK, f"{text}: first {first.topic}/{first.group}", first.topic, first.group)]
 
 
 def _look(one: GroupFigures, now_us: int, limits: dict[str, Any], need_consumers: bool) -> list[Finding]:
@@ -102,6 +141,15 @@ def _look(one: GroupFigures, now_us: int, limits: dict[str, Any], need_consumers
             found.append(Finding(level, f"{one.topic}/{one.group}: {words[what]}", one.topic, one.group))
     if one.unreadable:
         found.append(Finding(CRITICAL, f"{one.topic}/{one.group} waits: {one.unreadable}", one.topic, one.group))
+    if one.expires_in_s >= 0 and not one.group.startswith(PRIVATE):
+        text = f"{one.topic}/{one.group}: nobody uses it, and it is removed in {about(one.expires_in_s)}"
+        found.append(Finding(WARNING, text, one.topic, one.group))
+    if one.retry_load >= NEARLY_FULL:
+        full = one.retry_load >= 1
+        text = f"{one.topic}/{one.group}: the retry queue is " + (
+            "full, and nothing new is delivered" if full else f"{100 * one.retry_load:.0f} % full"
+        )
+        found.append(Finding(CRITICAL if full else WARNING, text, one.topic, one.group))
     if need_consumers and one.backlog and not one.members:
         text = f"{one.topic}/{one.group}: {many(one.backlog, 'message')} to go and no consumer"
         found.append(Finding(CRITICAL, text, one.topic, one.group))
@@ -109,8 +157,9 @@ def _look(one: GroupFigures, now_us: int, limits: dict[str, Any], need_consumers
 
 
 def _summary(level: int, findings: list[Finding], measured: Measured | None) -> str:
-    if not findings and measured is not None:
-        return f"{many(len(measured.topics), 'topic')}, {many(len(measured.groups), 'group')}"
+    if level == OK and measured is not None:
+        counts = f"{many(len(measured.topics), 'topic')}, {many(len(measured.groups), 'group')}"
+        return "; ".join([counts, *(one.text for one in findings)])
     worst = [one.text for one in findings if one.level == level]
     rest = len(findings) - SHOWN_MAX
     return "; ".join(worst[:SHOWN_MAX]) + (f"; and {rest} more" if rest > 0 else "")

@@ -42,6 +42,7 @@ def ls(*, output: Output = "text", connection: Connection = Connection()) -> Non
             one.state,
             _ago(one.last_seen_s),
             one.store,
+            one.version,
             one.epoch,
             f"{one.connections:,}",
             f"{one.topics:,}",
@@ -49,7 +50,7 @@ def ls(*, output: Output = "text", connection: Connection = Connection()) -> Non
         )
         for one in brokers
     ]
-    columns = ("NAME", "ADDRESS", "STATE", "LAST SEEN", "STORE", "#EPOCH", "#CONNECTIONS", "#TOPICS", "ID")
+    columns = ("NAME", "ADDRESS", "STATE", "LAST SEEN", "STORE", "VERSION", "#EPOCH", "#CONNECTIONS", "#TOPICS", "ID")
     print_table(columns, rows, empty="no brokers")
 
 
@@ -70,6 +71,9 @@ def check(*, output: Output = "text", connection: Connection = Connection()) -> 
                 f"{one.address} was broker {one.replaced} before, which is forgotten: what its disk held comes only if "
                 "it returns at another address"
             )
+    if len({(one.version, one.protocol, one.format) for one in brokers}) > 1:
+        versions = ", ".join(f"{one.address}: {one.version}" for one in brokers)
+        note(f"the brokers are of several versions ({versions}): finish the upgrade, one after another")
     for one in away:
         note(f"{one.address} is {one.state}, and is not looked at")
     if output == "json":

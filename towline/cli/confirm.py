@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from towline.cli.options import Usage
-from towline.cli.output import Format, ask, print_json
+from towline.cli.output import Format, ask, print_json, print_line
 
 __all__ = ["DryRun", "Yes", "confirm", "tell"]
 
@@ -35,4 +35,4 @@ def tell(doing: str, facts: dict[str, object], *, dry_run: bool, output: Format)
     if output == "json":
         print_json(facts | {"dry_run": dry_run})
     elif dry_run:
-        print(f"would {doing}")
+        print_line(f"would {doing}")

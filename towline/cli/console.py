@@ -6,6 +6,7 @@ import os
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from towline.cli.options import Connection, Usage
 
@@ -33,6 +34,17 @@ def console(
             help="A name by which browsers reach it, besides its address and localhost; may be given several times.",
         ),
     ] = None,
+    max_connections: Annotated[
+        int, Parameter(help="Connections at a time.", validator=Number(gte=1, lte=100_000))
+    ] = 1_000,
+    max_connections_per_address: Annotated[
+        int,
+        Parameter(
+            help="Of these, from one address (of IPv6 a network of 64 bits); a proxy in front counts as one. 0 is no "
+            "other limit.",
+            validator=Number(gte=0),
+        ),
+    ] = 200,
     beside_broker: Annotated[bool, Parameter(show=False, negative=())] = False,
     pin: Annotated[bool, Parameter(show=False, negative=())] = False,
     connection: Connection = Connection(),  # noqa: B008
@@ -58,6 +70,8 @@ def console(
         host_names=tuple(host_name or ()),
         beside=beside_broker,
         pin=pin,
+        max_connections=max_connections,
+        max_connections_per_address=max_connections_per_address,
         timeout=connection.patience,
         **connection.certificates(),
     )

@@ -10,10 +10,11 @@ from cyclopts import App, Parameter
 from towline.cli.confirm import DryRun, Yes, confirm, tell
 from towline.cli.moving import register
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, many, note, print_json, print_pairs, print_table, span, stamp
+from towline.cli.output import Output, about, many, note, print_json, print_pairs, print_table, span, stamp
 from towline.cli.times import Delays, Duration, parse_duration
 from towline.errors import NotFound
 from towline.model import GroupConfig, RetryPolicy
+from towline.protocol.groups import NEARLY_FULL
 from towline.protocol.messages import GroupState
 
 if TYPE_CHECKING:
@@ -113,9 +114,11 @@ def info(
             ("share", ", ".join(map(str, config.share)) or "strictly by priority"),
             ("paused", (config.pause_reason or "yes") if config.paused else "no"),
             *([("waits", state.unreadable)] if state.unreadable else []),
+            *([("unused for", _expiry(state))] if state.expires_in_s >= 0 and not state.members else []),
             ("lag", f"{state.lag:,}"),
             ("in flight", f"{state.in_flight:,}"),
             ("retrying", f"{state.retrying:,}" + _next_retry(state)),
+            *([("retry queue", _full(state.retry_load))] if state.retry_load >= NEARLY_FULL else []),
             ("dead letters", f"{state.dead:,}"),
         ]
     )
@@ -130,6 +133,10 @@ def info(
 
 def _ago(member: Any) -> str:
     return f"{member.last_seen_s:.1f} s ago"
+
+
+def _full(load: float) -> str:
+    return "full: nothing new is delivered" if load >= 1 else f"{100 * load:.0f} % full: then nothing new is delivered"
 
 
 def _next_retry(state: GroupState) -> str:
@@ -302,6 +309,10 @@ def _progress(state: GroupState) -> dict[str, Any]:
     }
 
 
+def _expiry(state: GroupState) -> str:
+    return f"{about(state.unused_s)}; it is removed in {about(state.expires_in_s)} if nobody uses it"
+
+
 def _facts(state: GroupState) -> dict[str, Any]:
     config = state.config
     return _progress(state) | {
@@ -319,6 +330,9 @@ def _facts(state: GroupState) -> dict[str, Any]:
         "paused": config.paused,
         "pause_reason": config.pause_reason,
         "unreadable": state.unreadable,
+        "retry_load": state.retry_load,
+        "unused_s": state.unused_s,
+        "expires_in_s": state.expires_in_s if state.expires_in_s >= 0 else None,
         "created_at": stamp(config.created_at_us),
         "members": [
             {

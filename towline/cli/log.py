@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from towline.cli.options import Usage
 from towline.cli.output import Output, note, print_json, print_pairs, print_table, progress, size, stamp
 from towline.cli.render import preview, text_or_base64
+from towline.log_lines import harmless
 
 if TYPE_CHECKING:
     from towline.store.log.reader import DamageFound, Report, SegmentStat, StoredFrame, StreamStat
@@ -123,7 +124,7 @@ def _print_report(report: Report) -> None:
     facts.append(("damage", f"{len(report.damages)} places" if report.damages else "none"))
     print_pairs(facts)
     for damage in report.damages:
-        print(f"{damage.path}: {damage.length:,} bytes at {damage.position:,}: {damage.reason}")
+        print(harmless(f"{damage.path}: {damage.length:,} bytes at {damage.position:,}: {damage.reason}"))
 
 
 @log.command
@@ -161,11 +162,13 @@ def dump(
         if output == "json":
             print_json(facts, flush=False)
         elif records:
-            print(facts["appended_at"], f"{facts['stream']}/{facts['seq']}", _short(facts), sep="  ")
+            print(
+                facts["appended_at"], harmless(f"{facts['stream']}/{facts['seq']}"), harmless(_short(facts)), sep="  "
+            )
         else:
             print(
                 facts["appended_at"],
-                f"{facts['stream']}/{facts['first']}",
+                harmless(f"{facts['stream']}/{facts['first']}"),
                 f"{facts['count']:,} records",
                 size(facts["length"]),
                 f"segment {facts['segment']} at {facts['position']}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import select
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,6 +13,8 @@ from typing import Annotated, Any, Final, Literal, Protocol, TextIO
 
 import msgspec
 from cyclopts import Parameter
+
+from towline.log_lines import harmless
 
 __all__ = [
     "Format",
@@ -25,10 +26,10 @@ __all__ = [
     "figure",
     "first_line",
     "guarded",
-    "harmless",
     "many",
     "note",
     "print_json",
+    "print_line",
     "print_pairs",
     "print_table",
     "progress",
@@ -44,7 +45,6 @@ Output = Annotated[
 
 FITTED_MAX: Final = 1_000
 """More rows than that are not fitted to the terminal: it would take longer than anybody waits."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class OutputFailed(OSError):
@@ -142,11 +142,6 @@ def print_pairs(pairs: Iterable[tuple[str, object]]) -> None:
     sys.stdout.flush()
 
 
-def harmless(text: str, allowed: str = "") -> str:
-    """Without control characters: a terminal obeys them, and whoever sent a message does not own the terminal."""
-    return _CONTROL.sub(lambda match: match[0] if match[0] in allowed else f"\\x{ord(match[0]):02x}", text)
-
-
 def first_line(text: str) -> str:
     """The reason of a failure without the stack that follows it."""
     return text.partition("\n")[0]
@@ -157,8 +152,12 @@ def many(count: int, one: str, more: str = "") -> str:
     return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
+def print_line(text: str) -> None:
+    print(harmless(text), flush=True)
+
+
 def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(harmless(text), file=sys.stderr, flush=True)
 
 
 def fail(text: str) -> None:
@@ -171,7 +170,7 @@ def fail(text: str) -> None:
 
 def ask(question: str) -> bool:
     """Ask on the terminal; the question goes to stderr, since stdout is for data."""
-    sys.stderr.write(question + " [y/N] ")
+    sys.stderr.write(harmless(question) + " [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 

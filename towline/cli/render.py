@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from towline.cli.output import harmless, stamp
+from towline.cli.output import stamp
+from towline.log_lines import harmless
 
 if TYPE_CHECKING:
     from towline.client.message import Message

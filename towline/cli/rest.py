@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from towline.cli.options import Connection, Usage
 
@@ -32,6 +33,17 @@ def rest(
             "proxy; may be given several times.",
         ),
     ] = None,
+    max_connections: Annotated[
+        int, Parameter(help="Connections at a time.", validator=Number(gte=1, lte=100_000))
+    ] = 1_000,
+    max_connections_per_address: Annotated[
+        int,
+        Parameter(
+            help="Of these, from one address (of IPv6 a network of 64 bits); a proxy in front counts as one. 0 is no "
+            "other limit.",
+            validator=Number(gte=0),
+        ),
+    ] = 200,
     connection: Connection = Connection(),  # noqa: B008
 ) -> int:
     """Serve the REST door at /api until SIGTERM or Ctrl-C; it is a part of the console, too.
@@ -54,6 +66,8 @@ def rest(
         tls_key=tls_key,
         allow_remote=allow_remote,
         host_names=tuple(host_name or ()),
+        max_connections=max_connections,
+        max_connections_per_address=max_connections_per_address,
         timeout=connection.patience,
         **connection.certificates(),
     )

@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from towline.cli.confirm import DryRun, tell
 from towline.cli.options import Connection
-from towline.cli.output import Output, note, print_json, print_pairs, print_table, stamp
+from towline.cli.output import Output, note, print_json, print_line, print_pairs, print_table, stamp
 from towline.cli.tokens import scope_text
 from towline.errors import NotFound
 from towline.protocol.access import ACTIONS, RESOURCES, Rule
@@ -164,7 +164,7 @@ def check(
         print_json(facts)
     else:
         verdict = "may" if me.allowed[0] else "may not"
-        print(f"{me.user or me.name or 'anyone'} {verdict} {action} {resource} {name}".rstrip())
+        print_line(f"{me.user or me.name or 'anyone'} {verdict} {action} {resource} {name}".rstrip())
     return 0 if me.allowed[0] else 1
 
 

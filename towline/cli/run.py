@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from towline.cli.options import Usage
+from towline.log_lines import LineFormatter, log_to_stderr
 
 if TYPE_CHECKING:
     from towline.client.app import App
@@ -32,9 +33,7 @@ def run(
 
         towline run shop.workers:app --app-dir ./src
     """
-    import logging
-
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr(log_level, LineFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"), force=False)
     _find(target, app_dir).run()
     return 0
 

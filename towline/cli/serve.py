@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from towline.cli.options import Usage
 from towline.errors import BadRequest
-from towline.settings import PREFIX, BrokerSettings, load_settings
+from towline.settings import GONE, PREFIX, BrokerSettings, load_settings
 
 __all__ = ["Setting", "serve", "settings"]
 
@@ -89,5 +89,12 @@ _CONFIG = inspect.Parameter(
     default=None,
     annotation=Annotated[Path | None, Parameter(help="A TOML file with settings.")],
 )
-serve.__signature__ = inspect.Signature([_CONFIG, *map(_flag, settings())])  # type: ignore[attr-defined]
+_GONE = [
+    inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, Parameter(show=False)]
+    )
+    for name in GONE
+]
+"""Taken only to say what to write instead."""
+serve.__signature__ = inspect.Signature([_CONFIG, *map(_flag, settings()), *_GONE])  # type: ignore[attr-defined]
 serve.__annotations__ = {}

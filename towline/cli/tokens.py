@@ -14,6 +14,7 @@ from towline.cli.output import Output, note, print_json, print_table, stamp
 from towline.cli.quotas import Connections, InFlight, Rate, Roles, quota_facts, quota_of
 from towline.cli.times import Duration
 from towline.errors import NotFound
+from towline.files import open_private
 from towline.protocol.access import Grant, Quota, TokenMade, TokenState
 
 __all__ = ["scope_text", "token"]
@@ -131,7 +132,7 @@ def revoke(
 def _show_secret(made: TokenMade, file: Path | None, output: str) -> None:
     if file is not None:
         try:
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = open_private(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, secret=True)
             with os.fdopen(descriptor, "w", encoding="ascii") as out:
                 out.write(made.secret + "\n")
         except OSError as error:

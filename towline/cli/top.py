@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 
 from towline.cli.options import Connection, Usage
-from towline.cli.output import Output, harmless, many, print_json, size, span
+from towline.cli.output import Output, many, print_json, size, span
 from towline.cli.times import Duration
+from towline.log_lines import harmless
 from towline.protocol.access import Measured
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from towline.cli.options import Connection
-from towline.cli.output import Output, first_line, harmless, print_json, stamp
+from towline.cli.output import Output, first_line, print_json, stamp
 from towline.cli.render import facts, preview
+from towline.log_lines import harmless
 
 if TYPE_CHECKING:
     from towline.client.trace import GroupTrace, Step, Trace

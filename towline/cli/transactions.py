@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from towline.cli.confirm import DryRun
 from towline.cli.options import Connection
-from towline.cli.output import Output, many, note, print_json, print_table, size, stamp
+from towline.cli.output import Output, many, note, print_json, print_line, print_table, size, stamp
 
 if TYPE_CHECKING:
     from towline.protocol.transactions import TransactionState
@@ -97,13 +97,13 @@ def resolve(
     if output == "json":
         print_json(_facts(found) | {"verdict": verdict, "dry_run": dry_run})
     elif not dry_run:
-        print(f"transaction {transaction} is {found.state}")
+        print_line(f"transaction {transaction} is {found.state}")
     elif found.decided_at_us:
-        print(f"transaction {transaction} is {found.state} already")
+        print_line(f"transaction {transaction} is {found.state} already")
     else:
         doing = "show" if verdict == "commit" else "drop"
         what = f"{many(found.messages, 'message')} for {', '.join(found.topics)}"
-        print(f"would {doing} {what} (producer group {found.producer_group}, {found.name!r}, {found.state})")
+        print_line(f"would {doing} {what} (producer group {found.producer_group}, {found.name!r}, {found.state})")
 
 
 def _facts(one: TransactionState) -> dict[str, Any]:

@@ -17,9 +17,16 @@ def version(*, output: Output = "text") -> None:
     """Show the version of Towline, and of what it runs on."""
     import platform
 
-    from towline.protocol.messages import VERSION
+    from towline.protocol.messages import VERSION, VERSION_MIN
 
     if output == "json":
-        print_json({"towline": version_text(), "protocol": VERSION, "python": platform.python_version()})
+        print_json(
+            {
+                "towline": version_text(),
+                "protocol": VERSION,
+                "protocol_min": VERSION_MIN,
+                "python": platform.python_version(),
+            }
+        )
     else:
-        print(f"towline {version_text()} (protocol {VERSION}, Python {platform.python_version()})")
+        print(f"towline {version_text()} (protocol {VERSION_MIN} to {VERSION}, Python {platform.python_version()})")
