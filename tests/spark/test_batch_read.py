@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import towline
+from tests.access.declared import declared
 from tests.server.process import BrokerProcess
 from towline.spark.arrow import NEVER_NULL
 
@@ -138,10 +139,7 @@ def test_what_is_wrong_is_named_shortly(
 
 
 def test_permission_denied_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("shop = s3cret-of-the-shop\n")
-    tokens.chmod(0o600)
-    with BrokerProcess(tokens_file=str(tokens)) as broker:
+    with BrokerProcess(**declared(tmp_path, shop="s3cret-of-the-shop")) as broker:
         reader = source(spark, broker).option("topic", "orders").option("token", "shop").option("secret", "wrong-one")
         with pytest.raises(Exception, match="this broker asks for a token and its secret") as caught:
             reader.load().count()

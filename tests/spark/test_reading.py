@@ -14,6 +14,7 @@ import towline
 from tests.server.process import BrokerProcess
 from towline.errors import BadRequest, NotFound, StoreDamaged, TowlineError
 from towline.model import GroupConfig, RetryPolicy
+from towline.spark.catalog import FolderCatalog
 from towline.spark.options import ReadOptions
 from towline.spark.places import Door, open_place
 from towline.spark.ranges import (
@@ -375,3 +376,38 @@ def test_wrong_positions_are_named(text: str) -> None:
 def test_a_folder_that_is_no_store_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="is not the folder of a log store"):
         read(Door(path=str(tmp_path)), Selection.parse("orders"))
+
+
+def test_the_folder_of_a_killed_broker_tells_topics_and_groups_that_its_files_do_not_have(
+    broker: BrokerProcess, mq: towline.Client, tmp_path: Path
+) -> None:
+    mq.create_topic("serial", shards=4)
+    mq.create_topic("gone", shards=2)
+    mq.put_group(GroupConfig("serial", "billing"))
+    mq.put_group(GroupConfig("serial", "left"))
+    mq.send("orders", b"x")
+    mq.delete_group("serial", "left")
+    mq.delete_topic("gone")
+    broker.process.kill()
+    broker.process.wait()
+    for name in ("topics.json", "subscriptionGroup.json"):
+        (tmp_path / "data" / "config" / name).unlink(missing_ok=True)
+    with open_place(Door(path=str(tmp_path / "data"))) as place:
+        assert place.catalogue() == {
+            "serial": Catalogued(4, frozenset({"billing"})),
+            "orders": Catalogued(0, frozenset()),
+        }
+        assert [place.shards(Range(f"lane/{topic}/0", topic, "0", "", 0, 1)) for topic in ("serial", "orders")] == [
+            4,
+            0,
+        ]
+
+
+@pytest.mark.parametrize("damage", ["missing", "damaged"])
+def test_where_a_file_of_topics_is_damaged_the_one_before_and_the_log_tell(tmp_path: Path, damage: str) -> None:
+    config = tmp_path / "config"
+    config.mkdir()
+    (config / "topics.json.bak").write_text('{"position": 7, "topics": [{"name": "serial", "shards": 4}]}')
+    if damage == "damaged":
+        (config / "topics.json").write_text("{")
+    assert FolderCatalog(tmp_path).written() == {"serial": 4}

@@ -34,7 +34,7 @@ from towline.frame import Frame
 from towline.model import LANES, lane_name
 from towline.spark.arrow import TIME, Origin, Records
 
-__all__ = ["EVENTS", "event_batch"]
+__all__ = ["EVENTS", "begins_group", "event_batch"]
 
 EVENTS: Final = pa.schema(
     [
@@ -111,6 +111,11 @@ def event_batch(origin: Origin, pieces: Sequence[Records], columns: pa.Schema = 
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * total, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+def begins_group(piece: Records) -> bool:
+    """Whether its first event is the first of a group."""
+    return isinstance(_events_of(piece)[0], Started)
 
 
 def _events_of(piece: Records) -> list[Event]:

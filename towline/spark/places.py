@@ -6,24 +6,22 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-
-import msgspec
+from typing import Any, NamedTuple
 
 from towline.client import flows
 from towline.client.blocking import Client, connect
 from towline.client.delays import DelayedEntry, delayed
 from towline.client.nodes import Node, is_shared, node_of, nodes_of
-from towline.client.scanning import StreamReader
+from towline.client.scanning import Missing, StreamReader
 from towline.errors import BadRequest, Unavailable
+from towline.model import PRIVATE
+from towline.spark.catalog import FolderCatalog
+from towline.spark.events import begins_group
 from towline.spark.ranges import Catalogued, Lane, Range, Selection, Where, check_known
 from towline.spark.schedule import Delayed, FolderSchedule
-from towline.store.log.disk import reading
-from towline.store.log.outside import Outside, Place, read_range
+from towline.store.log.outside import Lost, Outside, Place, read_range
 
-__all__ = ["BrokerPlace", "Door", "FolderPlace", "open_place"]
-
-T = TypeVar("T")
+__all__ = ["BrokerPlace", "Door", "FolderPlace", "begins_anew", "open_place"]
 
 _log = logging.getLogger("towline.spark")
 
@@ -169,6 +167,7 @@ class FolderPlace:
 
     def __init__(self, door: Door) -> None:
         self._path = Path(door.path)
+        self._catalog = FolderCatalog(self._path)
         self._outside: Outside | None = None
         self._selection: Selection | None = None
 
@@ -195,7 +194,7 @@ class FolderPlace:
 
     def _check(self, selection: Selection, seen: set[str]) -> None:
         if not seen >= set(selection.exact):
-            check_known(selection, {*seen, *self._catalogued()}, f"in {self._path}")
+            check_known(selection, {*seen, *self._catalog.topics()}, f"in {self._path}")
 
     def locate(self, lane: Lane, time_us: int) -> int:
         assert self._outside is not None, "a lane is found by looking"
@@ -208,50 +207,22 @@ class FolderPlace:
         return Where(*self._outside.place_of(lane.stream, seq))
 
     def catalogue(self) -> dict[str, Catalogued]:
-        groups = self._document("subscriptionGroup.json", _Groups).groups
+        groups = self._catalog.groups()
         return {
-            topic: Catalogued(shards, frozenset(one.name for one in groups if one.topic == topic))
-            for topic, shards in self._catalogued().items()
+            topic: Catalogued(shards, frozenset(groups.get(topic, ())))
+            for topic, shards in self._catalog.topics().items()
         }
 
     def shards(self, span: Range) -> int:
-        return self._catalogued().get(span.topic, 0)
+        # Every range asks: the log is gone through for a topic only that the document does not name yet.
+        written = self._catalog.written()
+        return written[span.topic] if span.topic in written else self._catalog.topics().get(span.topic, 0)
 
     def records(self, span: Range) -> Iterator[Any]:
         return read_range(self._path, span.stream, span.first, span.end, Place(span.segment, span.position))
 
     def waiting(self, span: Range) -> Iterator[list[Delayed]]:
         return FolderSchedule(self._path).waiting(span.topic, self.shards(span))
-
-    def _catalogued(self) -> dict[str, int]:
-        """The topics that the broker's own list names, and their shards."""
-        return {topic.name: topic.shards for topic in self._document("topics.json", _Catalogue).topics}
-
-    def _document(self, name: str, kind: type[T]) -> T:
-        path = self._path / "config" / name
-        try:
-            with reading(path):
-                return msgspec.json.decode(path.read_bytes(), type=kind)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return kind()
-
-
-class _Topic(msgspec.Struct):
-    name: str
-    shards: int = 0
-
-
-class _Catalogue(msgspec.Struct):
-    topics: list[_Topic] = []
-
-
-class _Group(msgspec.Struct):
-    topic: str
-    name: str
-
-
-class _Groups(msgspec.Struct):
-    groups: list[_Group] = []
 
 
 @contextmanager
@@ -261,3 +232,19 @@ def open_place(door: Door) -> Iterator[BrokerPlace | FolderPlace]:
         yield place
     finally:
         place.close()
+
+
+def begins_anew(place: BrokerPlace | FolderPlace, lane: Lane) -> bool:
+    """Whether a pull log, or the dead letters of a consumer without a group, are of another one than before: a group
+    that is made anew counts on behind all that were forgotten (`store/spi.py`), so nothing was dropped in between."""
+    kind = lane.stream.partition("/")[0]
+    if kind == "dead":
+        return lane.group.startswith(PRIVATE)
+    if kind != "pull" or lane.first >= lane.end:
+        return False
+    first = lane.first
+    span = Range(
+        *(lane.stream, lane.topic, lane.lane, lane.group, first, first + 1),
+        *(lane.broker, *place.where(lane, first), lane.node),
+    )
+    return any(begins_group(one) for one in place.records(span) if not isinstance(one, Lost | Missing))

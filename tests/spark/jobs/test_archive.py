@@ -224,6 +224,29 @@ def test_what_retention_dropped_first_is_an_error_unless_it_may_be_skipped(spark
     assert (found.problems, found.lost, found.compared) == ([], 15, 15)
 
 
+def test_a_group_that_was_made_anew_has_lost_nothing(spark: SparkSession, mq: towline.Client, tmp_path: Path) -> None:
+    """Its pull log counts on behind that of another group, which was longer: the archive goes on, and says why."""
+    to, source = str(tmp_path / "archive"), Source.of(path=str(tmp_path / "data"))
+
+    def consume(group: str, pulls: int) -> None:
+        with mq.consumer("orders", group=group) as consumer:
+            for _ in range(pulls):
+                consumer.pull(max_messages=1, wait=60).ack()
+
+    mq.send_many("orders", [b"x"] * 50)
+    consume("billing", 3)
+    archive(spark, source, to, SMALL)
+    consume("other", 30)
+    for group in ("billing", "other"):
+        mq.delete_group("orders", group)
+    consume("billing", 5)
+    for _ in range(2):
+        archive(spark, source, to, SMALL)
+    assert verify(spark, Archive.open(to), source).problems == []
+    [lost] = Archive.open(to).lost
+    assert (lost.stream, lost.reason) == ("pull/orders/billing", "the group was made anew, and counts on from there")
+
+
 def test_a_purged_topic_is_passed_over(spark: SparkSession, mq: towline.Client, tmp_path: Path) -> None:
     mq.send_many("orders", [b"x"] * 10)
     mq.send_many("other", [b"y"] * 3)

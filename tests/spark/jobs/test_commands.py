@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import towline
+from tests.access.declared import declared
 from tests.server.process import BrokerProcess
 from tests.spark.session import PATIENCE_S, environment
 from towline.cli import run
@@ -108,14 +109,11 @@ def test_what_a_broker_refuses_is_named_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     mq.send("orders", b"x")
-    tokens = tmp_path / "tokens"
-    tokens.write_text("good = a secret that nobody guesses\n")
-    tokens.chmod(0o600)
     secret = tmp_path / "secret"
     secret.write_text("another one")
     secret.chmod(0o600)
     url, out = f"towline://127.0.0.1:{broker.port}", str(tmp_path / "out")
-    with BrokerProcess(tokens_file=str(tokens)) as locked:
+    with BrokerProcess(**declared(tmp_path, good="a secret that nobody guesses")) as locked:
         shut = f"towline://127.0.0.1:{locked.port}"
         for arguments, said in (
             (["archive", out, "--url", url, "--topic", "nothing"], "there is no topic nothing at towline://"),
