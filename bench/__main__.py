@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from cyclopts import App, Parameter
 
 from bench import consuming, delaying, facing, flatness, jobs, latency, machine, ordering, rival, sending, spark, sql
 from bench.figures import Figure, print_figures
+from bench.soak.scenario import soak
 from bench.stage import Stage
 from tests.sql.server import use_mysqld
 
@@ -43,8 +45,9 @@ SCENARIOS: dict[str, Scenario] = {
     "sql": sql.sql,
     "sql-backlog": sql.sql_backlog,
     "rival": rival.rival,
+    "soak": soak,
 }
-BESIDE = ("rival",)
+BESIDE = ("rival", "soak")
 """Only when they are asked for."""
 QUICK = {"seconds": 1.0, "repeats": 1, "backlog": 1_000_000}
 BUSY = 0.5
@@ -64,6 +67,13 @@ def bench(
     seconds: Annotated[float | None, Parameter(help="How long one measurement at full speed takes.")] = None,
     repeats: Annotated[int | None, Parameter(help="How often it is made; the median counts.")] = None,
     backlog: Annotated[int | None, Parameter(help="How many messages wait in the scenario `backlog`.")] = None,
+    minutes: Annotated[float, Parameter(help="How long the scenario `soak` takes.")] = 10.0,
+    groups: Annotated[int, Parameter(help="How many groups there are in it.")] = 4_000,
+    topics: Annotated[int, Parameter(help="How many topics are consumed by prefix in it.")] = 10_000,
+    trace: Annotated[
+        Path | None,
+        Parameter(help="Write every minute to this file what the broker's memory is made of in it. It is slower then."),
+    ] = None,
     folder: Annotated[
         Path | None,
         Parameter(name="--dir", help="Where brokers keep their data meanwhile. [default: a temporary folder]"),
@@ -76,6 +86,8 @@ def bench(
 
     Prints one table; `ratio` compares a figure with its target, and 1 or more means that it is met.
     """
+    # As for an interrupt: brokers and workers are stopped, and folders removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     names = [name for name in what if name not in ("quick", "full")]
     if unknown := [name for name in names if name not in SCENARIOS]:
         print(f"error: no such scenario: {', '.join(unknown)}", file=sys.stderr)
@@ -86,11 +98,13 @@ def bench(
     sizes.update({name: value for name, value in given.items() if value is not None})
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    stage = Stage(folder or Path(tempfile.gettempdir()), **sizes)
+    at = folder or Path(tempfile.gettempdir())
+    stage = Stage(at, **sizes, minutes=minutes, groups=groups, topics=topics, trace=trace)
     load = os.getloadavg()[0]
     if load > BUSY:
         stage.say(f"this machine is busy (load {load:.1f}): the figures will be too low")
-    stage.break_in()
+    if names != ["soak"]:
+        stage.break_in()
     figures, failed = _play(stage, names or [name for name in SCENARIOS if name not in BESIDE])
     facts = _machine(load) | {"sizes": sizes, "figures": [figure.as_json() for figure in figures], "failed": failed}
     document = msgspec.json.format(msgspec.json.encode(facts), indent=2)

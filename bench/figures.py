@@ -23,6 +23,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     limit: str = ""
     share: float | None = None
     note: str = ""
+    turns: tuple[float, ...] = ()
+    """The same by tenths of the run."""
 
     @property
     def ratio(self) -> float | None:

@@ -33,6 +33,12 @@ class Stage:
     repeats: int
     backlog: int
     """How many messages wait in the scenarios about large backlogs."""
+    minutes: float = 10.0
+    """How long the soak takes, and the groups and topics there are in it."""
+    groups: int = 4_000
+    topics: int = 10_000
+    trace: Path | None = None
+    """Where the soak writes what the broker's memory is made of."""
 
     @contextmanager
     def space(self) -> Iterator[Path]:
