@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-GROUND = {"model", "errors", "clock", "format"}
+GROUND = {"model", "errors", "clock", "connection_limit", "files", "format", "log_lines"}
 
 # What each area of the package may import, besides itself. An area that is not listed is a tool at the very top: it may
 # import everything, and nothing that is listed may import it.
@@ -22,6 +22,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": GROUND,
     "errors": GROUND,
     "clock": GROUND,
+    "connection_limit": GROUND,
+    "files": GROUND,
+    "log_lines": GROUND,
     "settings": GROUND,
     "alarms": GROUND,
     "frame": GROUND,
@@ -41,6 +44,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "towline.spark": {
         "towline.store.log",
         "towline.delivery.events",
+        # What a folder's documents do not have yet.
+        "towline.delivery.catalog_changes",
         # What a folder's schedule holds is found as a broker that starts finds it.
         "towline.delivery.parcel",
         "towline.delivery.schedule",
@@ -266,6 +271,27 @@ def unsafe_code(name: str, source: str) -> list[str]:
                 found.append(f"{name}:{node.lineno} calls {call}")
             if any(keyword.arg == "shell" and not _is_false(keyword.value) for keyword in node.keywords):
                 found.append(f"{name}:{node.lineno} runs a shell")
+    return found
+
+
+OPEN_TO_OTHERS = {"towline.files", "towline.spark.jobs.place"}
+"""Makes them as they should be; and archives, which are there for others."""
+
+
+def open_files(name: str, source: str) -> list[str]:
+    """Files that are made with whatever mode the umask leaves them, instead of by `open_private`."""
+    if name in OPEN_TO_OTHERS or area_of(name) in {"demo", "load"}:
+        return []
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            call, text = _dotted(node.func), ast.unparse(node)
+            given = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+            by_mode = call.endswith("open") and any(re.fullmatch(r"[wax]b?\+?|r\+b?", mode) for mode in given)
+            private = "open_private(" in text or (call == "os.fdopen" or given[:1] == ["/dev/null"])
+            whole = call.endswith((".write_text", ".write_bytes", ".touch"))
+            if (by_mode and not private) or (call == "os.open" and "O_CREAT" in text) or (whole and "path" in text):
+                found.append(f"{name}:{node.lineno} makes a file that others may read: use towline.files")
     return found
 
 

@@ -1,7 +1,7 @@
 """The programs that tests start and pip does not bring: which tests need them, and the packages that bring them.
 
 A part that is missing fails the tests that need it. A test is skipped only for what this machine cannot be given: root,
-or a service that nobody named. `./dev test` asks here what to install, and whether all of it starts:
+a service that nobody named, or git's history. `./dev test` asks here what to install, and whether all of it starts:
 
     python -m tests.parts packages [pytest's arguments]
     python -m tests.parts start [pytest's arguments]
@@ -22,7 +22,19 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 
-__all__ = ["NEEDS", "PARTS", "lacking", "main", "named", "need", "needs_root", "parts_of", "program", "run_program"]
+__all__ = [
+    "NEEDS",
+    "PARTS",
+    "lacking",
+    "main",
+    "named",
+    "need",
+    "needs_history",
+    "needs_root",
+    "parts_of",
+    "program",
+    "run_program",
+]
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = Path(sys.prefix) / "towline-parts"
@@ -42,18 +54,22 @@ NEEDS = {
     "tests/cluster/test_sql_away.py": ("mariadb",),
     "tests/cluster/test_sql_chaos.py": ("mariadb",),
     "tests/cluster/test_sql_cluster.py": ("mariadb",),
+    "tests/cluster/test_sql_failover.py": ("mariadb",),
     "tests/console": ("browser",),
     "tests/console/test_beside.py": ("openssl",),
     "tests/console/test_tls.py": ("openssl",),
     "tests/contract": ("mariadb",),
+    "tests/crash/test_kill_catalog.py": ("mariadb",),
     "tests/everything": ("mariadb",),
     "tests/semantics": ("mariadb",),
     "tests/server/test_access.py": ("openssl",),
+    "tests/server/test_unread_answers.py": ("openssl",),
     "tests/spark": ("java", "mariadb"),
     "tests/sql": ("mariadb",),
     "tests/sql/test_galera.py": ("galera",),
     "tests/sql/test_login.py": ("openssl",),
     "tests/test_dev.py": ("shellcheck",),
+    "tests/upgrade/test_rolling.py": ("mariadb",),
 }
 """The parts that the tests of a file, or of all files below a folder, start."""
 
@@ -218,6 +234,11 @@ def program(name: str) -> str:
 def needs_root(why: str) -> NoReturn:
     """Skip the test that runs: it does what only root may, on a machine that lets root."""
     pytest.skip(f"needs root: {why}")
+
+
+def needs_history(of: str) -> NoReturn:
+    """Skip the test that runs: it takes programs of another version from git, which has them nowhere near."""
+    pytest.skip(f"needs git's history of {of}: `git fetch --unshallow`, or a clone instead of an archive")
 
 
 def named(config: pytest.Config, option: str, example: str) -> str:

@@ -16,6 +16,7 @@ from tests.house_rules import (
     heavy_modules_after,
     imports_of,
     impure_imports,
+    open_files,
     read_sources,
     unsafe_code,
     vague_names,
@@ -65,6 +66,10 @@ def test_importing_towline_is_light() -> None:
 
 def test_no_module_does_anything_unsafe(sources: dict[str, str]) -> None:
     assert [fault for name, source in sources.items() for fault in unsafe_code(name, source)] == []
+
+
+def test_every_file_is_made_for_its_owner(sources: dict[str, str]) -> None:
+    assert [fault for name, source in sources.items() for fault in open_files(name, source)] == []
 
 
 # --- and the checks can fail ------------------------------------------------------------------------------------------
@@ -127,6 +132,27 @@ def test_a_right_import_is_left_alone(name: str, source: str) -> None:
 )
 def test_io_in_a_pure_area_is_found(name: str, source: str) -> None:
     assert impure_imports({name: source}) != []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)", "path.open('wb')", "open(path, 'a')", "path.write_text('x')"],
+)
+def test_a_file_that_others_may_read_is_found(source: str) -> None:
+    assert open_files("towline.store.log.segment", source) != []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "os.open(path, os.O_RDONLY)",
+        "path.open('rb')",
+        "open(open_private(path, os.O_WRONLY | os.O_CREAT), 'wb')",
+        "client.open('orders')",
+    ],
+)
+def test_other_ways_to_open_are_left_alone(source: str) -> None:
+    assert open_files("towline.store.log.segment", source) == []
 
 
 def test_io_elsewhere_is_left_alone() -> None:

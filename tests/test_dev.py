@@ -75,7 +75,9 @@ def test_a_test_that_needs_what_the_table_does_not_say_fails(monkeypatch: pytest
         need("openssl")
 
 
-def test_tests_are_skipped_only_for_want_of_root_or_of_a_service_that_nobody_named(sources: dict[str, str]) -> None:
+def test_tests_are_skipped_only_for_want_of_root_of_a_service_that_nobody_named_or_of_history(
+    sources: dict[str, str],
+) -> None:
     skips = re.compile(r"pytest\.(mark\.)?(importorskip|skip|skipif|xfail)\b")
     assert [name for name, source in sources.items() if skips.search(source)] == ["tests.parts"]
     assert skips.search(f"@{'pytest'}.mark.skipif(True)")
