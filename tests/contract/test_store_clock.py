@@ -36,6 +36,19 @@ async def test_one_append_far_ahead_does_not_stop_retention(stores: Stores, capl
         assert store.bounds("a").first in {2, 3}  # a log goes by whole segments
 
 
+async def test_what_was_stamped_ahead_goes_when_it_is_old_though_nothing_follows(stores: Stores) -> None:
+    async with stores.open() as store:
+        await put_one(store)
+        stores.clock.advance(YEARS_S)
+        await put_one(store)
+        stores.clock.advance(-YEARS_S)
+        await store.retain(HOUR_US, 0, {})
+        assert store.bounds("a").end == 2
+        stores.clock.advance(3601)
+        await store.retain(HOUR_US, 0, {})
+        assert store.bounds("a")[:2] == (2, 2)
+
+
 async def test_what_an_older_version_stamped_ahead_goes_after_a_restart(durable_stores: Stores) -> None:
     clock = durable_stores.clock
     clock.advance(YEARS_S)

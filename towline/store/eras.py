@@ -60,6 +60,10 @@ class Eras:
         last_us = self.last_us
         return now_us < last_us - STEP_US or now_us - last_us > GAP_US or last_us < self._high_us <= now_us
 
+    def is_ahead(self, now_us: int) -> bool:
+        """Whether the last stamp is so far ahead of the clock that it counts as now, until another era begins."""
+        return now_us < self.last_us - STEP_US
+
     def stamp(self, now_us: int) -> int:
         """The stamp of what is appended now, in this era."""
         self.last_us = max(self.last_us, now_us)

@@ -83,9 +83,12 @@ class MemoryStore:
         self._check_room(unit)
         now_us = self._clock.now_us()
         if self._eras.breaks(now_us):
-            self._eras.begin(self._serial + 1, now_us, "the memory store")
+            self._begin_era(now_us)
         at_us = self._eras.stamp(now_us)
         return Appended(tuple([self._keep(append, at_us) for append in unit]), at_us, done)
+
+    def _begin_era(self, now_us: int) -> None:
+        self._eras.begin(self._serial + 1, now_us, "the memory store")
 
     def _check_room(self, unit: Sequence[Append]) -> None:
         messages = message_bytes = control_bytes = 0
@@ -206,6 +209,9 @@ class MemoryStore:
 
     async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
         self._check_open()
+        if self._eras.is_ahead(self._clock.now_us()):
+            # What is old is to go though nothing follows it.
+            self._begin_era(self._clock.now_us())
         times = self._eras.times(self._clock.now_us())
         oldest_us = times.now_us - max_age_us if max_age_us else 0
         surplus_bytes = self._bytes - max_bytes if max_bytes else 0

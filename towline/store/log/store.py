@@ -417,6 +417,8 @@ class LogStore:
         if active.last_at_us > times.now_us and self._eras.breaks(times.now_us) and self._writer.failure is None:
             # Nothing follows what was stamped ahead of the clock: it must not wait for that.
             self._begin_era(times.now_us)
+            await self.append([], Durability.OS).done  # the first in the next segment has this one sealed
+            await self._sealer.drain()
             return
         last_us = active.last_at_us and times.time_of(active.number, active.last_at_us)
         if not last_us or not max_age_us or last_us >= times.now_us - max_age_us or self._writer.failure is not None:

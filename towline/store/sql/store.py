@@ -145,8 +145,7 @@ class SqlStore:
     def _number(self, job: Job, unit: Sequence[Append]) -> tuple[int, ...]:
         now_us = self._clock.now_us()
         if self._eras.breaks(now_us):
-            self._eras.begin(self._serial + 1, now_us, f"realm {self.lease.realm}")
-            job.statements.append(self._saved(ERAS, encode_eras(self._eras)))
+            self._begin_era(job, now_us)
         at_us = self._writer.last_us = self._eras.stamp(now_us)
         packing = Packing(self.database.encoding, self.database.settings.statement_bytes)
         firsts = []
@@ -155,6 +154,11 @@ class SqlStore:
             self._serial += 1
             firsts.append(job.add_frame(stream, append, self._serial, at_us, packing))
         return tuple(firsts)
+
+    def _begin_era(self, job: Job, now_us: int) -> None:
+        self._eras.begin(self._serial + 1, now_us, f"realm {self.lease.realm}")
+        self._writer.last_us = self._eras.last_us
+        job.statements.append(self._saved(ERAS, encode_eras(self._eras)))
 
     def _check_room(self, unit: Sequence[Append]) -> None:
         limit, label = self.database.settings.queue_bytes, self.database.label
@@ -260,6 +264,11 @@ class SqlStore:
     async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
         self._check_writable()
         async with self._trimming:
+            if self._eras.is_ahead(self._clock.now_us()):
+                # What is old is to go though nothing follows it.
+                job = Job(self._loop.create_future())
+                self._begin_era(job, self._clock.now_us())
+                await self._submit(job)
             streams = [stream for stream in self._streams if stream.first < stream.end]
             times = self._eras.times(self._clock.now_us())
             planned = await plan(
