@@ -52,6 +52,30 @@ async def test_streams_that_come_and_go_leave_no_rows(settings: SqlSettings) -> 
         await store.close()
 
 
+async def test_no_number_is_given_again_though_a_higher_one_was_lost_in_a_crash(settings: SqlSettings) -> None:
+    store = await open_sql(settings, owner="test")
+    for name in ("pull/a/x", "pull/a/y", "pull/a/z"):
+        await fill(store, name, 1)
+    await forget(store, "pull/a/x")  # from now on their kind has a floor
+    await fill(store, "pull/a/last", 1)
+    last = store._streams.get("pull/a/last")
+    assert last is not None
+    lost = store._streams.make("lane/a/low")  # it is in memory only, as before its first commit
+    assert lost.id > last.id
+    await forget(store, "pull/a/last")
+    for name in ("pull/a/y", "pull/a/z"):
+        await forget(store, name)
+        await eventually_done(lambda name=name: not [one for one in names(settings) if one.endswith(name)])  # type: ignore[misc]
+    assert last.name in names(settings)
+    await store.close()
+    store = await open_sql(settings, owner="test")
+    await fill(store, "lane/a/high", 1)
+    new = store._streams.get("lane/a/high")
+    assert new is not None
+    assert new.id > last.id
+    await store.close()
+
+
 async def test_a_start_goes_on_with_what_a_crash_left(settings: SqlSettings) -> None:
     store = await open_sql(settings, owner="test")
     store._sweeper._task.cancel()

@@ -197,7 +197,7 @@ class SqlStore:
             for stream, first, freed_bytes, forgets in job.trims:
                 stream.first = max(first, stream.first)
                 stream.size_bytes -= freed_bytes
-                stream.shown = True
+                self._streams.note(stream)
                 if forgets:
                     stream.name = stream.gone_name
                 self._cache.drop_before(stream.id, first)

@@ -72,6 +72,8 @@ class Streams:
         self._by_name: dict[str, Stream] = {}
         self._names: list[str] = []
         self._next_id = realm_id * REALM_STREAMS + 1
+        self._last_id = 0
+        """The highest number that is in the database."""
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._by_name.values())
@@ -82,6 +84,7 @@ class Streams:
     def add(self, stream: Stream) -> None:
         """One that was in the database."""
         self._next_id = max(self._next_id, stream.id + 1)
+        self._last_id = max(self._last_id, stream.id)
         if not stream.is_gone:
             self._by_name[stream.name] = stream
             self.show(stream)
@@ -94,7 +97,9 @@ class Streams:
         return stream
 
     def is_last(self, stream: Stream) -> bool:
-        return stream.id == self._next_id - 1
+        """Whether its number would be given again if its row were deleted: a higher one that is in memory only would go
+        with a crash."""
+        return stream.id == self._last_id
 
     def floor(self, name: str) -> int:
         """Where a stream begins that is not there."""
@@ -112,8 +117,13 @@ class Streams:
         floor.first = floor.end = floor.next = floor.swept = max(floor.end, stream.next)
         return floor
 
-    def show(self, stream: Stream) -> None:
+    def note(self, stream: Stream) -> None:
+        """It is in the database by now."""
         stream.shown = True
+        self._last_id = max(self._last_id, stream.id)
+
+    def show(self, stream: Stream) -> None:
+        self.note(stream)
         if stream.name.endswith("/"):
             return
         index = bisect_left(self._names, stream.name)

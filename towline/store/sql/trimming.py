@@ -191,7 +191,7 @@ class Sweeper:
     """Deletes rows that cannot be read any more, by ranges of the primary key, in transactions of a few thousand."""
 
     def __init__(self, database: Database, is_last: Callable[[Stream], bool]) -> None:
-        """`is_last`: whether no other stream has a higher number."""
+        """`is_last`: whether no other stream in the database has a higher number."""
         self._database = database
         self._is_last = is_last
         self._streams: dict[int, Stream] = {}
@@ -239,8 +239,9 @@ class Sweeper:
         stream.swept = max(stream.swept, edge)
         if stream.is_gone:
             # The last one stays until there is another: its number must not be given again.
-            before, self._last = self._last, stream if self._is_last(stream) else None
-            for number in {gone.id for gone in (before, stream) if gone is not None and gone is not self._last}:
+            gone = [one for one in (self._last, stream) if one is not None]
+            self._last = next((one for one in gone if self._is_last(one)), None)
+            for number in {one.id for one in gone if one is not self._last}:
                 await self._forget(number)
 
     async def _forget(self, stream_id: int) -> None:
