@@ -37,6 +37,7 @@ BOUNDS: dict[str, str] = {
         store.sql.projection.Projection._known store.sql.shared.SharedDocuments._known
     """,
     "what documents show: topics and groups": """
+        broker.realms._Store.kept_back
         store.sql.projection.Projection._groups store.sql.projection.Projection._offsets
         store.sql.projection.Projection._shards store.sql.projection.Projection._topics
     """,

@@ -116,7 +116,7 @@ async def test_nothing_is_forgotten_while_brokers_of_a_version_before_may_be_the
     """They know of no floor: they would count from 0, and their start would stumble over its row."""
     database = await prepare_database(settings)
     store = await _Store.open(database, await Ownership(database, "test").wait_for("main", 5))
-    store.number, store.kept_back = FormatNumber(database, FORMAT - 1, 60.0, SYSTEM), {}
+    store.number = FormatNumber(database, FORMAT - 1, 60.0, SYSTEM)
     await fill(store, "pull/a/x", 3)
     await forget(store, "pull/a/x")
     assert (store.streams(), names(settings)) == (["pull/a/x"], ["pull/a/x"])

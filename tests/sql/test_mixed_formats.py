@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.broker.conftest import ACK, Bench, World
 from towline.broker.broker import Broker
 from towline.broker.format_number import FormatNumber
 from towline.broker.opening import sql_settings
 from towline.broker.realms import _Store
 from towline.clock import SYSTEM
+from towline.format import FORMAT
 from towline.store.sql import Database, Ownership, prepare_database
 
 SMALL = 20_000
+DOCUMENTS = ("consumerOffset-1.bin", "consumerOffset.json", "producers.bin", "unused.json")
 
 
 async def realm(world: World, database: Database) -> Bench:
     settings = world.settings(retention_bytes=SMALL)
     store = await _Store.open(database, await Ownership(database, "b").wait_for("main", 30.0))
-    store.number, store.kept_back = FormatNumber(database, 1, 3600.0, SYSTEM), {}
+    store.number = FormatNumber(database, 1, 3600.0, SYSTEM)
     return Bench(await Broker.open(store, settings), store)
 
 
@@ -49,6 +53,55 @@ def test_retention_leaves_the_events_that_are_in_no_snapshot_on_the_database(tmp
         assert (again.positions, again.lag) == (state.positions, state.lag)
         assert again.config == state.config
         await bench.broker.close()
+        await database.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["retention", "close"])
+def test_what_was_kept_back_is_written_once_the_number_is_raised_though_nobody_saves_anything(
+    tmp_path: Path, how: str
+) -> None:
+    async def main() -> None:
+        world = World("sql", tmp_path)
+        database = await prepare_database(sql_settings(world.settings()))
+        bench = await realm(world, database)
+        assert isinstance(bench.store, _Store)
+        await bench.send("orders", *(b"%d" % number for number in range(20)))
+        member = await bench.attach()
+        await bench.act(member, ACK, await bench.pull(member))
+        await bench.broker.maintain()
+        await bench.flush()
+        pins, store = bench.broker._snapshots.pins(), bench.store
+        kept = dict(store.kept_back)
+        assert kept.keys() >= {"consumerOffset.json", "producers.bin"}
+        await bench.broker._stop()
+        store.number.number = FORMAT
+        if how == "retention":
+            await store.retain(0, 1, pins)
+            assert {name: await store.load(name) for name in kept} == kept
+        await store.close()
+        again = await _Store.open(database, await Ownership(database, "b").wait_for("main", 30.0))
+        assert {name: await again.load(name) for name in kept} == kept
+        await again.close()
+        await database.close()
+
+    asyncio.run(main())
+
+
+def test_of_documents_that_are_saved_in_the_moment_the_number_is_raised_each_is_there_as_it_was_last(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        database = await prepare_database(sql_settings(World("sql", tmp_path).settings()))
+        store = await _Store.open(database, await Ownership(database, "b").wait_for("main", 30.0))
+        store.number = FormatNumber(database, FORMAT - 1, 3600.0, SYSTEM)
+        for name in DOCUMENTS:
+            await store.save(name, b"kept back")
+        store.number.number = FORMAT
+        await asyncio.gather(*(store.save(name, b"new") for name in reversed(DOCUMENTS[1:])), store.retain(0, 0, {}))
+        assert [await store.load(name) for name in DOCUMENTS] == [b"kept back", *[b"new"] * 3]
+        await store.close()
         await database.close()
 
     asyncio.run(main())

@@ -114,21 +114,34 @@ _MAKING: Final = {one.kind for one in (wire.Send, wire.Attach, Prepare, Stage, H
 
 class _Store(SqlStore):
     heir = ""
-    number: FormatNumber
-    kept_back: dict[str, bytes]
-    """The last of each document that is not written yet."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.number: FormatNumber
+        self.kept_back: dict[str, bytes] = {}
+        """The last of each document that is not written yet."""
+        self._catching_up = asyncio.Lock()
 
     async def save(self, name: str, document: bytes) -> None:
         """What brokers of a version before could not read is kept here while they may take this realm: then they begin
         with what they left, and replay what came behind it."""
-        kept = self.kept_back
-        kept.pop(name, None)
         if self.number.keeps_back(name):
-            kept[name] = document
+            self.kept_back.pop(name, None)  # they are written in the order in which they were saved last
+            self.kept_back[name] = document
             return
-        for earlier in [one for one in kept if not self.number.keeps_back(one)]:
-            await super().save(earlier, kept.pop(earlier))
+        await self._catch_up()
         await super().save(name, document)
+
+    async def _catch_up(self) -> None:
+        """Write what was kept back, once no broker of a version before may come any more. Nothing is kept back from
+        then on, so nothing that is written here is older than what is there."""
+        if not self.kept_back or self.older_may_come:
+            return
+        async with self._catching_up:
+            while self.kept_back:
+                name = next(iter(self.kept_back))
+                await super().save(name, self.kept_back[name])
+                del self.kept_back[name]
 
     @property
     def older_may_come(self) -> bool:
@@ -136,7 +149,8 @@ class _Store(SqlStore):
 
     async def retain(self, max_age_us: int, max_bytes: int, pinned: Mapping[str, int]) -> Trimmed:
         """What is in no snapshot on the database is replayed from the pull logs: they are kept whole."""
-        if self.older_may_come:
+        await self._catch_up()
+        if self.older_may_come or self.kept_back:
             pinned = {**pinned, **{stream: self.bounds(stream).first for stream in self.streams("pull/")}}
         return await super().retain(max_age_us, max_bytes, pinned)
 
@@ -145,7 +159,14 @@ class _Store(SqlStore):
         await super().trim(stream, before, forget=forget and not self.older_may_come)
 
     async def close(self, heir: str = "") -> None:
-        await super().close(heir or self.heir)
+        try:
+            await self._catch_up()
+        except TowlineError as error:
+            log.error(
+                "realm %s: what was kept back is not written: %s; the next start replays it", self.lease.realm, error
+            )
+        finally:
+            await super().close(heir or self.heir)
 
 
 class Realms:
@@ -421,7 +442,7 @@ class Realms:
             await self._ownership.release(lease)
             return
         store = await _Store.open(self.database, lease, clock=self._clock)
-        store.number, store.kept_back = self.number, {}
+        store.number = self.number
         try:
             broker = await Broker.open(store, self._settings, clock=self._clock)
         except BaseException:
