@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, World
+from towline.broker import snapshots
 from towline.clock import SYSTEM, ManualClock
 from towline.model import TopicConfig
 
@@ -44,6 +46,42 @@ def test_retention_keeps_the_events_that_the_snapshot_before_the_last_one_needs(
         async with disk.open(**SMALL) as bench:
             state = bench.broker.group_state("orders", "billing")
             assert (state.lag, state.in_flight) == (0, 0), "the ack is not forgotten"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["log", "sql"])
+def test_retention_keeps_the_events_of_a_group_that_no_snapshot_speaks_of_yet(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large file is written again after a while only."""
+
+    async def main() -> None:
+        async with (world := World(kind, tmp_path)).open(**SMALL) as bench:
+            await bench.attach(group="first")
+            await bench.attach(group="passing")
+            for _ in range(2):
+                await bench.broker.maintain()
+            await bench.broker.delete_group("orders", "passing")
+            monkeypatch.setattr(snapshots, "LARGE_BYTES", 1)
+            monkeypatch.setattr(snapshots, "BYTES_PER_S", 1e-6)
+            await bench.broker.maintain()
+            await press(bench)
+            member = await bench.attach(group="second")
+            begin = bench.store.bounds("pull/orders/second").first
+            await bench.send("orders", b"done")
+            await bench.act(member, ACK, await bench.pull(member))
+            for _ in range(3):
+                await press(bench)
+                await bench.broker.maintain()
+            assert bench.store.bounds("lane/other/middle").first, "retention was at work"
+            assert bench.store.bounds("pull/orders/second").first == begin
+            await bench.flush()
+            # It ends at once, without another snapshot.
+            await bench.broker._stop()
+            await bench.store.close()
+        async with world.open(**SMALL) as bench:
+            assert bench.broker.groups.named("orders", "second").group.next[1] == 1, "the ack is not forgotten"
 
     asyncio.run(main())
 

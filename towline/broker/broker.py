@@ -584,16 +584,21 @@ class Broker:
         await self._reclaim()
         await self.transactions.tidy()
         await self.staging.tidy()
-        pins = self._snapshots.pins() | self.transactions.pins() | self.staging.pins() | self._agenda.pins()
-        pins |= self._catalog.pins()
-        await part.rest()
+        pins: dict[str, int] = {}
         for dispatcher in list(self.topics.dispatchers()):
             await part.rest()
             pins |= await expire(dispatcher)
         await part.rest()
-        retaining = retain(self.store, self.clock, dict(self.topics), pins, self.settings, self.holds, self.overdue)
+        retaining = retain(
+            self.store, self.clock, dict(self.topics), pins, self._pins, self.settings, self.holds, self.overdue
+        )
         await self.lag.timed("retention", retaining)
         await self.group_expiry.look()
+
+    def _pins(self) -> dict[str, int]:
+        """What a start would need, that begins with the documents as they are written now."""
+        pins = self._snapshots.pins(self.topics.dispatchers())
+        return pins | self.transactions.pins() | self.staging.pins() | self._agenda.pins() | self._catalog.pins()
 
     async def _save_snapshots(self, *, everything: bool = False) -> None:
         # What is written is by the clock as it is.

@@ -114,12 +114,13 @@ async def retain(  # noqa: PLR0917 all of it says what may go
     clock: Clock,
     topics: Mapping[str, Topic],
     pins: dict[str, int],
+    needed: Callable[[], dict[str, int]],
     settings: BrokerSettings,
     holds: Holds,
     overdue: Overdue,
 ) -> None:
-    """Drop what is older or more than is to be kept; never what is needed for recovery, and not at once what is leased,
-    retrying or dying, or somebody has a hold on."""
+    """Drop what is older or more than is to be kept; never what is `needed` for recovery, and not at once what is
+    leased, retrying or dying, or somebody has a hold on. Groups may be made meanwhile: what is needed is asked last."""
     retention_s, held = settings.retention_s, await holds.pins()
     ages, part = dict[str, float](), TimeSlice()
     for name, topic in topics.items():
@@ -143,14 +144,15 @@ async def retain(  # noqa: PLR0917 all of it says what may go
                 await _trim(store, lane.stream, before_us, pin, held, holds)
             topic.look_again()
             await trim_arrivals(store, topic)
-    both = pins | {stream: min(at, pins.get(stream, at)) for stream, at in held.items()}
+    both = pins | needed()
+    both |= {stream: min(at, both.get(stream, at)) for stream, at in held.items()}
     trimmed = await store.retain(longest_us, settings.retention_bytes, both)
     freed = trimmed.bytes_freed
     if held and trimmed.held_back:
         holds.waits(trimmed.held_back)
         longer_us = longest_us and longest_us + holds.max_us
         more = settings.retention_bytes and settings.retention_bytes + holds.max_bytes
-        forced = await store.retain(longer_us, more, pins)
+        forced = await store.retain(longer_us, more, pins | needed())
         freed += forced.bytes_freed
         if forced.bytes_freed:
             holds.broke(f"{forced.bytes_freed:,} bytes were")

@@ -242,10 +242,11 @@ class Snapshots:
             await self._file.settle()
             self._before = self._written
 
-    def pins(self) -> dict[str, int]:
+    def pins(self, dispatchers: Iterable[Dispatcher]) -> dict[str, int]:
         """The events that recovery still needs, by pull log: also if it has to begin with the snapshot before the last
-        one, because that is damaged."""
-        return {pull_stream(topic, group): self._before.get((topic, group), 0) for topic, group in self._written}
+        one, because that is damaged. Of a group that no snapshot speaks of yet, all."""
+        groups = self._written.keys() | {_name(one) for one in dispatchers if not one.group.config.ephemeral}
+        return {pull_stream(*name): self._before.get(name, 0) for name in groups}
 
 
 def _name(one: Dispatcher) -> Name:
