@@ -21,6 +21,7 @@ __all__ = [
     "SystemClock",
     "TimeSlice",
     "in_slices",
+    "in_steps",
 ]
 
 SECOND_US = 1_000_000
@@ -153,3 +154,16 @@ async def in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
         if part.over:
             await part.rest()
         yield item
+
+
+async def in_steps(work: Generator[None, None, _T]) -> _T:
+    """Work that says itself where others may have their turn."""
+    part = TimeSlice()
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+        if part.over:
+            await part.rest()

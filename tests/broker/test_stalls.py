@@ -11,13 +11,18 @@ import pytest
 from tests.broker.conftest import ACK, Bench, World
 from tests.broker.test_producers_file import counted, send_ids
 from towline.alarms.rule import AlarmRule
+from towline.broker.broker import Broker
 from towline.broker.garbage import GarbageCollector
-from towline.broker.loop_lag import STALL_S
+from towline.broker.loop_lag import STALL_S, LoopLag
 from towline.broker.metrics import exposition
-from towline.delivery import Group, Start
+from towline.broker.opening import open_store
+from towline.clock import SECOND_US, ManualClock
+from towline.delivery import Group, Part, Start
 from towline.frame import encode
 from towline.model import GroupConfig
 
+ENTRIES = 200_000
+HOUR_US = 3600 * SECOND_US
 TOPICS, GROUPS, IDS = 20_000, 4_000, 100_000
 ROUNDS = 8
 RULES = 20
@@ -112,3 +117,37 @@ def test_no_step_takes_long_with_100_000_ids_4_000_groups_and_20_000_topics(disk
     assert {name: seconds for name, seconds in best.items() if seconds >= STALL_S} == {}
     assert {"maintenance", "retention", "snapshots of groups", "snapshots of producers", "the census"} <= best.keys()
     assert min(written[1:]) < 200_000, written
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("set_back_s", [0, 7200])
+def test_no_step_of_a_start_takes_long_with_very_much_to_be_tried_again(disk: World, set_back_s: int) -> None:
+    """Also where the clock is set back, so that all of it waits anew."""
+    clock = ManualClock()
+
+    async def main() -> float:
+        async with disk.open(clock) as bench:
+            await bench.attach()
+            group = bench.broker.groups.named("orders", "billing").group
+            for start in range(0, 2 * ENTRIES, 20_000):
+                await bench.send("orders", *[b"x"] * 20_000)
+                for seq in range(start, start + 20_000, 2):
+                    group.retries.add(Part(1, seq, 1, 2), clock.now_us() + HOUR_US + seq % 7, HOUR_US)
+            group.next[1] = 2 * ENTRIES
+        clock.advance(-set_back_s)
+        best = []
+        for _ in range(3):
+            lag, store = LoopLag(), await open_store(disk.settings())
+            broker = await asyncio.create_task(
+                lag.timed("start", Broker.recovered(store, disk.settings(), clock=clock))
+            )
+            retries = broker.groups.named("orders", "billing").group.retries
+            assert retries.messages == ENTRIES
+            assert retries.next_due_us() == clock.now_us() + HOUR_US
+            # What was capped is not noted: the next start has as much to do.
+            await broker._stop()
+            await store.close()
+            best.append(lag.longest()["start"])
+        return min(best)
+
+    assert asyncio.run(main()) < STALL_S

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Generator
+from typing import Any, TypeVar
 
 from towline.delivery import (
     Ack,
@@ -29,6 +30,18 @@ SECOND = 1_000_000
 NOON = 1_700_000_000 * SECOND
 
 ANN, BOB = "ann", "bob"
+
+T = TypeVar("T")
+
+
+def whole(work: Generator[None, None, T]) -> T:
+    """All steps of it at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class Driver:
@@ -70,7 +83,7 @@ class Driver:
             for record in self.log:
                 self.group.apply(decode_event(record))
         else:
-            self.group = restore(self.config, snapshot(old, from_snapshot), self.shards)
+            self.group = whole(restore(self.config, snapshot(old, from_snapshot), self.shards))
         for lane in range(len(old.ends)):
             self.group.observe(lane, old.firsts[lane], old.ends[lane], old.mean_bytes[lane])
 

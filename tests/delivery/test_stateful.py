@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.delivery.driver import whole
 from tests.delivery.ledger import Ledger, Name
 from towline.delivery import (
     Ack,
@@ -142,7 +143,7 @@ class Delivery(RuleBasedStateMachine):
         before = snapshot(self.group, len(self.log))
         if from_snapshot:
             document = msgspec.json.decode(msgspec.json.encode(before), type=GroupSnapshot)
-            self.group = restore(self.config, document, self.shards)
+            self.group = whole(restore(self.config, document, self.shards))
         else:
             self.group = self.replayed()
         assert snapshot(self.group, len(self.log)) == before

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tests.delivery.driver import ANN, BOB, MIDDLE, NOON, SECOND, Driver
+from tests.delivery.driver import ANN, BOB, MIDDLE, NOON, SECOND, Driver, whole
 from towline.delivery import Dedup, Event, Part, Pull, encode_event, restore, snapshot
 from towline.delivery.dedup import Seen
 from towline.delivery.events import Acked, Failed, Paused, Pulled, Released, Resumed, shifted
@@ -34,7 +34,7 @@ def test_no_back_off_lasts_longer_than_as_a_whole(from_snapshot: int | None, sha
     mq.pass_time(60 - AHEAD_S)
     mq.restart(from_snapshot=from_snapshot)
     # What is not due lies ready nowhere, though a later event says that it is two hours later.
-    assert mq.group.cap_waits(mq.now_us) == (AHEAD_S - 60) * SECOND
+    assert whole(mq.group.cap_waits(mq.now_us)) == (AHEAD_S - 60) * SECOND
     assert mq.retries() == [(Part(1, 0, 3, 2), NOON + 3 * 3600 * SECOND), (Part(2, 0, 1, 2), mq.now_us + 10 * SECOND)]
     assert mq.pull() == []
     mq.pass_time(10)
@@ -56,7 +56,7 @@ def test_a_retry_is_not_ready_because_another_pull_says_that_it_is_later(from_sn
     mq.group.apply(pulled)
     mq.log.append(encode_event(shifted(pulled, AHEAD_S * SECOND)))
     mq.restart(from_snapshot=from_snapshot)
-    mq.group.cap_waits(mq.now_us)
+    whole(mq.group.cap_waits(mq.now_us))
     assert mq.pull(BOB) == []
     mq.pass_time(10)
     assert mq.pull(BOB) == [Part(MIDDLE, 0, 1, 2)]
@@ -71,7 +71,7 @@ def test_no_timeout_lasts_longer_than_as_a_whole(from_snapshot: int | None) -> N
     mq.pull(BOB)
     mq.pass_time(60 - AHEAD_S)
     mq.restart(from_snapshot=from_snapshot)
-    assert mq.group.cap_waits(mq.now_us) == (AHEAD_S - 60) * SECOND
+    assert whole(mq.group.cap_waits(mq.now_us)) == (AHEAD_S - 60) * SECOND
     assert mq.group.next_wake_us() == NOON + 600 * SECOND
     mq.pass_time(540)
     assert [event.pull for event in mq.lapse() if isinstance(event, Released)] == [1]
@@ -92,9 +92,40 @@ def test_a_snapshot_is_by_the_clock_as_it_is() -> None:
     document = snapshot(mq.group, 0, AHEAD_S * SECOND)
     assert [(part.first, due_us) for part, due_us, _ in document.retries] == [(0, NOON + (AHEAD_S + 10) * SECOND)]
     assert [one.deadline_us for one in document.leases] == [NOON + (AHEAD_S + 600) * SECOND]
-    mq.group = restore(mq.config, document)
+    mq.group = whole(restore(mq.config, document))
     mq.pass_time(AHEAD_S)
-    assert mq.group.cap_waits(mq.now_us) == 0
+    assert whole(mq.group.cap_waits(mq.now_us)) == 0
+
+
+def test_only_back_offs_that_are_too_long_and_what_is_ready_too_early_are_touched() -> None:
+    queue = RetryQueue(in_place=1)
+    queue.add(Part(1, 10, 5, 2), 300, 100)  # its clock was ahead
+    queue.add(Part(1, 20, 5, 2), 300, 250)
+    queue.add(Part(1, 30, 5, 2), 60, 50)
+    queue.add(Part(1, 40, 5, 2), 200, 0)  # how long its back-off is, is not known
+    queue.add(Part(1, 50, 5, 2), 60, 20)
+    queue.add(Part(0, 10, 5, 2), 300, 100)  # in place
+    queue.add(Part(0, 15, 5, 3), 40, 100)
+    queue.add(Part(2, 0, 5, 2), 60, 50)
+    queue.expose([Part(1, 30, 5, 2), Part(1, 40, 5, 2), Part(1, 50, 5, 2)])
+    untouched = queue._waiting[60][2]
+    assert whole(queue.cap_waits(50)) == 150
+    assert list(queue) == [
+        (Part(0, 10, 5, 2), 150),
+        (Part(0, 15, 5, 3), 40),
+        (Part(1, 10, 5, 2), 150),
+        (Part(1, 20, 5, 2), 300),
+        (Part(1, 30, 5, 2), 60),
+        (Part(1, 40, 5, 2), 200),
+        (Part(1, 50, 5, 2), 60),
+        (Part(2, 0, 5, 2), 60),
+    ]
+    assert (queue.size, queue.messages) == (8, 40)
+    assert (list(queue.ready(1)), queue.next_due_us()) == ([], 60)
+    assert queue._waiting[60][2] is untouched
+    assert whole(queue.cap_waits(50)) == 0
+    queue.ripen(200)
+    assert [part.first for part in queue.ready(1)] == [10, 30, 40, 50]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +148,7 @@ def test_documents_that_do_not_tell_how_long_a_back_off_is_can_be_read() -> None
     assert old == Retry(Part(1, 0, 3, 2), 5, 0)
     queue = RetryQueue()
     queue.add(*old)
-    assert queue.cap_waits(1) == 0
+    assert whole(queue.cap_waits(1)) == 0
     assert list(queue) == [(Part(1, 0, 3, 2), 5)]
     [seen] = msgspec.msgpack.decode(msgspec.msgpack.encode([(1, 7, 100)]), type=list[Seen])
     dedup = Dedup(60, 9)

@@ -18,7 +18,7 @@ from towline.broker.snapshots import Snapshots
 from towline.broker.starting import resumed, start_of
 from towline.broker.topic import Topic
 from towline.broker.topics import Topics
-from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice
+from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice, in_steps
 from towline.delivery import Group, Start
 from towline.delivery.events import Paused, Resumed
 from towline.errors import BadRequest, NotFound, TooMany, TowlineError, Unavailable
@@ -83,7 +83,7 @@ class Groups:
                 continue
             shards, known = self._topics[topic].config.shards, snapshots.groups.get((topic, name))
             group = await recover_group(self._store, config, known, shards, snapshots.rests.pop((topic, name), None))
-            ahead_us = max(group.cap_waits(self._time.now_us()), ahead_us)
+            ahead_us = max(await in_steps(group.cap_waits(self._time.now_us())), ahead_us)
             self._install(self._topics[topic], group)
         if ahead_us > SET_US:
             log.warning(

@@ -13,7 +13,7 @@ from towline.broker.catalog import Catalog
 from towline.broker.ordering import shards_in
 from towline.broker.producers_file import ProducersFile
 from towline.broker.scheduling import delay_mark
-from towline.clock import Clock
+from towline.clock import Clock, TimeSlice, in_steps
 from towline.delivery import Dedup, Event, Group, GroupSnapshot, Producers, decode_event, mend, restore
 from towline.delivery.dedup import Seen
 from towline.delivery.events import Started
@@ -45,7 +45,8 @@ async def recover_group(
         log.error("the snapshot of %s is of other lanes than the topic has: the pull log is replayed instead", stream)
         document = None
     if document is not None:
-        group, at = restore(config, document, shards, rest), max(document.position, first)
+        group, at = await in_steps(restore(config, document, shards, rest)), max(document.position, first)
+    part = TimeSlice()
     while at < end:
         read = await store.read(stream, at, READ_COUNT, READ_BYTES)
         for lost in read.lost:
@@ -59,6 +60,8 @@ async def recover_group(
                     # Of the group that was deleted, and made anew under the same name, the snapshot may still tell.
                     group, whole = Group(config, shards), True
                 whole = _replay(group, event, stream, whole=whole)
+                if part.over:
+                    await part.rest()
         at = max(read.next, at + 1)
     return group
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from itertools import islice
 from operator import lt
 from typing import Final
@@ -507,18 +507,20 @@ class Group:
                 lease.deadline_us = until_us
         self._sort_deadlines()
 
-    def cap_waits(self, now_us: int) -> int:
+    def cap_waits(self, now_us: int) -> Generator[None, None, int]:
         """After replay, maybe by a clock that is behind the one of the events: no back-off or timeout lasts longer from
         now on than as a whole. It is not recorded: whoever comes back says so again. By how much one ends sooner,
         at most."""
-        sooner_us = self.retries.cap_waits(now_us)
+        sooner_us = yield from self.retries.cap_waits(now_us)
         for lease in self.leases.values():
+            yield
             if lease.timeout_us:
                 latest_us = now_us + lease.timeout_us
                 sooner_us = max(lease.deadline_us - latest_us, sooner_us)
                 lease.deadline_us = min(lease.deadline_us, latest_us)
         self._sort_deadlines()
         for lane in range(self.topic_lanes):
+            yield
             self.refresh(lane)
         return sooner_us
 

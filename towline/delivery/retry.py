@@ -8,7 +8,7 @@ no bodies, whatever the number of messages, and neighbours that fail together co
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
@@ -26,6 +26,8 @@ ENTRIES_MAX: Final = 1_000_000
 KINDS_MAX: Final = 50_000
 """How many of them may differ in their attempt or in when they are due: that takes far more memory."""
 TIDY_AFTER: Final = 10_000
+AT_A_TIME: Final = 500
+"""Entries between two moments in which others may have their turn."""
 
 
 class Retry(NamedTuple):
@@ -114,15 +116,29 @@ class RetryQueue:
         attempt, due_us, wait_us = self._kinds[one[2]]
         return Retry(Part(lane, one[0], one[1], attempt), due_us, wait_us)
 
-    def cap_waits(self, now_us: int) -> int:
+    def cap_waits(self, now_us: int) -> Generator[None, None, int]:
         """Let nothing wait for longer than its back-off from now on, nor lie ready before it is due. By how much
-        something is due sooner, at most."""
-        retries, sooner_us = list(self.entries()), 0
-        self._clear()
-        for part, due_us, wait_us in retries:
-            latest_us = now_us + wait_us if wait_us else due_us
-            sooner_us = max(due_us - latest_us, sooner_us)
-            self.add(part, min(due_us, latest_us), wait_us)
+        something is due sooner, at most. Of most rows a look at their kinds tells that there is nothing to do."""
+        sooner_us = 0
+        for due_us, rows in [(0, self._ready), *self._waiting.items()]:
+            for lane in list(rows) if rows is self._ready or due_us > now_us else ():
+                yield
+                kinds, used = self._kinds, rows[lane].kinds()
+                latest = {kind: _latest_us(kinds[kind], now_us) for kind in used}
+                soonest_us = max(kinds[kind][1] - latest[kind] for kind in used)
+                early = rows is self._ready and lane >= self._in_place and max(latest.values()) > now_us
+                if soonest_us <= 0 and not early:
+                    continue
+                sooner_us = max(soonest_us, sooner_us)
+                # Whatever tidies up the kinds meanwhile leaves these as they are.
+                for number, (first, count, kind) in enumerate(rows.pop(lane)):
+                    if number % AT_A_TIME == AT_A_TIME - 1:
+                        yield
+                    attempt, _, wait_us = kinds[kind]
+                    self.size -= 1
+                    self.messages -= count
+                    self._removed += 1
+                    self.add(Part(lane, first, count, attempt), latest[kind], wait_us)
         return sooner_us
 
     def add(self, part: Part, due_us: int, wait_us: int = 0) -> None:
@@ -289,6 +305,12 @@ class RetryQueue:
         if found is None and self._expose(lane, number, number + 1):
             found = self._ready[lane].find(number)
         return found
+
+
+def _latest_us(kind: Kind, now_us: int) -> int:
+    """When it is due, but not after its whole back-off from now."""
+    _, due_us, wait_us = kind
+    return min(due_us, now_us + wait_us) if wait_us else due_us
 
 
 def due_after(now_us: int, wait_s: float) -> int:

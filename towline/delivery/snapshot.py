@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from itertools import islice
 from typing import Final
 
@@ -137,21 +138,27 @@ def snapshot(group: Group, position: int, set_us: int = 0) -> GroupSnapshot:
     )
 
 
-def restore(config: GroupConfig, document: GroupSnapshot, shards: int = 0, rest: Rest | None = None) -> Group:
+def restore(
+    config: GroupConfig, document: GroupSnapshot, shards: int = 0, rest: Rest | None = None
+) -> Generator[None, None, Group]:
+    """The group of a snapshot, bit by bit: it may have very much open."""
     group = Group(config, shards)
     places = document.places(shards)
     assert places is not None, (document.topic, document.group, document.offsets, shards)
     group.next = places
     opened: GroupSnapshot | Rest = document if rest is None else rest
     for lease in opened.leases:
+        yield
         at_us = lease.deadline_us - lease.timeout_us
         group.grant(Pulled(at_us, lease.pull, lease.consumer, lease.deadline_us, tuple(lease.open)))
         _settled_in(group.leases[lease.pull], lease)
     if rest is None:
         for retry in document.retries:
+            yield
             group.retries.add(*retry)
     else:
         for lane, columns in rest.retries:
+            yield
             group.retries.add_columns(rest.kinds, lane, columns)
     group.dying = dict(opened.dying)
     group.resent = list(opened.resent)
@@ -159,9 +166,11 @@ def restore(config: GroupConfig, document: GroupSnapshot, shards: int = 0, rest:
     group.turns = document.turns
     group.counters = {State[name]: count for name, count in document.counters.items()}
     for lease in opened.settled:
+        yield
         settled = Lease(lease.pull, lease.consumer, lease.deadline_us, (), lease.timeout_us)
         group.settled.remember(_settled_in(settled, lease))
     for lane in range(shards):
+        yield
         group.refresh(lane)
     return group
 
