@@ -9,7 +9,8 @@ from __future__ import annotations
 BOUNDS: dict[str, str] = {
     "topics (20,000), groups (1,000 a topic) and shards (65,536) that there are": """
         broker.catalog.Catalog.groups broker.catalog.Catalog.topics
-        broker.catalog.Catalog.dropped broker.catalog._Changes._unheard broker.catalog._Changes.unsaved
+        broker.catalog.Catalog.dropped broker.catalog.Catalog.leaving
+        broker.catalog._Changes._unheard broker.catalog._Changes.unsaved
         broker.census.Census.topics broker.census.TopicFacts.groups
         broker.dispatcher.Dispatcher._changed broker.dispatcher.Dispatcher.lanes broker.dispatcher.Dispatcher.oldest
         broker.dispatcher.Dispatcher.streams

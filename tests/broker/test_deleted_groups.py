@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from tests.broker.conftest import ACK, NACK, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
 from towline.delivery import encode_event
+from towline.delivery.catalog_changes import GROUP_CHANGES
 from towline.delivery.events import Acked, Part
-from towline.errors import NotFound
+from towline.errors import DiskFull, NotFound
 from towline.frame import encode_events
 from towline.model import Durability, pull_stream
 from towline.store import Append
@@ -151,6 +153,67 @@ def test_an_ack_on_its_way_to_the_disk_goes_with_its_group(disk: World, monkeypa
 
     disk.run(scenario, durability="fsync")
     disk.run(_there_is_no_group)
+
+
+def _full(bench: Bench) -> Callable[[], None]:
+    """There is no room to note that this group's events go; until the answer is called."""
+    trim = bench.store.trim
+
+    async def trim_others(stream: str, before: int, *, forget: bool = False) -> None:
+        if stream == PULLS:
+            raise DiskFull("no room")
+        await trim(stream, before, forget=forget)
+
+    bench.store.trim = trim_others  # type: ignore[method-assign]
+    return lambda: delattr(bench.store, "trim")
+
+
+def test_a_deletion_that_failed_half_way_is_done_later_and_outlives_a_crash_before(
+    disk: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with disk.open() as bench:
+            await bench.send("orders", b"a")
+            await bench.act(member := await bench.attach(), ACK, await bench.pull(member))
+            empty_again = _full(bench)
+            with pytest.raises(DiskFull):
+                await bench.broker.delete_group("orders", "billing")
+            for number in range(4):
+                # The documents go on, and what both of them have of the catalogue is dropped.
+                await bench.attach(group=f"g{number}")
+                await bench.broker.maintain()
+            assert "streams of deleted groups could not be dropped yet: no room" in caplog.text
+            after = crash(disk, tmp_path / "crashed")
+            empty_again()
+            await bench.broker.maintain()
+            assert PULLS not in bench.store.streams()
+            await bench.attach(group="last")
+            for _ in range(3):
+                await bench.broker.maintain()
+            assert bench.store.bounds(GROUP_CHANGES).first > 2, "it is not kept for ever"
+        async with after.open() as bench:
+            await _there_is_no_group(bench)
+            assert len(bench.broker.topics["orders"].groups) == 4
+
+    asyncio.run(main())
+
+
+def test_a_group_made_anew_after_its_deletion_failed_half_way_keeps_what_is_its_own(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", b"a", b"b")
+        await bench.act(member := await bench.attach(), ACK, await bench.pull(member, 1))
+        empty_again = _full(bench)
+        with pytest.raises(DiskFull):
+            await bench.broker.delete_group("orders", "billing")
+        with pytest.raises(DiskFull):
+            await bench.attach()
+        empty_again()
+        again = await bench.attach()
+        assert (await bench.act(again, ACK, await bench.pull(again, 1))).refused == []
+        await bench.broker.maintain()
+        assert (await bench.pull(again)).bodies == [b"b"]
+
+    disk.run(scenario)
 
 
 async def _there_is_no_group(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,31 @@ def test_of_documents_that_are_saved_in_the_moment_the_number_is_raised_each_is_
         await database.close()
 
     asyncio.run(main())
+
+
+def test_streams_of_deleted_groups_are_forgotten_once_the_number_is_raised_and_not_said_to_be_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        world = World("sql", tmp_path)
+        database = await prepare_database(sql_settings(world.settings()))
+        bench = await realm(world, database)
+        for number in range(2):
+            await bench.attach(group=f"g{number}")
+            await bench.broker.delete_group("orders", f"g{number}")
+        await bench.broker.close()
+        bench = await realm(world, database)
+        await bench.broker.groups.forget_left()
+        await bench.broker.maintain()
+        assert bench.store.streams("pull/") == ["pull/orders/g0", "pull/orders/g1"]
+        assert "are forgotten" not in caplog.text
+        assert isinstance(bench.store, _Store)
+        bench.store.number.number = FORMAT
+        await bench.broker.maintain()
+        assert bench.store.streams("pull/") == []
+        assert "2 streams of groups that are there no more are forgotten" in caplog.text
+        await bench.broker.close()
+        await database.close()
+
+    with caplog.at_level(logging.INFO, "towline.broker"):
+        asyncio.run(main())

@@ -568,6 +568,7 @@ class Broker:
     async def _maintain(self) -> None:
         part = TimeSlice()
         self.groups.bury_rest()
+        await self.groups.drop_rest()
         await part.rest()
         self.scheduler.pass_quietly()
         self.scheduler.held.try_again()

@@ -96,6 +96,9 @@ class Catalog:
         self.groups: dict[tuple[str, str], GroupConfig] = {}
         self.dropped: set[tuple[str, str]] = set()
         """As loaded, groups that were deleted of late: their streams may be there still."""
+        self.leaving: dict[tuple[str, str], int] = {}
+        """Groups that are deleted, until their streams are gone; and a change that is not behind the one which says so:
+        without that, a start would take what is left of them for groups that it does not know."""
         self.shards = 0
         """Of all topics."""
 
@@ -161,6 +164,8 @@ class Catalog:
             self._groups.note(key, GroupPut(config), new=new)
 
     def drop_group(self, topic: str, group: str) -> None:
+        """Whoever has seen to it that its streams are gone takes it out of `leaving`."""
+        self.leaving[topic, group] = self._groups.end
         if not self.groups.pop((topic, group)).ephemeral:
             self._groups.note((topic, group), GroupDropped(topic, group))
 
@@ -253,12 +258,16 @@ class Catalog:
 
     async def tidy(self) -> None:
         """Drop the changes that both documents of a kind, the last one and the one before, have."""
-        for changes in (self._topics, self._groups):
-            await changes.tidy()
+        await self._topics.tidy(self._topics.end)
+        await self._groups.tidy(self._left_from)
 
     def pins(self) -> dict[str, int]:
         """The changes that a start needs, by stream."""
-        return {changes.stream: changes.pin for changes in (self._topics, self._groups)}
+        return {self._topics.stream: self._topics.pin, self._groups.stream: min(self._groups.pin, self._left_from)}
+
+    @property
+    def _left_from(self) -> int:
+        return min(self.leaving.values(), default=self._groups.end)
 
 
 class _Changes(Generic[_Document]):
@@ -379,7 +388,8 @@ class _Changes(Generic[_Document]):
                 del self.unsaved[key]
                 self._unheard.discard(key)
 
-    async def tidy(self) -> None:
+    async def tidy(self, most: int) -> None:
+        """Drop what no document needs, and is before this change."""
         first, end, _ = self._store.bounds(self.stream)
         quiet, self._quiet = self._quiet, self.position
         if first == end:
@@ -388,8 +398,8 @@ class _Changes(Generic[_Document]):
             # What only the older document needs must not hold back retention for ever.
             await self._file.settle()
             self._before = quiet
-        if first < self.pin:
-            await self._store.trim(self.stream, self.pin)
+        if first < (pin := min(self.pin, most)):
+            await self._store.trim(self.stream, pin)
 
 
 async def _document(

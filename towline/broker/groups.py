@@ -75,6 +75,9 @@ class Groups:
         self.burying: dict[Dispatcher, asyncio.Future[None]] = {}
         """Those whose dying messages are on their way to the dead letters; done when they are there."""
 
+        self._may_be_left = False
+        """Whether streams of groups that are there no more could not be forgotten yet."""
+
     async def recover(self, snapshots: Snapshots) -> None:
         ahead_us = 0
         for (topic, name), config in list(self._catalog.groups.items()):
@@ -196,6 +199,10 @@ class Groups:
             )
         start = config.start or topic.config.start or self._settings.group_start
         config = msgspec.structs.replace(config, created_at_us=self._clock.now_us(), start=start)
+        if (config.topic, config.name) in self._catalog.leaving:
+            # What its forerunner left would be taken for its own, or go later with what it has itself.
+            await self._catalog.save()
+            await self._drop_streams(config.topic, config.name)
         dispatcher = self._install(topic, Group(config, topic.config.shards))
         try:
             if places is not None and config.ephemeral:
@@ -294,28 +301,54 @@ class Groups:
         self._catalog.drop_group(topic, name)
         if not dispatcher.group.config.ephemeral:
             await self._catalog.save()
+        await self._drop_streams(topic, name)
+
+    async def _drop_streams(self, topic: str, name: str) -> None:
+        """Of a group of which it is durable that it is deleted. Until then it is among those that are leaving."""
         # What is still on its way goes as well: an event that outlives those before it would fit nothing.
         await self._store.append([], Durability.OS).done
         await trim_group(self._store, topic, name)
+        self._may_be_left |= self._older_may_come
+        self._catalog.leaving.pop((topic, name), None)
+
+    async def drop_rest(self) -> None:
+        """What is left of groups whose deletion failed half-way is tried again, and so is what a start would forget."""
+        if self._catalog.leaving:
+            async with self.making:
+                try:
+                    await self._catalog.save()
+                    for topic, name in list(self._catalog.leaving):
+                        await self._drop_streams(topic, name)
+                except TowlineError as error:
+                    log.error("streams of deleted groups could not be dropped yet: %s", error)
+        if self._may_be_left and not self._older_may_come:
+            await self.forget_left()
 
     async def forget_left(self) -> None:
         """Streams of groups that are there no more, of a broker that was killed, or of a version before."""
-        forgotten = 0
+        self._may_be_left, forgotten = False, 0
         there = [*self._store.streams("pull/"), *self._store.streams("dead/")]
         try:
             for at in range(0, len(there), LEFT_AT_ONCE):
+                older = self._older_may_come  # then they only become empty
                 async with self.making:
                     left = [stream for stream in there[at : at + LEFT_AT_ONCE] if self._is_left(stream)]
                     ends = [self._store.bounds(stream).end for stream in left]
                     await asyncio.gather(
                         *(self._store.trim(stream, end, forget=True) for stream, end in zip(left, ends, strict=True))
                     )
-                forgotten += len(left)
+                self._may_be_left |= older and bool(left)
+                forgotten += 0 if older else len(left)
                 await asyncio.sleep(0)
         except TowlineError as error:
-            log.warning("streams of groups that are there no more are forgotten by the next start: %s", error)
+            self._may_be_left = True
+            log.warning("streams of groups that are there no more are not forgotten yet: %s", error)
         if forgotten:
             log.info("%d streams of groups that are there no more are forgotten", forgotten)
+
+    @property
+    def _older_may_come(self) -> bool:
+        return getattr(self._store, "older_may_come", False)
 
     def _is_left(self, stream: str) -> bool:
         """Of one with a name that has records still, it is not known whether it was deleted."""
