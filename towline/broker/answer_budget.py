@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -45,7 +45,9 @@ class AnswerBudget:
         """Connections that were cut for it."""
         self.reads = [0] * len(READS_MAX)
         self._shares: set[AnswerShare] = set()
-        self._waiting: deque[tuple[AnswerShare, int, int, asyncio.Future[int]]] = deque()
+        self._waiting: list[OrderedDict[AnswerShare, dict[asyncio.Future[int], int]]]
+        self._waiting = [OrderedDict() for _ in READS_MAX]
+        """By kind, who waits for room, in the order of their turns, and for how much each of its answers."""
         self._serving = False
         self._short = False
         """Since the last sweep somebody got less than it should have, or nothing."""
@@ -59,20 +61,23 @@ class AnswerBudget:
 
     def drop(self, share: AnswerShare) -> None:
         self._shares.discard(share)
-        for other, _, _, future in self._waiting:
-            if other is share:
-                future.cancel()
+        for future in self._forget(share):
+            future.cancel()
         self.freed()
 
     def refuse(self, share: AnswerShare, error: TowlineError) -> None:
-        for other, _, _, future in self._waiting:
-            if other is share and not future.done():
+        for future in self._forget(share):
+            if not future.done():
                 future.set_exception(error)
+
+    def _forget(self, share: AnswerShare) -> list[asyncio.Future[int]]:
+        """All that it waits for: it does so no longer."""
+        return [future for waiting in self._waiting for future in waiting.pop(share, ())]
 
     def room(self, share: AnswerShare, size: int, kind: int) -> int:
         """What an answer may take; 0 is nothing for now. The more is in use, the less. Of the last quarter, those who
         have not shown yet that they read get little."""
-        if self.reads[kind] >= READS_MAX[kind]:
+        if self._is_full(kind):
             return 0
         left = all_left = self.limit_bytes - self.used_bytes
         if share.allowance_bytes <= SHARE_BYTES:
@@ -86,10 +91,19 @@ class AnswerBudget:
         little = min(wanted, ANSWER_BYTES)
         return little if little <= all_left and not share.unread_bytes else 0
 
+    def _is_full(self, kind: int) -> bool:
+        """Nobody is given room for a read of this kind."""
+        if self.reads[kind] >= READS_MAX[kind]:
+            return True
+        if self.limit_bytes - self.used_bytes >= ANSWER_BYTES:
+            return False
+        self._short = True
+        return True
+
     async def wait(self, share: AnswerShare, size: int, kind: int) -> int:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        entry = (share, size, kind, future)
-        self._waiting.append(entry)
+        waiting = self._waiting[kind]
+        waiting.setdefault(share, {})[future] = size
         try:
             return await future
         except asyncio.CancelledError:
@@ -97,22 +111,34 @@ class AnswerBudget:
                 share.read(future.result(), 0, kind)
             raise
         finally:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
+            own = waiting.get(share)
+            if own is not None:
+                own.pop(future, None)
+                if not own:
+                    del waiting[share]
 
     def freed(self) -> None:
         """There may be room for somebody who waits."""
-        if self._waiting and not self._serving:
+        if any(self._waiting) and not self._serving:
             self._serving = True
             asyncio.get_running_loop().call_soon(self._serve)
 
     def _serve(self) -> None:
+        """An answer for each who waits, as far as there is room; then it is the turn of the others."""
         self._serving = False
-        for entry in list(self._waiting):
-            share, size, kind, future = entry
-            if not future.done() and (room := share.set_aside(size, kind)):
-                future.set_result(room)
-                self._waiting.remove(entry)
+        for kind, waiting in enumerate(self._waiting):
+            served = []
+            for share, own in waiting.items():
+                if self._is_full(kind):
+                    break
+                future = next((one for one in own if not one.done()), None)
+                if future is not None and (room := share.set_aside(own[future], kind)):
+                    future.set_result(room)
+                    served.append(share)
+            for share in served:
+                waiting.move_to_end(share)
+            if served:
+                self.freed()  # there may be room for another one of theirs
 
     def sweep(self, now_s: float) -> None:
         """Look who has taken what. If there is not enough for all, cut who stands still."""
