@@ -22,12 +22,12 @@ from towline.broker.waiter import Taker, Waiter, in_turn
 from towline.clock import SECOND_US, Clock, SteadyClock
 from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Part, Pull, Skip, missing
 from towline.delivery.events import Buried, Failed, GaveUp, Overrun, Pulled, Released, Resent
-from towline.errors import LeaseLost, NotFound, TooLarge, TowlineError, Unavailable, Unreadable
+from towline.errors import LeaseLost, NotFound, QueueFull, TooLarge, TowlineError, Unavailable, Unreadable
 from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
 from towline.protocol import messages as wire
 from towline.store import Append, Appended, Store
 
-__all__ = ["LOST_MAX", "Dispatcher"]
+__all__ = ["LOST_MAX", "ROOM_S", "Dispatcher", "NoRoom"]
 
 log = logging.getLogger("towline.broker")
 
@@ -38,6 +38,12 @@ LOST_MAX = 1_000
 PROBE_MIN_S = 0.1
 PROBE_MAX_S = 5.0
 REMIND_S = 300.0
+ROOM_S = 5.0
+"""How long a pull that does not wait for messages waits for room for its answer."""
+
+
+class NoRoom(QueueFull):
+    """There is no room for an answer among those that clients have not taken."""
 
 
 class Outage:
@@ -195,20 +201,29 @@ class Dispatcher:
     # Pulling
 
     async def pull(
-        self, member: Member, request: wire.Pull, taker: Taker | None = None, *, least: int = 1
+        self,
+        member: Member,
+        request: wire.Pull,
+        taker: Taker | None = None,
+        *,
+        least: int = 1,
+        room_s: float = ROOM_S,
     ) -> tuple[wire.Pulled, Buffers]:
-        """Grant messages, or wait for them; `least` is how many it takes for one that does not wait. What comes while
-        it waits may be taken to the consumer at once, on top of being the answer in the end: to wake up the one who
-        waits here takes time that the consumer would have to wait as well. A pull that stands goes on waiting then."""
+        """Grant messages, or wait for them; of one that does not wait, `least` is how many it takes, and `room_s` how
+        long it waits for room. What comes while it waits may be taken to the consumer at once, on top of being the
+        answer in the end: to wake up the one who waits here takes time that the consumer would have to wait as well. A
+        pull that stands goes on waiting then."""
         self._check(member)
         if self._limits.recalling and request.acts:
             await self._limits.recalled()
         settled, done = self._act(member, request.acts) if request.acts else (NOTHING, None)
-        begun_s, waits = self.clock.steady_s(), request.wait_ms > 0
-        got = None
-        while got is None and not member.fenced:
+        begun_s, wait_s = self.clock.steady_s(), request.wait_ms / 1000
+        got, full = None, False
+        while got is None and not (full or member.fenced or self.closed):
             pulled = self._try(member, request, request.min_messages if request.wait_ms else least)
-            if pulled is None and request.wait_ms and not (self.closed or (taker is not None and taker.ending)):
+            if pulled is None and request.wait_ms and not (taker is not None and taker.ending):
+                if taker is not None:
+                    taker.let_go()  # nobody waits for messages holding room
                 waiter = await self._wait(member, request, done, None if settled.refused or settled.lost else taker)
                 if waiter.taken is not None:
                     return waiter.taken
@@ -217,19 +232,35 @@ class Dispatcher:
                 self.arm()
             if pulled is None:
                 break
-            got = await self._read(member, request, pulled, taker)
-            if got is None:
+            room = request.max_bytes if taker is None else taker.set_aside(request.max_bytes)
+            if taker is None or room:
+                got = await self._read(member, request, pulled, taker, room)
+                if got is None and taker is not None:
+                    taker.let_go()
+            else:
+                full = not await self._wait_for_room(member, request, pulled, taker, begun_s + (wait_s or room_s))
+            if got is None and wait_s:
                 # Nothing of it can be handed over; maybe there is something else.
-                left_ms = request.wait_ms - round((self.clock.steady_s() - begun_s) * 1000)
-                request = msgspec.structs.replace(request, wait_ms=max(left_ms, 0))
+                left_s = begun_s + wait_s - self.clock.steady_s()
+                request = msgspec.structs.replace(request, wait_ms=max(round(left_s * 1000), 0))
         if done is not None:
             await done
         if got is None:
-            if self.outage is not None and not waits and not request.acts:
-                raise Unreadable(f"{self.label} waits: {self.outage.reason}")
+            if not wait_s and not request.acts:
+                self._check_flow(full=full)
             return wire.Pulled(0, [], settled.refused, lost=settled.lost), []
         pull, parcel = got
         return self._answer(pull, parcel.parts, settled), parcel.buffers
+
+    def _check_flow(self, *, full: bool) -> None:
+        """Whoever would be told that there is nothing is told if there may be something."""
+        if self.outage is not None:
+            raise Unreadable(f"{self.label} waits: {self.outage.reason}")
+        if full and not self.stopping:
+            raise NoRoom(
+                f"{self.label} has messages, but clients have left so many answers that there is no room for another "
+                "(max_unread_total_bytes): take those that were sent, then pull again, or raise it"
+            )
 
     def _answer(
         self, pull: int, parts: list[wire.Part], settled: wire.Settled = NOTHING, *, more: bool = False
@@ -263,12 +294,22 @@ class Dispatcher:
         waiter.taker.take(answer, buffers)
         return stands
 
+    async def _wait_for_room(
+        self, member: Member, request: wire.Pull, pulled: Pulled, taker: Taker, until_s: float
+    ) -> bool:
+        """There is no room for the answer among those that clients have not taken. Until there is, others may have what
+        the pull was granted, and no lease of it runs."""
+        self._give_back(member, pulled.pull)
+        self.wake()
+        left_s = until_s - self.clock.steady_s()
+        return left_s > 0 and not self.stopping and await taker.wait_for_room(request.max_bytes, left_s)
+
     async def _read(
-        self, member: Member, request: wire.Pull, pulled: Pulled, taker: Taker | None
+        self, member: Member, request: wire.Pull, pulled: Pulled, taker: Taker | None, room: int
     ) -> tuple[int, Parcel] | None:
         """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
         try:
-            parcel = await self._collect(request, pulled, taker)
+            parcel = await self._collect(request, pulled, taker, room)
         except Unreadable as error:
             self._give_back(member, pulled.pull)
             self._hold(error)
@@ -294,11 +335,9 @@ class Dispatcher:
             self.arm()
         return pulled.pull, parcel
 
-    async def _collect(self, request: wire.Pull, pulled: Pulled, taker: Taker | None) -> Parcel:
-        """Read what was granted, as soon as there is room for it among the answers that clients have not taken."""
-        room, size = request.max_bytes, 0
-        if taker is not None:
-            room = taker.set_aside(room) or await taker.wait_for_room(room)
+    async def _collect(self, request: wire.Pull, pulled: Pulled, taker: Taker | None, room: int) -> Parcel:
+        """Read what was granted, as far as there is room for it."""
+        size = 0
         try:
             parcel = await collect(
                 *(self.store, self.lanes, pulled.parts, room, self.clock.now_us()), scattered=request.scattered

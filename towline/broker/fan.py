@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from towline.broker.delivering import Buffers
-from towline.broker.dispatcher import LOST_MAX, Dispatcher
+from towline.broker.dispatcher import LOST_MAX, ROOM_S, Dispatcher, NoRoom
 from towline.broker.member import Member
 from towline.broker.waiter import Taker
 from towline.clock import TimeSlice
@@ -248,15 +248,30 @@ class Fan:
     async def pull(self, request: wire.Pull, taker: Taker | None = None) -> tuple[wire.Pulled, Buffers]:
         settled = await self.settle(request.acts) if request.acts else wire.Settled()
         once = msgspec.structs.replace(request, wait_ms=0, acts=[])
-        deadline_s = asyncio.get_running_loop().time() + request.wait_ms / 1000
-        least = request.min_messages if request.wait_ms else 1
+        loop, waits = asyncio.get_running_loop(), request.wait_ms > 0
+        begun_s = loop.time()
+        deadline_s = begun_s + request.wait_ms / 1000
+        room_until_s = deadline_s if waits else begun_s + ROOM_S
+        least = request.min_messages if waits else 1
         self._reconsider()
         while True:
             self._stirred.clear()
             await self.join()
-            pulled, buffers = await self._pull_from_any(once, least, taker)
+            try:
+                pulled, buffers = await self._pull_from_any(once, least, taker)
+            except NoRoom:
+                assert taker is not None
+                left_s = room_until_s - loop.time()
+                if left_s > 0 and not self._left and await taker.wait_for_room(once.max_bytes, left_s):
+                    continue
+                if not waits and not request.acts:
+                    raise
+                pulled, buffers = wire.Pulled(0, []), []
+                break
             if pulled.pull or self._left or self._closing() or (taker is not None and taker.ending):
                 break
+            if taker is not None:
+                taker.let_go()  # nobody waits for messages holding room
             try:
                 async with asyncio.timeout_at(deadline_s):
                     await self._wait()
@@ -264,7 +279,8 @@ class Fan:
                 self._notice_closed()
                 # What has come by now is enough.
                 self._reconsider()
-                pulled, buffers = await self._pull_from_any(once, 1, taker)
+                with suppress(NoRoom):
+                    pulled, buffers = await self._pull_from_any(once, 1, taker)
                 break
         news = self.take_news(pulled.topic)
         return msgspec.structs.replace(pulled, refused=settled.refused, lost=settled.lost, groups=news), buffers
@@ -299,9 +315,13 @@ class Fan:
             if member.dispatcher.closed:
                 continue
             try:
-                pulled, buffers = await member.dispatcher.pull(member, request, taker, least=least)
+                pulled, buffers = await member.dispatcher.pull(member, request, taker, least=least, room_s=0.0)
             except Unreadable:
                 continue  # its turn comes when its group goes on; the others do not wait for it
+            except NoRoom:
+                self._ready[name] = None
+                self._ready.move_to_end(name, last=False)
+                raise  # nor would there be room for what the others have
             if least > 1 and not pulled.pull:
                 self._short[name] = None
             if pulled.pull:

@@ -7,6 +7,7 @@ else the next answer is its last.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -38,6 +39,8 @@ class _Taker:
         "_kept_bytes",
         "_number",
         "_pulls",
+        "_room",
+        "_waiting",
         "behind",
         "ending",
         "over",
@@ -53,6 +56,9 @@ class _Taker:
         self._answers = request.answers
         self._kept_bytes = 0
         """Of the budget for answers: what was read, and is about to be told."""
+        self._room = 0
+        """The same, of what it has waited for, and reads nothing for yet."""
+        self._waiting: asyncio.Timeout | None = None
         self.request = request
         self.behind: asyncio.Task[None] | None = None
         """The pull before, which stood: this one begins when it has ended."""
@@ -86,10 +92,23 @@ class _Taker:
         self.session.fail(self._number, error, Pull.kind)
 
     def set_aside(self, size: int) -> int:
-        return self.session.share.set_aside(size)
+        room, self._room = self._room, 0
+        return room or self.session.share.set_aside(size)
 
-    async def wait_for_room(self, size: int) -> int:
-        return await self.session.share.wait(size)
+    async def wait_for_room(self, size: int, within_s: float) -> bool:
+        if self.ending:
+            return False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s) as self._waiting:
+                self._room = await self.session.share.wait(size)
+        self._waiting = None
+        return self._room > 0
+
+    def end_soon(self) -> None:
+        """It stops waiting: what it carries out, or was granted and reads just now, it answers for."""
+        self.ending = True
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(0)
 
     def read(self, room: int, size: int) -> None:
         kept = 0 if self.over else size
@@ -101,10 +120,16 @@ class _Taker:
         if before:
             self.session.share.free(before)
 
+    def let_go(self) -> None:
+        if self._room:
+            room, self._room = self._room, 0
+            self.session.share.read(room, 0)
+        self._keep(0)
+
     def end(self) -> None:
         """It is forgotten before its last answer: upon that, the client may pull again at once."""
         self.over = True
-        self._keep(0)
+        self.let_go()
         self._pulls.forget(self)
 
 
@@ -128,8 +153,7 @@ class Pulls:
         if before is not None:
             if not before.may_stand or before.behind is not None:
                 raise Conflict(f"subscription {request.subscription} has a pull under way: one at a time")
-            # It only stops waiting: what it carries out, or was granted and reads just now, it answers for.
-            before.ending = True
+            before.end_soon()
             member.end_waiting()
         # Each pull may take half of what is left, so that all of them together stay within the bound.
         room = max((self._max_bytes - self._reserved_bytes) // 2, PULL_MIN_BYTES)

@@ -28,13 +28,16 @@ class Taker(Protocol):
     def take(self, pulled: wire.Pulled, buffers: Buffers) -> None: ...
 
     def set_aside(self, size: int) -> int:
-        """How much an answer of at most `size` bytes may take; 0 is that it must wait."""
+        """How much an answer of at most `size` bytes may take: what is in hand, or what there is; 0 is nothing."""
 
-    async def wait_for_room(self, size: int) -> int:
-        """The same, once there is room."""
+    async def wait_for_room(self, size: int, within_s: float) -> bool:
+        """Have room in hand as soon as there is some. False: there was none in time, or it is to wait no longer."""
 
     def read(self, room: int, size: int) -> None:
         """An answer was read for which `room` was set aside: it takes `size`."""
+
+    def let_go(self) -> None:
+        """Of the room in hand; and what was read is not handed over."""
 
 
 class Waiter:
