@@ -18,7 +18,7 @@ from towline.broker.accounts import ACCOUNTS
 from towline.broker.broker import Broker
 from towline.broker.connection import join_small
 from towline.broker.permissions import PERMISSIONS
-from towline.broker.requests import LATER, NOW, SEEN
+from towline.broker.requests import LATER, NOW, READS, SEEN
 from towline.broker.server import Server
 from towline.errors import StoreFailed, TowlineError
 from towline.frame import encode
@@ -115,6 +115,12 @@ def test_every_request_has_its_permission_and_its_way() -> None:
     own |= {publishing.Stage.kind, publishing.Publish.kind, publishing.Unstage.kind}
     assert set(PERMISSIONS) == set(m.REQUESTS)
     assert sorted([*NOW, *LATER, *SEEN, *ACCOUNTS, *own]) == sorted(m.REQUESTS)
+
+
+def test_every_list_waits_until_the_client_takes_it() -> None:
+    lists = {kind for kind in {*LATER, *SEEN, *ACCOUNTS} if m.REQUESTS[kind].__name__.startswith("List")}
+    lists.add(m.Stat.kind)  # as much work, if not as long
+    assert lists - {cluster.ListBrokers.kind} <= READS, "that one may wait for news, and once only"
 
 
 class SlowDisk:

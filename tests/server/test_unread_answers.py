@@ -18,7 +18,18 @@ from tests.certificates import KIND, openssl
 from tests.eventually import eventually
 from tests.server.process import BrokerProcess
 from tests.server.raw_client import RawClient, open_pulled
-from towline.protocol.messages import GroupInfo, GroupState, Pull
+from towline.model import GroupConfig, TopicConfig
+from towline.protocol.messages import (
+    CreateTopic,
+    Done,
+    GroupInfo,
+    GroupState,
+    ListGroups,
+    ListTopics,
+    Pull,
+    PutGroup,
+    Request,
+)
 from towline.protocol.scanning import Scan
 
 MB = 1 << 20
@@ -29,6 +40,9 @@ PULLS = 30
 MESSAGES = 128
 BODY = bytes(256 << 10)
 """32 MiB of them: more than all may leave unread."""
+LISTED = 2_000
+LISTS = 400
+MOST_LISTS_MB = 60
 MOST_MB = 2 * BUDGET / MB + 40
 """The budget, reads that are under way, and what Python takes for so many clients."""
 
@@ -159,3 +173,27 @@ def test_what_was_cut_up_for_tls_is_whole(broker: BrokerProcess) -> None:
             envelope = client.read_envelope()
             assert envelope is not None
             assert set(open_pulled(envelope)[1]) == {BODY}
+
+
+@pytest.mark.parametrize("request_", [ListTopics(), ListGroups()], ids=lambda one: type(one).__name__)
+def test_lists_that_nobody_reads_are_made_as_they_are_read(request_: Request) -> None:
+    with BrokerProcess(max_unread_total_bytes=BUDGET, idle_s=600.0, heartbeat_s=600.0) as broker:
+        broker.context = None  # type: ignore[attr-defined]
+        with hello(broker) as other, hello(broker) as client:
+            for number in range(LISTED):
+                topic = f"topic-{number}-{'x' * 30}"
+                other.post(CreateTopic(TopicConfig(topic)))
+                other.post(PutGroup(GroupConfig(topic, "g")))
+            assert {answer for _, answer in [other.read() or (0, None) for _ in range(2 * LISTED)]} == {Done()}
+            before = broker.rss_mb
+            for _ in range(LISTS):
+                client.post(request_)
+            for _ in range(5):  # by the last one, all that come before it were carried out, or wait
+                other.post(request_)
+                answer = other.read_envelope()
+            assert answer is not None
+            length = len(answer.head)
+            assert length * LISTS > 2 * MOST_LISTS_MB * MB, "all of them would be more than this"
+            assert broker.rss_mb < before + MOST_LISTS_MB
+            answers = [client.read_envelope() for _ in range(10)]
+            assert all(one is not None and one.kind == answer.kind for one in answers)

@@ -18,7 +18,7 @@ from towline.errors import BadRequest, Overtaken, Refused
 from towline.protocol import access as wire
 from towline.protocol.messages import Answer, Done, Request
 
-__all__ = ["ACCOUNTS", "carry_out"]
+__all__ = ["ACCOUNTS", "READING", "carry_out"]
 
 CLUSTER: Final = ("admin", "cluster", "")
 TRIES: Final = 20
@@ -268,3 +268,5 @@ _CHANGING: dict[int, _Way] = {
 }
 ACCOUNTS: Final = frozenset({wire.WhoAmI.kind, *_READING, *_CHANGING})
 """Requests that are about access, and not about messages."""
+READING: Final = frozenset(_READING)
+"""Of them, those that list."""

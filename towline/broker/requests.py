@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from towline.broker.accounts import READING
 from towline.broker.broker import Broker
 from towline.broker.guard import Guard
 from towline.broker.rights import May
@@ -188,9 +189,14 @@ READS = frozenset(
         ListDelayed.kind,
         ListTransactions.kind,
         Storage.kind,
+        ListAlarms.kind,
+        ListTopics.kind,
+        ListGroups.kind,
+        Stat.kind,
+        *READING,
     }
 )
-"""Of all these, the ones that only read and may have long answers."""
+"""Of all these, and of those about accounts, the ones that only read and may have long answers."""
 
 
 async def later(broker: Broker, request: Request, guard: Guard | None) -> tuple[Answer, Buffers]:

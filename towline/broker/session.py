@@ -456,7 +456,7 @@ class Session(Connection):
             request = msgspec.structs.replace(request, max_bytes=min(room, request.max_bytes))
         kept = 0
         try:
-            answer, buffers = await later(broker, request, self._guard)
+            answer, buffers = await self._carry_out(request, broker)
             kept = sum(map(len, buffers))
             return answer, buffers
         finally:
