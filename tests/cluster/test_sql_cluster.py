@@ -13,14 +13,15 @@ import towline
 from tests.client.either import do, each, entered
 from tests.cluster.conftest import Brokers, eventually
 from tests.cluster.load import Load
-from tests.eventually import DEADLINE_S
+from tests.eventually import DEADLINE_S, eventually_done
 from tests.server.raw_client import RawClient
 from tests.sql.server import mariadb, new_database
 from towline.broker.broker import Broker
 from towline.broker.realms import Realms
-from towline.errors import BadRequest, Unavailable
+from towline.errors import BadRequest, NotOwner, Unavailable
 from towline.protocol.cluster import Brokers as Told
-from towline.protocol.cluster import ListBrokers
+from towline.protocol.cluster import BrokerState, ListBrokers
+from towline.protocol.messages import TopicInfo
 from towline.settings import BrokerSettings
 
 REALMS = 8
@@ -318,6 +319,22 @@ async def test_a_realm_that_could_not_be_taken_to_its_end_is_taken_again(monkeyp
             while not realms.owned:
                 await asyncio.sleep(0.05)
         assert not failures
+    finally:
+        await realms.front.close()
+
+
+async def test_a_broker_that_leaves_says_who_has_its_realms_from_now_on() -> None:
+    realms = await Realms.open(BrokerSettings(store=new_database(), realms=2))
+    realms.start("127.0.0.1:1")
+    try:
+        await eventually_done(lambda: len(realms.owned) == 2)
+        realms.front.registry.heard(BrokerState("heir", "heir", "127.0.0.1:2"))
+        await realms.leave()
+        for topic in ("orders", "payments", "returns"):
+            with pytest.raises(NotOwner) as refused:
+                realms.choose(TopicInfo(topic), {})
+            assert refused.value.address == "127.0.0.1:2"
+        assert [one.address for one in (await realms.brokers(ListBrokers())).realms] == ["127.0.0.1:2"] * 2
     finally:
         await realms.front.close()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from hashlib import blake2b
 from typing import Any, Final
@@ -492,6 +493,12 @@ class Realms:
         broker.store.heir = heir
         log.info("realm %s is handed over to %s", realm, heir)
         await self._drop(broker)
+        node = self.front.registry.nodes.get(heir)
+        if self._closing and node is not None:
+            # Who leaves looks no more at who has what.
+            epoch = broker.store.lease.epoch
+            self._holders[realm] = Holder(realm, heir, node.state.address, epoch, math.inf, "")
+            self._note_news()
 
     async def leave(self) -> None:
         """Hand everything over to those who stay, all realms at a time. Clients are still there, and are told where
