@@ -144,7 +144,7 @@ BOUNDS: dict[str, str] = {
         broker.turns.Turns._busy broker.turns.Turns._waiting
     """,
     "a subscription: the topics that it has": """
-        broker.fan.Fan._coming broker.fan.Fan._touched
+        broker.fan.Fan._coming broker.fan.Fan._failing broker.fan.Fan._touched
         broker.fan.Fan._joining broker.fan.Fan._members broker.fan.Fan._ready broker.fan.Fan._short
     """,
     "users, tokens and rules that there are (10,000 each)": """

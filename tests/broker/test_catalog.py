@@ -19,7 +19,7 @@ from towline.broker.broker import Broker
 from towline.broker.fan import Fan
 from towline.broker.opening import open_store
 from towline.delivery.catalog_changes import GROUP_CHANGES, TOPIC_CHANGES
-from towline.errors import NotFound, TooMany
+from towline.errors import NotFound, TooMany, Unavailable
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol.messages import Attach, Pull, PutTopic
 from towline.protocol.ordering import Pause
@@ -296,6 +296,79 @@ def test_a_topic_that_goes_while_others_are_joined_is_left_out(disk: World) -> N
         assert {one.config.topic for one in found.members if not one.dispatcher.closed} == set(names[:-1])
         with pytest.raises(NotFound):
             bench.broker.topic_state(names[-1])
+
+    disk.run(scenario)
+
+
+@pytest.mark.parametrize("found_gone", [True, False])
+def test_a_topic_that_is_made_anew_while_it_is_joined_is_joined_anew(disk: World, found_gone: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        await topics(bench, 1)
+        found = await fan(bench, "many.*", start="latest")
+        join, rounds = found._join, 0
+
+        async def make_anew(requests: Sequence[Attach]) -> Any:
+            nonlocal rounds
+            rounds += 1
+            joined = None if found_gone else await join(requests)
+            if rounds == 1:
+                await bench.broker.delete_topic("many.again")
+                joined = joined or await join(requests)
+                await bench.send("many.again", b"anew")
+            return joined or await join(requests)
+
+        found._join = make_anew
+        await bench.send("many.again", b"before")
+        got = await bench.pull(found, wait_ms=20_000)
+        assert (got.answer.topic, got.bodies) == ("many.again", [b"anew"])
+        assert rounds == 2
+
+    disk.run(scenario)
+
+
+def test_a_topic_that_cannot_be_joined_holds_no_other_up_and_is_tried_again(
+    disk: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("towline.broker.fan.AGAIN_S", 0.01)
+
+    async def scenario(bench: Bench) -> None:
+        await topics(bench, 1)
+        found = await fan(bench, "many.*", start="latest")
+        join, refused = found._join, 0
+
+        async def refuse(requests: Sequence[Attach]) -> Any:
+            nonlocal refused
+            refused += 1
+            return [Unavailable("not this one") for _ in requests] if refused < 5 else await join(requests)
+
+        found._join = refuse
+        await bench.send("many.other", b"other")
+        await bench.send("many.00000", b"mine")
+        got = await bench.pull(found, wait_ms=20_000)
+        assert (got.answer.topic, got.bodies) == ("many.00000", [b"mine"])
+        assert found.unjoined == ["many.other"], "all of its messages are new, also after a broken connection"
+        got = await bench.pull(found, wait_ms=20_000)
+        assert (got.answer.topic, got.bodies) == ("many.other", [b"other"])
+        assert refused == 5
+        assert found.unjoined == []
+        assert caplog.text.count("not this one") in (1, 2), "once a minute"
+
+    disk.run(scenario)
+
+
+def test_a_consumer_that_can_join_no_topic_is_told(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        found = await fan(bench, "many.*")
+
+        async def refuse(requests: Sequence[Attach]) -> Any:
+            return [Unavailable("not now") for _ in requests]
+
+        join, found._join = found._join, refuse
+        await topics(bench, 1)
+        with pytest.raises(Unavailable, match="not now"):
+            await bench.pull(found)
+        found._join = join
+        assert (await bench.pull(found)).bodies == [b"one"]
 
     disk.run(scenario)
 

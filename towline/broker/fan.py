@@ -20,6 +20,7 @@ import msgspec
 from towline.broker.delivering import Buffers
 from towline.broker.dispatcher import LOST_MAX, ROOM_S, Dispatcher, NoRoom
 from towline.broker.member import Member
+from towline.broker.peer import RareLog
 from towline.broker.waiter import Taker
 from towline.clock import TimeSlice
 from towline.errors import LeaseLost, NotFound, TooMany, TowlineError, Unreadable
@@ -39,6 +40,8 @@ AWAY_MAX: Final = 10_000
 """Consumers whose connection broke, for which new topics are noted; the oldest go first."""
 ACK: Final = 0
 
+AGAIN_S: Final = 5.0
+"""A topic that could not be joined is tried again so much later."""
 JOIN_MAX: Final = 500
 """Topics that are joined together; those groups of them that are new become durable together."""
 
@@ -67,6 +70,9 @@ class Fan:
         """Topics to join, and whether they are new."""
         self._coming: dict[str, bool] = {}
         """The same of those that are being joined now."""
+        self._failing: dict[str, bool] = {}
+        """The same of those that could not be joined, and are tried again later."""
+        self._log = RareLog(log, per_minute=1)
         self._ready: OrderedDict[str, None] = OrderedDict()
         """Topics that may have something to deliver, in the order of their turns."""
         self._short: OrderedDict[str, None] = OrderedDict()
@@ -93,7 +99,8 @@ class Fan:
     @property
     def unjoined(self) -> list[str]:
         """New topics that it has not joined yet."""
-        return [name for name, new in (self._joining | self._coming).items() if new]
+        parts = (self._failing, self._coming, self._joining)
+        return list(dict.fromkeys(name for part in parts for name, new in part.items() if new))
 
     @property
     def waiting(self) -> bool:
@@ -126,11 +133,7 @@ class Fan:
 
     def invite(self, topics: Iterable[str], *, new: bool) -> None:
         """These topics exist; they are joined by the next pull, or by the one that waits."""
-        found = [
-            name
-            for name in topics
-            if matches(self.pattern, name) and name not in self._coming and not self._is_member(name)
-        ]
+        found = [name for name in topics if matches(self.pattern, name) and not self._is_member(name)]
         self._joining.update(dict.fromkeys(filter(self._may, found), new))
         if self._joining:
             self._stirred.set()
@@ -139,8 +142,7 @@ class Fan:
         """Join the topics that are to be joined. One that is gone by now, or may not be joined, is left out. `places`
         are where the consumer says that it was."""
         known = {} if places is None else {place.topic: place for place in places.topics}
-        while self._joining and not self._left:
-            joining = dict(islice(self._joining.items(), JOIN_MAX))
+        while self._joining and not self._left and (joining := self._next_to_join()):
             requests = [self._request_for(name, known, places, new=new) for name, new in joining.items()]
             for name in joining:
                 self._coming[name] = self._joining.pop(name)
@@ -154,20 +156,44 @@ class Fan:
                     del self._coming[name]
             self._joined(joining, found)
 
+    def _next_to_join(self) -> dict[str, bool]:
+        """One that is being joined comes when that has ended: it may have been made anew since."""
+        return dict(islice(((name, new) for name, new in self._joining.items() if name not in self._coming), JOIN_MAX))
+
     def _joined(self, joining: Mapping[str, bool], found: Sequence[Member | TowlineError]) -> None:
         if self._left:
             _let_go(one for one in found if isinstance(one, Member))
             return
-        failed: TowlineError | None = None
+        failed: dict[str, TowlineError] = {}
         for name, one in zip(joining, found, strict=True):
             if isinstance(one, Member):
+                if one.dispatcher.closed and name in self._joining:
+                    continue  # it was made anew since
                 self._add(name, one)
+                self._joining.pop(name, None)
             elif isinstance(one, (NotFound, TooMany)):
                 log.info("consumer %s of %s: %s", self.consumer, self.pattern, one)
             else:
-                self._joining[name], failed = joining[name], one
-        if failed is not None:
-            raise failed
+                failed[name] = one
+        if failed:
+            self._put_off({name: joining[name] for name in failed}, next(iter(failed.values())))
+
+    def _put_off(self, failed: Mapping[str, bool], why: TowlineError) -> None:
+        """These topics could not be joined: the others do not wait for them."""
+        if not self._members:
+            self._joining = {**failed, **self._joining}
+            raise why
+        loop = asyncio.get_running_loop()
+        text = "consumer %s of %s: %d topics could not be joined, and are tried again: %s"
+        self._log.say(loop.time(), logging.WARNING, text, self.consumer, self.pattern, len(failed), why)
+        if not self._failing:
+            loop.call_later(AGAIN_S, self._try_again)
+        self._failing.update(failed)
+
+    def _try_again(self) -> None:
+        failing, self._failing = self._failing, {}
+        for name, new in failing.items() if not self._left else ():
+            self.invite((name,), new=new or self._joining.get(name, False))
 
     def _request_for(
         self, name: str, known: Mapping[str, wire.Place], places: wire.Places | None, *, new: bool
