@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -168,6 +168,85 @@ def test_one_who_reads_while_a_write_is_stalled_hands_over_to_one_who_waits() ->
     assert turn.acquire(False), "it was turned away while we read, and nobody else reads"
     link.close()
     theirs.close()
+
+
+@pytest.fixture
+def met() -> Iterator[tuple[Link, socket.socket]]:
+    """A link to a broker that greets, and then neither takes nor says anything."""
+    ours, theirs = socket.socketpair()
+    link = Link(Route(parse_url("towline://127.0.0.1:1")), lambda *_: ours, Connection(), 60.0)
+    greeter = threading.Thread(target=Visitor(theirs).greet)
+    greeter.start()
+    while not link.connection.ready:
+        link.pump(0.1)
+    greeter.join(60)
+    yield link, theirs
+    link.close()
+    theirs.close()
+
+
+@contextmanager
+def writing(link: Link) -> Iterator[None]:
+    """Another thread writes, and the broker takes no more."""
+    begun, done = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with link.lock:
+            begun.set()
+            assert done.wait(60)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert begun.wait(60)
+    try:
+        yield
+    finally:
+        done.set()
+        writer.join(60)
+
+
+def test_one_who_waits_for_an_answer_keeps_his_time_while_another_writes(met: tuple[Link, socket.socket]) -> None:
+    link, theirs = met
+    reading, following = Call(Beat()), Call(Beat())
+    link.start(reading)
+    link.start(following)
+    answered: list[bool] = []
+
+    def wait() -> None:
+        assert link._pump.acquire()
+        try:
+            answered.append(link.wait(reading, time.monotonic() + 0.2))
+        finally:
+            link._leave_pump()
+
+    with writing(link):
+        theirs.sendall(encode_envelope(reading.number, Done()))  # it comes, but cannot be looked at now
+        reader = threading.Thread(target=wait)
+        reader.start()
+        assert not link.wait(following, time.monotonic() + 0.1)
+        reader.join(60)
+        assert not reader.is_alive(), "it waits for the one who writes"
+        assert answered == [False]
+    assert link.wait(reading, time.monotonic() + 60)
+
+
+def test_what_finds_another_writing_does_not_leave_and_one_gives_up_in_time(met: tuple[Link, socket.socket]) -> None:
+    link, _ = met
+    call, before = Call(Beat()), Call(Beat())
+    link.start(before)
+    with writing(link):
+        assert not link.start(call, until=time.monotonic() + 0.05)
+        assert (call.number, call.sent) == (-1, 0)
+        link.connection.abandon(before)
+    assert not link.connection.unanswered
+
+
+def test_what_is_not_taken_by_its_deadline_ends_the_connection(met: tuple[Link, socket.socket]) -> None:
+    link, _ = met
+    call = Call(Beat(), [bytes(8 << 20)])
+    link.start(call, deadline=time.monotonic() + 0.05)
+    assert not link.connection.ready
+    assert (link.connection.unanswered, call.sent) == (1, 1), "it may be asked again, as what was on its way"
 
 
 def _is_held(lock: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,12 +21,13 @@ from tests.client.test_standing_through import one_by_one, pulls
 from tests.cluster.conftest import Brokers, eventually
 from tests.cluster.load import Load
 from tests.eventually import eventually_done
+from towline.client import flows
 from towline.client.connection import Call
 from towline.client.dial import Route
 from towline.client.fleet import Liveness
 from towline.client.link import Dial
 from towline.client.steps import Flow, Start
-from towline.errors import BadRequest, Closed, NotFound, Partly, Unavailable
+from towline.errors import BadRequest, Closed, NotFound, NotOwner, Partly, Timeout, Unavailable
 from towline.model import RetryPolicy
 from towline.protocol.messages import Pull, TopicInfo
 from towline.protocol.transactions import AwaitChecks
@@ -105,6 +107,64 @@ async def test_a_frozen_broker_holds_up_only_what_it_may_have(
         await do(consumer.flush())
         group = await do(mq.group(topic, "g"))
         assert (group.lag, group.in_flight) == (0, 0)
+
+
+async def test_what_finds_no_room_on_the_way_to_a_frozen_broker_goes_elsewhere_and_the_rest_keeps_its_time(
+    connect: Any, cluster_of: Callable[..., Brokers], topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("towline.client.transport._STALLED_S", 3600.0)
+    brokers = cluster_of(2).start().wait_for(2)
+    topics = [f"{topic}-{number}" for number in range(60)]
+    ended: dict[str, Exception | None] = {}
+
+    async with entered(connect(brokers.url, timeout=5)) as mq:
+        for name in topics:
+            await do(mq.send(name, b"x"))
+        brokers.freeze(1)
+
+        async def send(name: str) -> None:
+            try:
+                await do(mq.send(name, bytes(1 << 20)))
+                ended[name] = None
+            except Exception as error:
+                ended[name] = error
+
+        # What the blocking client does stands in a thread of its own.
+        threads = [threading.Thread(target=lambda name=name: asyncio.run(send(name)), daemon=True) for name in topics]
+        if asyncio.iscoroutinefunction(mq.send):
+            tasks = [asyncio.ensure_future(send(name)) for name in topics]
+        else:
+            tasks = []
+            for thread in threads:
+                thread.start()
+        await eventually_done(lambda: len(ended) == 60)
+        await asyncio.gather(*tasks)
+        failed = {name for name, error in ended.items() if error is not None}
+        assert {type(ended[name]) for name in failed} <= {Timeout}, "what never left does not fail"
+        brokers.thaw(1)
+        for name in topics:
+            stored = sum(lane.end for lane in (await do(mq.topic(name))).lanes)
+            assert stored == 2 if name not in failed else stored in (1, 2)
+
+
+async def test_a_call_that_is_asked_elsewhere_keeps_its_deadline(
+    connect: Any, brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with entered(connect(brokers.url)) as mq:
+        cluster, deadlines = mq._cluster, list[float]()
+        monkeypatch.setattr(cluster.fleet, "shared", True)
+        ask = cluster._ask
+
+        def asked(topic: str, call: Call, at: str, deadline: float) -> Any:
+            deadlines.append(deadline)
+            if len(deadlines) < 3:
+                raise NotOwner
+            return ask(topic, call, at, deadline)
+
+        monkeypatch.setattr(cluster, "_ask", asked)
+        await do(cluster.run("", flows.ping()))
+        assert len(deadlines) == 3
+        assert len(set(deadlines)) == 1
 
 
 def test_a_broker_that_is_busy_gives_a_sign_of_life_and_a_frozen_one_does_not(brokers: Brokers) -> None:

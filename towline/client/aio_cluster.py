@@ -114,16 +114,19 @@ class AioCluster:
     ) -> T:
         """Run a flow at the broker that is right for a topic, or another one when that cannot be reached; or `at` one
         broker and no other. `served` is told who answered. With `if_alive`, nobody waits for a broker that is away."""
-        started: list[Call] = []
+        started: dict[Call, float] = {}
 
         async def do(step: Step) -> Any:
             if isinstance(step, Start):
-                started.append(step.call)
+                started[step.call] = self._deadline(step.call)
                 if self.fleet.shared and not at:
                     self._buffers[step.call] = step.call.buffers
-                return await self._start(topic, step.call, at)
+                _, link = self._started[step.call] = self._choose(topic, at)
+                # If there is no room for it, it leaves when it is waited for.
+                await link.start(step.call, min(self.timeout_s, _SLICE_S))
+                return None
             assert isinstance(step, Call), "only requests are routed"
-            return await self._follow(topic, step, at, served, if_alive)
+            return await self._follow(topic, step, at, started.get(step) or self._deadline(step), served, if_alive)
 
         try:
             return await drive_later(flow, do)
@@ -132,23 +135,24 @@ class AioCluster:
                 self._started.pop(call, None)
                 self._buffers.pop(call, None)
 
-    async def _start(self, topic: str, call: Call, at: str, but: frozenset[str] = frozenset()) -> tuple[str, AioLink]:
+    def _deadline(self, call: Call) -> float:
+        return time.monotonic() + self.timeout_s + call.patience_s
+
+    def _choose(self, topic: str, at: str, but: frozenset[str] = frozenset()) -> tuple[str, AioLink]:
         broker = at or self.fleet.owner(topic) or self.fleet.pick(self._salt + topic, but)
         broker = broker or self.fleet.route(self._salt, topic)
-        link = self.link(broker)
-        await link.start(call)
-        self._started[call] = broker, link
-        return broker, link
+        return broker, self.link(broker)
 
-    async def _follow(self, topic: str, call: Call, at: str, served: list[str] | None, if_alive: bool) -> Any:
+    async def _follow(  # noqa: PLR0917
+        self, topic: str, call: Call, at: str, deadline: float, served: list[str] | None, if_alive: bool
+    ) -> Any:
         """Ask; and where brokers share a store, ask again whom the answer points to."""
         if not self.fleet.shared or at:
-            return await self._ask(topic, call, at, served, if_alive)
-        request, buffers = call.request, self._buffers.pop(call, call.buffers)
-        deadline, again = time.monotonic() + self.timeout_s, call
+            return await self._ask(topic, call, at, deadline, served, if_alive)
+        request, buffers, again = call.request, self._buffers.pop(call, call.buffers), call
         while True:
             try:
-                answer = await self._ask(topic, again, at)
+                answer = await self._ask(topic, again, at, deadline)
             except NotOwner as error:
                 self.fleet.learn_owner(topic, error.address)
                 if time.monotonic() >= deadline:
@@ -159,37 +163,41 @@ class AioCluster:
             call.error, call.answer, call.attachments = None, again.answer, again.attachments
             return answer
 
-    async def _ask(
-        self, topic: str, call: Call, at: str, served: list[str] | None = None, if_alive: bool = False
+    async def _ask(  # noqa: PLR0917
+        self,
+        topic: str,
+        call: Call,
+        at: str,
+        deadline: float,
+        served: list[str] | None = None,
+        if_alive: bool = False,
     ) -> Any:
         known = self._started.pop(call, None)
-        broker, link = known if known is not None else await self._start(topic, call, at)
+        broker, link = known if known is not None else self._choose(topic, at)
         begun = started = time.monotonic()
         liveness: Liveness | None = None
-        deadline = begun + self.timeout_s + call.patience_s
         tried: frozenset[str] = frozenset()
         try:
-            while not await link.wait(call, max(0.0, min(deadline - time.monotonic(), _SLICE_S))):
+            while not await self._go_on(link, call, deadline):
                 now = time.monotonic()
                 liveness = liveness or Liveness(started, patient=self.fleet.tells_owners)
                 away = liveness.is_away(now, link)
                 if away:
                     self.fleet.suspect(broker)
                 if now >= deadline or (if_alive and not self.fleet.usable(broker)):
-                    raise no_answer(link.route, link.cause, link.connection.ready, round(now - begun, 1))
+                    sent, waited_s = call.sent > 0, round(now - begun, 1)
+                    raise no_answer(link.route, link.cause, link.connection.ready, waited_s, sent=sent)
                 if at:
                     continue
                 if (away or self._has_moved(topic, broker, started, now)) and self._recall(link, call):
                     tried |= {broker} if away else set()
                     if not self.fleet.pick("", tried):
                         tried = frozenset()
-                    broker, link = await self._start(topic, call, at, tried)
+                    broker, link = self._choose(topic, at, tried)
                     started, liveness = time.monotonic(), None
         except BaseException:
-            self._recall(link, call, given_up=True)
+            link.connection.abandon(call)
             raise
-        finally:
-            self._started.pop(call, None)
         if call.error is not None:
             raise call.error
         self.fleet.trust(broker)
@@ -197,14 +205,23 @@ class AioCluster:
             served.append(broker)
         return call.answer
 
+    async def _go_on(self, link: AioLink, call: Call, deadline: float) -> bool:
+        """See `cluster.Cluster`."""
+        slice_s = max(0.0, min(deadline - time.monotonic(), _SLICE_S))
+        if call.number < 0 and not await link.start(call, slice_s):
+            return False
+        return await link.wait(call, slice_s)
+
     def _has_moved(self, topic: str, broker: str, started: float, now: float) -> bool:
         """See `cluster.Cluster`."""
         return self.fleet.shared and now - started > LATE_S / 2 and self.fleet.owner(topic) not in (None, broker)
 
-    def _recall(self, link: AioLink, call: Call, *, given_up: bool = False) -> bool:
+    def _recall(self, link: AioLink, call: Call) -> bool:
         """See `cluster.Cluster`."""
+        if call.number < 0:
+            return True
         stays = call.sent and not self.fleet.shared and not isinstance(call.request, ShardCount)
-        if call.done or (stays and not given_up):
+        if call.done or stays:
             return False
         link.connection.abandon(call)
         call.number = -1

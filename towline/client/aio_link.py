@@ -64,18 +64,19 @@ class AioLink:
         return answered
 
     async def ask(self, call: Call) -> Any:
-        if call.number < 0:
-            await self.start(call)
+        begun = time.monotonic()
+        deadline = begun + self.timeout_s + call.patience_s
+        left = call.number >= 0 or await self.start(call, deadline - begun)
         if not call.done:
-            begun = time.monotonic()
             try:
-                answered = await self.wait(call, self.timeout_s + call.patience_s)
+                answered = left and await self.wait(call, deadline - time.monotonic())
             except BaseException:
                 self._forget(call)
                 raise
             if not answered:
                 self._forget(call)
-                error = no_answer(self.route, self.cause, self.connection.ready, self.timeout_s)
+                sent = None if left else False
+                error = no_answer(self.route, self.cause, self.connection.ready, self.timeout_s, sent=sent)
                 if self.last_received < begun:
                     self.give_up(error)
                 raise error
@@ -88,14 +89,22 @@ class AioLink:
         if call.on_done is None:
             self.connection.abandon(call)
 
-    async def start(self, call: Call) -> None:
-        await self.room()
+    async def start(self, call: Call, seconds: float | None = None) -> bool:
+        """Ask. False if there was no room for so long, so that nothing of it left."""
+        if not await self.room(seconds):
+            return False
         self.start_now(call)
+        return True
 
-    async def room(self) -> None:
-        """Wait while too much is on the way already."""
+    async def room(self, seconds: float | None = None) -> bool:
+        """Wait while too much is on the way already; False if that is so for longer than this."""
+        deadline = None if seconds is None else time.monotonic() + seconds
         while self._room is not None and not self._closed:
-            await asyncio.shield(self._room)
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            await asyncio.wait([self._room], timeout=left_s)
+        return True
 
     def start_now(self, call: Call) -> None:
         """Ask without regard for how much is on the way already."""

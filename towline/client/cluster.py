@@ -121,16 +121,19 @@ class Cluster:
     ) -> T:
         """Run a flow at the broker that is right for a topic, or another one when that cannot be reached; or `at` one
         broker and no other. `served` is told who answered. With `if_alive`, nobody waits for a broker that is away."""
-        started: list[Call] = []
+        started: dict[Call, float] = {}
 
         def do(step: Step) -> Any:
             if isinstance(step, Start):
-                started.append(step.call)
+                deadline = started[step.call] = self._deadline(step.call)
                 if self.fleet.shared and not at:
                     self._buffers[step.call] = step.call.buffers
-                return self._start(topic, step.call, at)
+                _, link = self._started[step.call] = self._choose(topic, at)
+                # If there is no room for it, it leaves when it is waited for.
+                link.start(step.call, min(deadline, time.monotonic() + _SLICE_S), deadline)
+                return None
             assert isinstance(step, Call), "only requests are routed"
-            return self._follow(topic, step, at, served, if_alive)
+            return self._follow(topic, step, at, started.get(step) or self._deadline(step), served, if_alive)
 
         try:
             return drive(flow, do)
@@ -139,23 +142,24 @@ class Cluster:
                 self._started.pop(call, None)
                 self._buffers.pop(call, None)
 
-    def _start(self, topic: str, call: Call, at: str, but: frozenset[str] = frozenset()) -> tuple[str, Link]:
+    def _deadline(self, call: Call) -> float:
+        return time.monotonic() + self.timeout_s + call.patience_s
+
+    def _choose(self, topic: str, at: str, but: frozenset[str] = frozenset()) -> tuple[str, Link]:
         broker = at or self.fleet.owner(topic) or self.fleet.pick(self._salt + topic, but)
         broker = broker or self.fleet.route(self._salt, topic)
-        link = self.link(broker)
-        link.start(call)
-        self._started[call] = broker, link
-        return broker, link
+        return broker, self.link(broker)
 
-    def _follow(self, topic: str, call: Call, at: str, served: list[str] | None, if_alive: bool) -> Any:
+    def _follow(  # noqa: PLR0917
+        self, topic: str, call: Call, at: str, deadline: float, served: list[str] | None, if_alive: bool
+    ) -> Any:
         """Ask; and where brokers share a store, ask again whom the answer points to."""
         if not self.fleet.shared or at:
-            return self._ask(topic, call, at, served, if_alive)
-        request, buffers = call.request, self._buffers.pop(call, call.buffers)
-        deadline, again = time.monotonic() + self.timeout_s, call
+            return self._ask(topic, call, at, deadline, served, if_alive)
+        request, buffers, again = call.request, self._buffers.pop(call, call.buffers), call
         while True:
             try:
-                answer = self._ask(topic, again, at)
+                answer = self._ask(topic, again, at, deadline)
             except NotOwner as error:
                 self.fleet.learn_owner(topic, error.address)
                 if time.monotonic() >= deadline:
@@ -166,35 +170,41 @@ class Cluster:
             call.error, call.answer, call.attachments = None, again.answer, again.attachments
             return answer
 
-    def _ask(self, topic: str, call: Call, at: str, served: list[str] | None = None, if_alive: bool = False) -> Any:
+    def _ask(  # noqa: PLR0917
+        self,
+        topic: str,
+        call: Call,
+        at: str,
+        deadline: float,
+        served: list[str] | None = None,
+        if_alive: bool = False,
+    ) -> Any:
         known = self._started.pop(call, None)
-        broker, link = known if known is not None else self._start(topic, call, at)
+        broker, link = known if known is not None else self._choose(topic, at)
         begun = started = time.monotonic()
         liveness: Liveness | None = None
-        deadline = begun + self.timeout_s + call.patience_s
         tried: frozenset[str] = frozenset()
         try:
-            while not link.wait(call, min(deadline, time.monotonic() + _SLICE_S), _CONNECT_S):
+            while not self._go_on(link, call, deadline):
                 now = time.monotonic()
                 liveness = liveness or Liveness(started, patient=self.fleet.tells_owners)
                 away = liveness.is_away(now, link)
                 if away:
                     self.fleet.suspect(broker)
                 if now >= deadline or (if_alive and not self.fleet.usable(broker)):
-                    raise no_answer(link.route, link.cause, link.connection.ready, round(now - begun, 1))
+                    sent, waited_s = call.sent > 0, round(now - begun, 1)
+                    raise no_answer(link.route, link.cause, link.connection.ready, waited_s, sent=sent)
                 if at:
                     continue
                 if (away or self._has_moved(topic, broker, started, now)) and self._recall(link, call):
                     tried |= {broker} if away else set()
                     if not self.fleet.pick("", tried):
                         tried = frozenset()
-                    broker, link = self._start(topic, call, at, tried)
+                    broker, link = self._choose(topic, at, tried)
                     started, liveness = time.monotonic(), None
         except BaseException:
-            self._recall(link, call, given_up=True)
+            link.connection.abandon(call)
             raise
-        finally:
-            self._started.pop(call, None)
         if call.error is not None:
             raise call.error
         self.fleet.trust(broker)
@@ -202,21 +212,34 @@ class Cluster:
             served.append(broker)
         return call.answer
 
+    def _go_on(self, link: Link, call: Call, deadline: float) -> bool:
+        """Ask, or wait for the answer, for a moment; True when it is there."""
+        until = min(deadline, time.monotonic() + _SLICE_S)
+        if call.number < 0 and not link.start(call, until, deadline):
+            return False
+        return link.wait(call, until, _CONNECT_S)
+
     def _has_moved(self, topic: str, broker: str, started: float, now: float) -> bool:
         """Whether another broker serves the topic by now, so that nothing is to be waited for from this one. It may be
         that it answers, if only with where to go: for a moment it is waited for."""
         return self.fleet.shared and now - started > LATE_S / 2 and self.fleet.owner(topic) not in (None, broker)
 
-    def _recall(self, link: Link, call: Call, *, given_up: bool = False) -> bool:
+    def _recall(self, link: Link, call: Call) -> bool:
         """Take a call back from a broker that is away. What may have reached it stays with it: at another one it might
         be doubled. Where brokers share a store, they all know what came."""
-        with link.lock:
+        if call.number < 0:
+            return True
+        if not link.lock.acquire(timeout=_SLICE_S):
+            return False  # another thread writes, perhaps this call
+        try:
             stays = call.sent and not self.fleet.shared and not isinstance(call.request, ShardCount)
-            if call.done or (stays and not given_up):
+            if call.done or stays:
                 return False
             link.connection.abandon(call)
             call.number = -1
             return True
+        finally:
+            link.lock.release()
 
     # All of them
 

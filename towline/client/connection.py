@@ -160,8 +160,9 @@ class Call:
                 # An answer that makes no sense to who asked.
                 self.error = error
         self.done = True
-        if self.wake is not None:
-            self.wake()
+        wake = self.wake
+        if wake is not None:
+            wake()
 
 
 class Connection:
@@ -213,9 +214,10 @@ class Connection:
         return self._encoded(call) if self.ready else []
 
     def abandon(self, call: Call) -> None:
-        """Nobody waits for this call any more; its answer, if there is one, is passed over."""
+        """Nobody waits for this call any more; its answer, if there is one, is passed over. One who has run out
+        of time says so without the link's lock, which another thread may hold: it may happen within all else here."""
         if self._calls.get(call.number) is call:
-            del self._calls[call.number]
+            self._calls.pop(call.number, None)
 
     def _take_number(self) -> int:
         number = self._number
@@ -237,11 +239,11 @@ class Connection:
             size = sum(map(len, buffers)) if buffers else 0
             return [encode_envelope(call.number, request, size, self.version), *buffers]
         except Unsupported as error:
-            del self._calls[call.number]
+            self._calls.pop(call.number, None)
             call.fail(self._unsupported(error))
             return []
         except (OverflowError, TypeError, ValueError) as error:
-            del self._calls[call.number]
+            self._calls.pop(call.number, None)
             call.fail(BadRequest(f"{type(call.request).__name__} cannot be sent: {error}"))
             return []
 
@@ -283,7 +285,7 @@ class Connection:
 
     def fail_all(self, error: TowlineError) -> None:
         calls, self._calls = self._calls, {}
-        for call in calls.values():
+        for call in list(calls.values()):
             # One for each: an exception that is raised in several places grows with every one of them.
             call.fail(from_code(error.code, str(error)))
 
@@ -315,13 +317,13 @@ class Connection:
                     kept.add(call)
                     going = going or answer.error
                     continue
-                del self._calls[envelope.number]
+                self._calls.pop(envelope.number, None)
                 call.fail(answer.error)
             else:
                 if type(answer) is Pulled and answer.more and type(call.request) is Pull:
                     self._calls[envelope.number] = call.next = call.following()
                 else:
-                    del self._calls[envelope.number]
+                    self._calls.pop(envelope.number, None)
                 call.finish(answer, envelope.attachments)
         if going is not None:
             raise going
@@ -334,7 +336,7 @@ class Connection:
             error = answer.error
             if isinstance(error, Stopping) and self.ready:
                 # It says that it has done nothing of all that is not answered: another broker may.
-                for call in self._calls.values():
+                for call in list(self._calls.values()):
                     call.sent -= call not in kept
             raise error
 
@@ -367,8 +369,8 @@ class Connection:
                 raise error
             self.member = None
             member.expelled(error)
-            for call in [call for call in self._calls.values() if call.member is member]:
-                del self._calls[call.number]
+            for call in [call for call in list(self._calls.values()) if call.member is member]:
+                self._calls.pop(call.number, None)
                 call.fail(error)
         elif isinstance(answer, Attached):
             member.attached(answer)

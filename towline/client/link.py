@@ -6,6 +6,7 @@ hands the answers out. When it has its own, the next who waits takes over. There
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -51,7 +52,8 @@ class Link:
         self.connection = connection
         self.timeout_s = timeout_s
         self.lock = threading.RLock()
-        """Guards the connection's state and the order of what is written; never held while waiting for an answer."""
+        """Guards the connection's state and the order of what is written; never held while waiting for an answer, but
+        for as long as a write takes."""
         self.last_sent = 0.0
         self.last_received = 0.0
         self._dial = dial
@@ -60,6 +62,8 @@ class Link:
         self._dead: list[Transport] = []
         self._stash: deque[Buffer] = deque()
         self._waiters: dict[Call, Any] = {}
+        self._turns = threading.Lock()
+        """Guards who waits to read. Not `lock`: nobody comes too late because another one writes."""
         self._backoff = Backoff()
         self._retry_at = 0.0
         self._dialled = ""
@@ -101,12 +105,13 @@ class Link:
         return self._wait_while_up(step)
 
     def ask(self, call: Call) -> Any:
+        begun = time.monotonic()
+        deadline = begun + self.timeout_s + call.patience_s
         if call.number < 0:
-            self.start(call)
+            self.start(call, deadline=deadline)
         if not call.done:
-            begun = time.monotonic()
             try:
-                answered = self.wait(call, begun + self.timeout_s + call.patience_s)
+                answered = self.wait(call, deadline)
             except BaseException:
                 with self.lock:
                     self._forget(call)
@@ -138,15 +143,22 @@ class Link:
             raise no_answer(self.route, self.cause, False, self.timeout_s)
         return answered
 
-    def start(self, call: Call) -> None:
+    def start(self, call: Call, until: float = math.inf, deadline: float = math.inf) -> bool:
+        """Ask. False if others write `until` then, so that nothing of it left. One that the broker has not taken whole
+        by the `deadline` ends the connection."""
         if self._generation != _generation:
             raise Closed(MADE_BEFORE_FORK.format("client"))
-        with self.lock:
+        if not self.lock.acquire(timeout=-1 if until == math.inf else max(0.0, until - time.monotonic())):
+            return False
+        try:
             if self._closing.is_set():
                 raise Closed(CLOSED)
             buffers = self.connection.submit(call)
             if buffers:
-                self._write(buffers)
+                self._write(buffers, deadline)
+            return True
+        finally:
+            self.lock.release()
 
     def wait(self, call: Call, deadline: float, connect_s: float = 0.0) -> bool:
         """True when the call is answered, False at the deadline. A connection that has to be made first may take
@@ -169,12 +181,12 @@ class Link:
         """Wait while another thread pumps. True: look again; False: it is too late."""
         turn = threading.Lock()
         turn.acquire()
-        with self.lock:
-            if call.done:
-                return True
+        with self._turns:
             call.wake = lambda: self._let_go(call)
             self._waiters[call] = turn
         try:
+            if call.done:  # before it knew whom to wake
+                return True
             # The pump may have left before we were among those it hands on to.
             if self._pump.acquire(False):
                 self._pump.release()
@@ -192,14 +204,14 @@ class Link:
         return turn.acquire(False)
 
     def _give_way(self, call: Call) -> None:
-        with self.lock:
+        with self._turns:
             call.wake = None
             self._waiters.pop(call, None)
 
     def _let_go(self, call: Call) -> None:
-        turn = self._waiters.pop(call, None)
-        if turn is not None:
-            turn.release()
+        with self._turns:
+            if call in self._waiters:
+                self._waiters.pop(call).release()
 
     def _leave_pump(self) -> None:
         self._pump.release()
@@ -209,10 +221,10 @@ class Link:
             self._bury()
 
     def _hand_on(self) -> None:
-        with self.lock:
+        with self._turns:
             call = next(iter(self._waiters), None)
             if call is not None:
-                self._let_go(call)
+                self._waiters.pop(call).release()
 
     # Pumping: only by the thread that holds the pump
 
@@ -256,7 +268,11 @@ class Link:
         except (OSError, ValueError) as error:
             self._gave_way(transport, error)
             return
-        with self.lock:
+        if not self.lock.acquire(timeout=_PAUSE_S):
+            # Another thread writes: we may have to be gone before it is done.
+            self._stash.appendleft(data)
+            return
+        try:
             if self._transport is not transport:
                 return
             self.last_received = time.monotonic()
@@ -267,6 +283,8 @@ class Link:
                 return
             if out:
                 self._write(out)
+        finally:
+            self.lock.release()
 
     def _check_greeting(self, transport: Transport) -> None:
         if not self.connection.ready and time.monotonic() >= self._opened_at + CONNECT_S:
@@ -326,12 +344,12 @@ class Link:
 
     # With the lock held
 
-    def _write(self, buffers: Sequence[Buffer]) -> None:
+    def _write(self, buffers: Sequence[Buffer], deadline: float = math.inf) -> None:
         transport = self._transport
         if transport is None:
             return
         try:
-            transport.write(buffers, self._read_aside)
+            transport.write(buffers, self._read_aside, deadline)
         except (OSError, ValueError) as error:
             self._break(error)
         except BaseException:
@@ -431,10 +449,17 @@ class Link:
                 self._pump.release()
 
 
-def no_answer(route: Route, cause: Exception | None, ready: bool, timeout_s: float) -> Unavailable:
+def no_answer(
+    route: Route, cause: Exception | None, ready: bool, timeout_s: float, *, sent: bool | None = None
+) -> Unavailable:
+    """Why there is no answer: the connection stands, or does not. Where it is known whether the request was `sent`, on
+    this connection or one before it, what never left is told from what may have been carried out."""
+    if ready and sent is False:
+        return Unavailable(f"{route.name} takes no more requests, for {timeout_s:g} seconds now")
     if ready:
         return Timeout(
             f"{route.name}: no answer within {timeout_s:g} seconds; it may have been carried out all the same"
         )
-    kind = TooManyConnections if isinstance(cause, TooManyConnections) else Unavailable
-    return kind(f"{route.name} cannot be reached within {timeout_s:g} seconds: {explain(route, cause)}")
+    kind = TooManyConnections if isinstance(cause, TooManyConnections) else Timeout if sent else Unavailable
+    doubt = "; it may have been carried out all the same" if sent else ""
+    return kind(f"{route.name} cannot be reached within {timeout_s:g} seconds: {explain(route, cause)}{doubt}")

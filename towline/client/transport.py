@@ -5,6 +5,7 @@ One thread reads at a time, and one writes at a time; reading and writing may ha
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -40,9 +41,10 @@ class Transport(Protocol):
     def read(self, timeout_s: float) -> Buffer | None:
         """What has come: b"" at the end of the stream, None when nothing came in time (or, now and then, earlier)."""
 
-    def write(self, buffers: Sequence[Buffer], on_stall: Callable[[], bool]) -> None:
+    def write(self, buffers: Sequence[Buffer], on_stall: Callable[[], bool], deadline: float = math.inf) -> None:
         """Write all of it. While the peer takes no more, `on_stall` is called when there is something to read: it may
-        read, lest both sides only write; it says whether it did."""
+        read, lest both sides only write; it says whether it did. `TimeoutError` if it is not all taken by the deadline:
+        then nothing that follows would make sense to the peer."""
 
     def readable(self, timeout_s: float, also: int = -1) -> bool:
         """Wait until there is something to read, here or on the descriptor `also`; True if it is here."""
@@ -134,7 +136,7 @@ class PlainTransport:
     def readable(self, timeout_s: float, also: int = -1) -> bool:
         return bool(wait_for(self._sock.fileno(), select.POLLIN, timeout_s, also))
 
-    def write(self, buffers: Sequence[Buffer], on_stall: Callable[[], bool]) -> None:
+    def write(self, buffers: Sequence[Buffer], on_stall: Callable[[], bool], deadline: float = math.inf) -> None:
         sock = self._sock
         size = sum(map(len, buffers))
         if size <= _JOIN:
@@ -147,15 +149,15 @@ class PlainTransport:
             if sent == size:
                 return
             buffers = [memoryview(data)[sent:]]
-        self._write_all([memoryview(buffer) for buffer in buffers], on_stall)
+        self._write_all([memoryview(buffer) for buffer in buffers], on_stall, deadline)
 
-    def _write_all(self, views: list[memoryview], on_stall: Callable[[], bool]) -> None:
+    def _write_all(self, views: list[memoryview], on_stall: Callable[[], bool], deadline: float) -> None:
         sock = self._sock
         while views:
             try:
                 sent = sock.sendmsg(views[:_MAX_BUFFERS], (), socket.MSG_DONTWAIT)
             except BlockingIOError:
-                _await_room(sock, on_stall)
+                _await_room(sock, on_stall, deadline)
                 continue
             done = 0
             while done < len(views) and sent >= len(views[done]):
@@ -218,7 +220,7 @@ class TlsTransport:
                 return True
         return bool(wait_for(self._sock.fileno(), select.POLLIN, timeout_s, also))
 
-    def write(self, buffers: Sequence[Buffer], on_stall: Callable[[], bool]) -> None:
+    def write(self, buffers: Sequence[Buffer], on_stall: Callable[[], bool], deadline: float = math.inf) -> None:
         view = memoryview(b"".join(buffers))
         while view:
             try:
@@ -226,7 +228,7 @@ class TlsTransport:
                     sent = self._sock.send(view[:_LARGE])
                 view = view[sent:]
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                _await_room(self._sock, on_stall)
+                _await_room(self._sock, on_stall, deadline)
 
     def takes_more(self) -> bool:
         return bool(wait_for(self._sock.fileno(), select.POLLOUT, 0.0))
@@ -238,9 +240,9 @@ class TlsTransport:
         self._sock.close()
 
 
-def _await_room(sock: socket.socket, on_stall: Callable[[], bool]) -> None:
+def _await_room(sock: socket.socket, on_stall: Callable[[], bool], deadline: float) -> None:
     """Wait until the peer takes more, reading what it says meanwhile."""
-    deadline = time.monotonic() + _STALLED_S
+    deadline = min(deadline, time.monotonic() + _STALLED_S)
     events = select.POLLIN | select.POLLOUT
     while True:
         seen = wait_for(sock.fileno(), events, deadline - time.monotonic())
