@@ -260,6 +260,22 @@ async def test_a_producer_that_closes_takes_nothing_more(
         assert sent.exception() is None
 
 
+async def test_a_link_that_fails_to_close_keeps_no_other_open(connect: Any, brokers: Brokers) -> None:
+    async with entered(connect(brokers.url)) as mq:
+        cluster = mq._cluster
+        first, *others = [cluster.link(one.id) for one in cluster.fleet.members]
+        close = first.close
+
+        def fail() -> None:
+            raise RuntimeError("of its own")
+
+        first.close = fail
+        with pytest.raises(RuntimeError, match="of its own"):
+            await do(mq.close())
+        assert all(link.closed for link in (*others, cluster._watch, mq._link))
+        await do(close())
+
+
 def test_a_process_that_ends_sends_what_its_producer_holds(brokers: Brokers, topic: str) -> None:
     script = """
 producer = towline.connect(sys.argv[1]).producer(linger_ms=60_000)

@@ -151,16 +151,13 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
         children, self._children = self._children, []
         try:
             async with AsyncExitStack() as stack:
-                # All of them, though one may raise what it could not send.
+                # The last one first; and all of them, though one may raise what it could not send.
+                for link in (self._started, self._cluster, self._follower):
+                    if link is not None:
+                        stack.push_async_callback(link.close)
                 for child in children:
                     stack.push_async_callback(child.close)
         finally:
-            if self._follower is not None:
-                await self._follower.close()
-            if self._cluster is not None:
-                await self._cluster.close()
-            if self._started is not None:
-                await self._started.close()
             if self._embedded is not None:
                 embedded, self._embedded = self._embedded, None
                 await embedded.release_here()

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, Final, Protocol, TypeVar
 
 from towline.client.aio_link import AioLink
@@ -316,7 +317,8 @@ class AioCluster:
         self._closed = True
         self._task.cancel()
         await asyncio.wait([self._task])
-        await self._watch.close()
         links, self._links = self._links, {}
-        for link in links.values():
-            await link.close()
+        async with AsyncExitStack() as stack:
+            # All of them, though one may fail to.
+            for link in (*links.values(), *(each for each, _ in self._following), self._watch):
+                stack.push_async_callback(link.close)

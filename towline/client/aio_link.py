@@ -240,6 +240,10 @@ class AioLink:
         if room is not None:
             _resolve(room)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     async def close(self) -> None:
         if self._closed:
             return
@@ -305,7 +309,8 @@ class _Wire(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
             await asyncio.wait([self._ended], timeout=1.0)
-            self._transport.abort()
+            if not self._ended.done():  # else there is nothing left that could be aborted
+                self._transport.abort()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

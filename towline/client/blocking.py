@@ -135,16 +135,13 @@ class Client(Now, Making[Producer, Consumer], Transacting, Surveying, Looking, R
         children, self._children = self._children, []
         try:
             with ExitStack() as stack:
-                # All of them, though one may raise what it could not send.
+                # The last one first; and all of them, though one may raise what it could not send.
+                for link in (getattr(self, "_link", None), self._cluster, self._follower):
+                    if link is not None:
+                        stack.callback(link.close)
                 for child in children:
                     stack.callback(child.close)
         finally:
-            if self._follower is not None:
-                self._follower.close()
-            if self._cluster is not None:
-                self._cluster.close()
-            if hasattr(self, "_link"):
-                self._link.close()
             if self._embedded is not None:
                 embedded, self._embedded = self._embedded, None
                 embedded.release()

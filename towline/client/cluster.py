@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, Final, Protocol, TypeVar
 
 from towline.client.connection import Buffer, Call
@@ -333,10 +334,12 @@ class Cluster:
 
     def close(self) -> None:
         self._closing.set()
-        self._watch.close()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5.0)
         with self._lock:
             links, self._links = self._links, {}
-        for link in (*links.values(), *(each for each, _ in self._following)):
-            link.close()
+        with ExitStack() as stack:
+            # The last one first; and all of them, though one may fail to.
+            for link in (*links.values(), *(each for each, _ in self._following)):
+                stack.callback(link.close)
+            if threading.current_thread() is not self._thread:
+                stack.callback(self._thread.join, timeout=5.0)
+            stack.callback(self._watch.close)

@@ -425,6 +425,10 @@ class Link:
         with self.lock:
             self._break(error)
 
+    @property
+    def closed(self) -> bool:
+        return self._closing.is_set()
+
     def cut(self) -> None:
         """Break the socket off, also from under one who holds the lock because the broker takes no more of it."""
         transport = self._transport
