@@ -24,7 +24,7 @@ from tests.eventually import eventually_done
 from towline.client import flows
 from towline.client.connection import Call
 from towline.client.dial import Route
-from towline.client.fleet import Liveness
+from towline.client.fleet import Fleet, Liveness
 from towline.client.link import Dial
 from towline.client.steps import Flow, Start
 from towline.errors import BadRequest, Closed, NotFound, NotOwner, Partly, Timeout, Unavailable
@@ -229,6 +229,26 @@ def _slowly(dial: Dial, route: Route, timeout_s: float) -> socket.socket:
     if timeout_s < 0.3:
         raise TimeoutError
     return dial(route, timeout_s)
+
+
+async def test_a_producer_notes_that_nobody_says_any_more_whom_to_leave(
+    connect: Any, brokers: Brokers, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a rolling upgrade, when the client asks a broker of a version before who is there."""
+    async with entered(connect(brokers.url)) as mq, entered(mq.producer(linger_ms=0)) as producer:
+        fleet: Fleet = mq._cluster.fleet
+        with monkeypatch.context() as patch:
+            patch.setattr(Fleet, "tells_owners", True)
+            await do(producer.send(topic, b"x"))
+            await do(producer.flush())
+        [(broker, _)] = producer._branches.items()
+        victim = brokers.number_of(broker, fleet.members)
+        brokers.freeze(victim)
+        sent = await do(producer.send(topic, b"y"))
+        await eventually_done(lambda: broker in fleet._shut)
+        brokers.thaw(victim)
+        await do(producer.flush())
+        assert sent.exception() is None
 
 
 async def test_a_producer_that_closes_takes_nothing_more(

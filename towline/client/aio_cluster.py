@@ -181,7 +181,7 @@ class AioCluster:
         try:
             while not await self._go_on(link, call, deadline):
                 now = time.monotonic()
-                liveness = liveness or Liveness(started, patient=self.fleet.tells_owners)
+                liveness = liveness or Liveness(started, self.fleet)
                 away = liveness.is_away(now, link)
                 if away:
                     self.fleet.suspect(broker)

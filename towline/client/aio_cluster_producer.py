@@ -156,7 +156,7 @@ class ClusterProducer(Producer):
         found = self._branches.get(broker)
         if found is None:
             found = self._branches[broker] = self._make(broker, self._counts)
-            self._alive[broker] = Liveness(patient=self._fleet.tells_owners)
+            self._alive[broker] = Liveness(fleet=self._fleet)
         return found
 
     async def tend(self, now: float) -> None:

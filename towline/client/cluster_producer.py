@@ -182,7 +182,7 @@ class ClusterProducer(Producer):
                     found = self._branches[broker] = self._make(broker, self._counts)
                     # We end it ourselves, when what it gave to others has been sent, too.
                     process_end.forget(found)
-                    self._alive[broker] = Liveness(patient=self._fleet.tells_owners)
+                    self._alive[broker] = Liveness(fleet=self._fleet)
         return found
 
     # In the thread that watches

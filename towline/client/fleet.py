@@ -59,12 +59,13 @@ class _Link(Protocol):
 class Liveness:
     """Whether a broker that owes us answers gives a sign of life."""
 
-    __slots__ = ("_patient", "_since")
+    __slots__ = ("_fleet", "_since", "_told_at")
 
-    def __init__(self, since: float | None = None, *, patient: bool = False) -> None:
+    def __init__(self, since: float | None = None, fleet: Fleet | None = None) -> None:
         self._since = since
-        self._patient = patient
-        """While the connection stands, others say whether the broker is to be left."""
+        self._fleet = fleet
+        """While it tells who has which topics, others say whether a broker is to be left whose connection stands."""
+        self._told_at = 0.0
 
     def is_away(self, now: float, link: _Link, *, waiting: bool = True) -> bool:
         if not waiting:
@@ -77,7 +78,11 @@ class Liveness:
         if not ready:
             # One that is just greeted is given time: it may be busy.
             return silent_s > (_BREAKS_S if link.connection.state is State.DOWN else LATE_S)
-        if self._patient or silent_s <= LATE_S:
+        if self._fleet is not None and self._fleet.tells_owners:
+            self._told_at = now
+            return False
+        silent_s = min(silent_s, now - self._told_at)  # it has all its time, if they say so no more
+        if silent_s <= LATE_S:
             return False
         link.ask_for_sign()
         return silent_s > _HANGS_S
