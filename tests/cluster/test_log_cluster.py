@@ -280,6 +280,16 @@ async def test_a_producer_that_closes_takes_nothing_more(
         assert sent.exception() is None
 
 
+async def test_a_link_that_was_closed_is_not_led_any_more(connect: Any, brokers: Brokers) -> None:
+    async with entered(connect(brokers.url)) as mq:
+        cluster = mq._cluster
+        staying, *others = [cluster.following_link() for _ in range(5)]
+        for link in others:
+            await do(link.close())
+        latest = cluster.following_link()
+        assert [link for link, _ in cluster._following] == [staying, latest]
+
+
 async def test_a_link_that_fails_to_close_keeps_no_other_open(connect: Any, brokers: Brokers) -> None:
     async with entered(connect(brokers.url)) as mq:
         cluster = mq._cluster

@@ -77,7 +77,8 @@ class AioCluster:
 
     def lead(self, link: AioLink) -> None:
         """See to it that this link does not wait for a broker that is gone, where others serve the same."""
-        self._following = [*self._following[-_FOLLOWING_MAX:], (link, Liveness())]
+        open_ones = [one for one in self._following if not one[0].closed]
+        self._following = [*open_ones[-_FOLLOWING_MAX:], (link, Liveness())]
 
     def any_link(self) -> AioLink:
         """To a broker that is there."""

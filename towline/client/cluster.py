@@ -83,7 +83,9 @@ class Cluster:
 
     def lead(self, link: Link) -> None:
         """See to it that this link does not wait for a broker that is gone, where others serve the same."""
-        self._following = [*self._following[-_FOLLOWING_MAX:], (link, Liveness())]
+        with self._lock:
+            open_ones = [one for one in self._following if not one[0].closed]
+            self._following = [*open_ones[-_FOLLOWING_MAX:], (link, Liveness())]
 
     def any_link(self) -> Link:
         """To a broker that is there."""
