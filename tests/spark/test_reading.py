@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import towline
 from tests.server.process import BrokerProcess
+from tests.spark.jobs.history import Writer
 from towline.errors import BadRequest, NotFound, StoreDamaged, TowlineError
 from towline.model import GroupConfig, RetryPolicy
 from towline.spark.catalog import FolderCatalog
@@ -403,11 +405,27 @@ def test_the_folder_of_a_killed_broker_tells_topics_and_groups_that_its_files_do
         ]
 
 
+def test_a_topic_that_was_made_anew_since_its_file_was_written_has_the_shards_that_the_log_tells(
+    broker: BrokerProcess, mq: towline.Client, tmp_path: Path
+) -> None:
+    mq.create_topic("serial", shards=2)
+    mq.delete_topic("serial")
+    mq.create_topic("serial", shards=4)
+    broker.process.kill()
+    broker.process.wait()
+    written = {"position": 1, "topics": [{"name": "serial", "shards": 2}]}
+    (tmp_path / "data" / "config" / "topics.json").write_text(json.dumps(written))
+    with open_place(Door(path=str(tmp_path / "data"))) as place:
+        assert place.shards(Range("pull/serial/billing", "serial", "", "billing", 0, 1)) == 4
+
+
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
 def test_where_a_file_of_topics_is_damaged_the_one_before_and_the_log_tell(tmp_path: Path, damage: str) -> None:
-    config = tmp_path / "config"
-    config.mkdir()
+    writer, config = Writer(tmp_path), tmp_path / "config"
+    writer.send("serial", "0", [b"x"])
+    writer.write()
+    config.mkdir(exist_ok=True)
     (config / "topics.json.bak").write_text('{"position": 7, "topics": [{"name": "serial", "shards": 4}]}')
     if damage == "damaged":
         (config / "topics.json").write_text("{")
-    assert FolderCatalog(tmp_path).written() == {"serial": 4}
+    assert FolderCatalog(tmp_path).topics() == {"serial": 4}

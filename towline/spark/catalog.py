@@ -52,10 +52,6 @@ class FolderCatalog:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def written(self) -> dict[str, int]:
-        """The topics that `topics.json` names, and their shards; a broker at work may have newer ones."""
-        return {one.name: one.shards for one in self._document("topics.json", _Topics).topics}
-
     def topics(self) -> dict[str, int]:
         """All topics, and their shards."""
         document = self._document("topics.json", _Topics)
