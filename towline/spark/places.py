@@ -21,7 +21,7 @@ from towline.spark.ranges import Catalogued, Lane, Range, Selection, Where, chec
 from towline.spark.schedule import Delayed, FolderSchedule
 from towline.store.log.outside import Lost, Outside, Place, read_range
 
-__all__ = ["BrokerPlace", "Door", "FolderPlace", "begins_anew", "open_place"]
+__all__ = ["BrokerPlace", "Door", "FolderPlace", "open_place", "why_gap"]
 
 _log = logging.getLogger("towline.spark")
 
@@ -232,17 +232,19 @@ def open_place(door: Door) -> Iterator[BrokerPlace | FolderPlace]:
         place.close()
 
 
-def begins_anew(place: BrokerPlace | FolderPlace, lane: Lane) -> bool:
-    """Whether a pull log, or the dead letters of a consumer without a group, are of another one than before: a group
-    that is made anew counts on behind all that were forgotten (`store/spi.py`), so nothing was dropped in between."""
+def why_gap(place: BrokerPlace | FolderPlace, lane: Lane) -> str:
+    """What is before a pull log, or before the dead letters of a consumer without a group, though it need not have been
+    dropped: a group that is made anew counts on behind all that were forgotten (`store/spi.py`). Empty if retention
+    dropped it. A pull log says itself that it begins; dead letters do not."""
     kind = lane.stream.partition("/")[0]
-    if kind == "dead":
-        return lane.group.startswith(PRIVATE)
+    if kind == "dead" and lane.group.startswith(PRIVATE):
+        return "retention dropped it, or the consumer was made anew, and counts on from there"
     if kind != "pull" or lane.first >= lane.end:
-        return False
+        return ""
     first = lane.first
     span = Range(
         *(lane.stream, lane.topic, lane.lane, lane.group, first, first + 1),
         *(lane.broker, *place.where(lane, first), lane.node),
     )
-    return any(begins_group(one) for one in place.records(span) if not isinstance(one, Lost | Missing))
+    anew = any(begins_group(one) for one in place.records(span) if not isinstance(one, Lost | Missing))
+    return "the group was made anew, and counts on from there" if anew else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,14 @@ from tests.server.process import BrokerProcess
 from tests.spark.jobs.history import NOON, SECOND, Group, Writer, play
 from towline.clock import ManualClock
 from towline.errors import Conflict, NotFound, StoreDamaged
+from towline.frame import encode
+from towline.model import dead_stream
 from towline.spark.jobs.archive import Options, archive
 from towline.spark.jobs.manifest import Archive, Writable
 from towline.spark.jobs.source import Source
 from towline.spark.jobs.verify import verify
+from towline.store.log import LogStore
+from towline.store.spi import Append
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -199,10 +204,6 @@ def test_a_commit_cut_short_is_finished_by_whoever_comes_next(
 
 
 def test_what_retention_dropped_first_is_an_error_unless_it_may_be_skipped(spark: SparkSession, tmp_path: Path) -> None:
-    import asyncio
-
-    from towline.store.log import LogStore
-
     async def trim(before: int) -> None:
         store = await LogStore.open(tmp_path / "data")
         await store.trim("lane/orders/middle", before)
@@ -245,6 +246,31 @@ def test_a_group_that_was_made_anew_has_lost_nothing(spark: SparkSession, mq: to
     assert verify(spark, Archive.open(to), source).problems == []
     [lost] = Archive.open(to).lost
     assert (lost.stream, lost.reason) == ("pull/orders/billing", "the group was made anew, and counts on from there")
+
+
+def test_before_dead_letters_of_a_consumer_without_a_group_it_is_not_said_that_it_was_made_anew(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It looks the same when retention dropped them."""
+
+    async def trim(before: int) -> None:
+        store = await LogStore.open(tmp_path / "data")
+        await store.trim(dead_stream("orders", "~me"), before)
+        await store.close()
+
+    to, source = str(tmp_path / "archive"), Source.of(path=str(tmp_path / "data"))
+    writer = Writer(tmp_path / "data")
+    for number in range(3):
+        frame = encode([b"%d" % number] * 10, produced_at_us=writer.clock.value_us)
+        writer.units.append((writer.clock.value_us, [Append(dead_stream("orders", "~me"), frame, 10)]))
+        writer.write()
+        if number == 0:
+            archive(spark, source, to, SMALL)
+    asyncio.run(trim(15))
+    done = archive(spark, source, to, SMALL)
+    assert (done.rows, done.lost) == (15, 5)
+    [lost] = Archive.open(to).lost
+    assert lost.reason == "retention dropped it, or the consumer was made anew, and counts on from there"
 
 
 def test_a_purged_topic_is_passed_over(spark: SparkSession, mq: towline.Client, tmp_path: Path) -> None:

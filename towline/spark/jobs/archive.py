@@ -164,8 +164,9 @@ class _Job:
         """What retention dropped before the archive came to it. What was gone before it began is not missed."""
         if not 0 < position < lane.first:
             return None
-        if self.source.begins_anew(lane):
-            return Lost(lane.key, position, lane.first - position, "the group was made anew, and counts on from there")
+        why = self.source.why_gap(lane)
+        if why:
+            return Lost(lane.key, position, lane.first - position, why)
         if not self.options.skip_lost:
             raise StoreDamaged(
                 f"{lane.stream}: retention dropped records {position} to {lane.first - 1} before they were archived: "

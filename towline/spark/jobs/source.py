@@ -12,7 +12,7 @@ from towline.errors import BadRequest
 from towline.model import check_topic
 from towline.spark.arrow import DEAD, MESSAGES, TIME
 from towline.spark.events import EVENTS
-from towline.spark.places import Door, begins_anew, open_place
+from towline.spark.places import Door, open_place, why_gap
 from towline.spark.ranges import Lane, Range, Selection
 from towline.spark.reading import Wants, read_batches
 
@@ -97,11 +97,11 @@ class Source(msgspec.Struct, frozen=True):
                 for lane, first, end in pieces
             ]
 
-    def begins_anew(self, lane: Lane) -> bool:
-        """See `places.begins_anew`."""
+    def why_gap(self, lane: Lane) -> str:
+        """See `places.why_gap`."""
         with open_place(self.door) as place:
             place.lanes(_All(self.topics))
-            return begins_anew(place, lane)
+            return why_gap(place, lane)
 
     def read(self, span: Range, *, skip_lost: bool = False) -> Reading:
         return Reading(self.door, span, skip_lost)
