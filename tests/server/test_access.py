@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,25 @@ def test_an_access_file_that_others_can_read_is_refused(tmp_path: Path, mode: in
     secret.chmod(mode)
     with pytest.raises(BadRequest, match=r"a\.secret: .*chmod o="):
         read_access_file(file_of(tmp_path, "[tokens.a]\nsecret_file = 'a.secret'\n"))
+
+
+def test_the_mode_that_counts_is_that_of_what_is_read(tmp_path: Path) -> None:
+    """Whoever may change the folder could else put a file of mode 0600 in its place meanwhile."""
+    path, other = tmp_path / "access.toml", tmp_path / "other"
+    os.mkfifo(path)
+    path.chmod(0o644)
+    other.touch(0o600)
+
+    def write() -> None:
+        with path.open("w") as pipe:  # waits until it is open for reading
+            other.replace(path)
+            pipe.write(f"[tokens.a]\n{SAID}")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    with pytest.raises(BadRequest, match="chmod o="):
+        read_access_file(path)
+    thread.join()
 
 
 def test_a_broker_with_a_faulty_access_file_does_not_start(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ nobody is there to make them. It is read at each start, and nothing of it is wri
 
 from __future__ import annotations
 
+import os
 import stat
 import tomllib
 from pathlib import Path
@@ -90,8 +91,8 @@ def _read(path: Path, what: str) -> str:
     """The text of a file that others may neither read nor change."""
     try:
         with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode  # of what is read, whatever the path stands for by then
             data = file.read(FILE_MAX + 1)
-        mode = path.stat().st_mode
     except OSError as error:
         raise BadRequest(f"{what} {path}: {error.strerror}") from None
     if mode & stat.S_IRWXO:
