@@ -15,17 +15,15 @@ from towline.load.broker import BrokerProcess
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    settings = declared(tmp_path_factory.mktemp("tokens"), shop="open sesame, please")
+    settings = declared(tmp_path_factory.mktemp("tokens"), shop="open-sesame-please")
     with BrokerProcess("memory:", **settings, log_level="warning") as process:
         yield process
 
 
 def test_the_secret_comes_from_the_environment_or_a_file(guarded: BrokerProcess, tmp_path: Path) -> None:
     cli = Cli(guarded.url, tmp_path)
-    (tmp_path / "secret").write_text("open sesame, please\n")
-    assert (
-        cli("send", "t", "x", "--token", "shop", env={"TOWLINE_SECRET": "open sesame, please"}).text == "t/middle/0\n"
-    )
+    (tmp_path / "secret").write_text("open-sesame-please\n")
+    assert cli("send", "t", "x", "--token", "shop", env={"TOWLINE_SECRET": "open-sesame-please"}).text == "t/middle/0\n"
     assert cli("send", "t", "x", "--token", "shop", "--secret-file", "secret").text == "t/middle/1\n"
     environment = {"TOWLINE_TOKEN": "shop", "TOWLINE_SECRET_FILE": "secret"}
     assert cli("consume", "t", "-n", "1", "-o", "json", env=environment).line["token"] == "shop"

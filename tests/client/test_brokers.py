@@ -101,16 +101,16 @@ async def test_a_killed_brokers_sends_are_stored_once(connect: Any, serve: Calla
 
 
 async def test_a_token_and_its_secret_open_the_door(connect: Any, serve: Callable[..., Any], tmp_path: Path) -> None:
-    tokens = access_file(tmp_path, billing="a long pa55word!")
+    tokens = access_file(tmp_path, billing="the-long-pa55word")
     broker = serve("--store", "memory:", "--security", "--access-file", str(tokens))
     url = f"towline://{broker.address}"
-    async with entered(connect(url, token="billing", secret="a long pa55word!")) as mq:
+    async with entered(connect(url, token="billing", secret="the-long-pa55word")) as mq:
         await do(mq.send("orders", b"x"))
         (message,) = await do(mq.browse("orders"))
         assert message.token == "billing"
         shown = f"{mq!r} {vars(mq)!r} {mq._link!r} {mq._options!r}"
         assert "pa55word" not in shown
-    for wrong in ({}, {"token": "billing", "secret": "wrong"}, {"token": "other", "secret": "a long pa55word!"}):
+    for wrong in ({}, {"token": "billing", "secret": "wrong"}, {"token": "other", "secret": "the-long-pa55word"}):
         with pytest.raises(Refused) as caught:
             async with entered(connect(url, **wrong)):
                 pass
@@ -184,7 +184,7 @@ async def test_a_broker_whose_certificate_is_for_another_name_is_refused_and_tol
 
     with Peer(script) as peer:
         address = f"{host}:{peer.address.rpartition(':')[2]}"
-        secrets = {"token": "billing", "secret": "a long pa55word!", "ca_file": str(certificate_of_another / "ca.pem")}
+        secrets = {"token": "billing", "secret": "the-long-pa55word", "ca_file": str(certificate_of_another / "ca.pem")}
         reason = f"{address}: its certificate is not accepted: {mismatch}.*; connect by a name that stands in it"
         with pytest.raises(Refused, match=reason):
             async with entered(connect(f"towlines://{address}", timeout=30, **secrets)):

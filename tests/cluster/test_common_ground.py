@@ -28,8 +28,8 @@ PASSWORD = "correct horse"
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
     """With security; nobody may administer access yet."""
     folder = tmp_path_factory.mktemp("common")
-    tokens = access_file(folder, (), cluster="a word between us")
-    (folder / "secret").write_text("a word between us\n")
+    tokens = access_file(folder, (), cluster="a-word-between-us")
+    (folder / "secret").write_text("a-word-between-us\n")
     (folder / "secret").chmod(0o600)
     flags = ["--security", "--realms", "4", "--setup-file", str(folder / "setup")]
     flags += ["--audit-file", str(folder / "audit-{n}.jsonl"), "--access-file", str(tokens)]
@@ -216,7 +216,7 @@ def test_a_broker_alone_goes_on_with_the_same_book(brokers: Brokers) -> None:
 
 def test_a_transaction_is_committed_only_while_its_topics_may_be_sent_to(tmp_path: Path) -> None:
     """On a shared database the broker that is asked is not the one that keeps the transaction."""
-    secret = "a word between us"
+    secret = "a-word-between-us"
     flags = ["--security", "--access-file", str(access_file(tmp_path, root=secret)), "--audit-file"]
     brokers = Brokers(tmp_path, 1, *flags, str(tmp_path / "audit.jsonl"), stores=[new_database()])
     brokers.credentials = {"token": "root", "secret": secret}

@@ -74,12 +74,12 @@ def _flags(secret: Path) -> tuple[str, ...]:
 
 
 def test_only_a_broker_with_the_clusters_secret_is_let_in(cluster_of: Callable[..., Brokers], tmp_path: Path) -> None:
-    for name, secret in (("ours", "a long pa55word!"), ("theirs", "guess, guess, guess")):
+    for name, secret in (("ours", "a-very-long-pa55word"), ("theirs", "guess-guess-guess")):
         (tmp_path / name).write_text(secret)
         (tmp_path / f"{name}-access").mkdir()
         access_file(tmp_path / f"{name}-access", cluster=secret)
     brokers = cluster_of(3, *_flags(tmp_path / "ours"))
-    brokers.credentials = {"token": "cluster", "secret": "a long pa55word!"}
+    brokers.credentials = {"token": "cluster", "secret": "a-very-long-pa55word"}
     brokers.start(0, 1)
     brokers.wait_for(2)
     brokers.flags = _flags(tmp_path / "theirs")

@@ -28,7 +28,7 @@ from towline.errors import BadRequest, Conflict, Refused, Unavailable
 from towline.protocol.envelope import PREFACE, encode_envelope
 from towline.protocol.messages import Failed, Hello, Welcome
 
-ALICE, BOB = "wonder = land, and more", "b0b and his b0at"
+ALICE, BOB = "wonder=land-and-more", "b0b/and~his+b0at_"
 SAID = "secret = '0123456789abcdef'\n"
 
 
@@ -92,6 +92,9 @@ def test_a_secret_is_compared_whole(guarded: BrokerProcess, wrong: str) -> None:
         ("[tokens.a]\nsecret = 'x'\nsecret_file = 'y'\n", "one of them"),
         ("[tokens.a]\nsecret = 'short'\n", "16 to 512"),
         (f"[tokens.a]\nsecret = '{'s' * 513}'\n", "513 characters"),
+        ("[tokens.a]\nsecret = '0123456789abcdef.0'\n", "token 'a': its secret holds other than letters"),
+        ("[tokens.a]\nsecret = '0123456789abcdef 0'\n", "its secret holds other than letters"),
+        ("[tokens.a]\nsecret = '0123456789abcdefé'\n", "its secret holds other than letters"),
         (f"[tokens.a]\n{SAID}scopes = []\n", "unknown field"),
         (f"[tokens.a]\n{SAID}roles = ['A B']\n", "role 'A B'"),
         (f"[tokens.a]\n{SAID}allow = ['send']\n", "ACTION:RESOURCE:NAME"),
@@ -149,14 +152,14 @@ def test_a_broker_with_a_faulty_access_file_does_not_start(tmp_path: Path) -> No
 def test_declared_tokens_may_what_the_file_says_and_are_changed_there(tmp_path: Path) -> None:
     """A secret is mounted, and nobody is there to make anything; users are made later by who may."""
     for name in ("shop", "root"):
-        (tmp_path / f"{name}.secret").write_text(f"the secret of {name}!\n")
+        (tmp_path / f"{name}.secret").write_text(f"the-secret-of-{name}\n")
         (tmp_path / f"{name}.secret").chmod(0o400)
     text = "[tokens.shop]\nsecret_file = 'shop.secret'\nallow = ['send:topic:orders.*', 'create:topic:orders.*']\n"
     path = file_of(tmp_path, text + "[tokens.root]\nsecret_file = 'root.secret'\nroles = ['admin']\n")
     settings: dict[str, Any] = {"store": f"file:{tmp_path}/data", "security": True, "access_file": str(path)}
 
     def connect(broker: BrokerProcess, name: str) -> Client:
-        return towline.connect(f"towline://127.0.0.1:{broker.port}", token=name, secret=f"the secret of {name}!")
+        return towline.connect(f"towline://127.0.0.1:{broker.port}", token=name, secret=f"the-secret-of-{name}")
 
     with BrokerProcess(**settings) as broker:
         assert not (tmp_path / "data" / "setup-secret").exists(), "there is an administrator"
@@ -174,7 +177,7 @@ def test_declared_tokens_may_what_the_file_says_and_are_changed_there(tmp_path: 
             root.access.create_token("later")
         broker.stop()
         assert broker.wait() == 0
-    assert b"the secret" not in (kept := (tmp_path / "data" / "config" / "access.json").read_bytes())
+    assert b"the-secret" not in (kept := (tmp_path / "data" / "config" / "access.json").read_bytes())
     assert b"shop" not in kept
     file_of(tmp_path, "[tokens.root]\nsecret_file = 'root.secret'\nroles = ['admin']\n")
     with BrokerProcess(**settings) as broker, connect(broker, "root") as root:
@@ -186,9 +189,9 @@ def test_declared_tokens_may_what_the_file_says_and_are_changed_there(tmp_path: 
 
 
 def test_the_last_administrator_of_the_store_may_go_while_one_is_declared(tmp_path: Path) -> None:
-    with BrokerProcess(**declared(tmp_path, root="the secret of root!")) as broker:
+    with BrokerProcess(**declared(tmp_path, root="the-secret-of-root")) as broker:
         url = f"towline://127.0.0.1:{broker.port}"
-        with towline.connect(url, token="root", secret="the secret of root!") as root:
+        with towline.connect(url, token="root", secret="the-secret-of-root") as root:
             root.access.create_user("eve", "correct horse", roles=["admin"])
             root.access.delete_user("eve")
 

@@ -13,6 +13,7 @@ nobody is there to make them. It is read at each start, and nothing of it is wri
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tomllib
 from pathlib import Path
@@ -30,6 +31,7 @@ __all__ = ["read_access_file"]
 FILE_MAX: Final = 1 << 20
 SECRET_MIN: Final = 16
 SECRET_MAX: Final = 512
+_SECRET: Final = re.compile(r"[A-Za-z0-9_~+/=-]*")
 
 
 class _Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,6 +76,9 @@ def _token(name: str, given: _Token, path: Path) -> Token:
         raise BadRequest(
             f"its secret has {len(secret)} characters; give {SECRET_MIN} to {SECRET_MAX} that nobody guesses"
         )
+    if not _SECRET.fullmatch(secret):
+        # `Bearer NAME.SECRET` is cut at the last dot: with one in the secret, half of it would be taken for a name.
+        raise BadRequest("its secret holds other than letters, digits and _ ~ + / = -: make another one")
     hashed = hash_secret(secret)
     return Token(name, roles=given.roles, secrets=[Secret(hashed[:8], hashed, 0)])
 

@@ -113,7 +113,7 @@ def test_what_a_broker_refuses_is_named_in_one_line(
     secret.write_text("another one")
     secret.chmod(0o600)
     url, out = f"towline://127.0.0.1:{broker.port}", str(tmp_path / "out")
-    with BrokerProcess(**declared(tmp_path, good="a secret that nobody guesses")) as locked:
+    with BrokerProcess(**declared(tmp_path, good="a-secret-that-nobody-guesses")) as locked:
         shut = f"towline://127.0.0.1:{locked.port}"
         for arguments, said in (
             (["archive", out, "--url", url, "--topic", "nothing"], "there is no topic nothing at towline://"),
