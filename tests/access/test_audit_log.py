@@ -11,8 +11,10 @@ import pytest
 import towline
 from tests.access.secured import PASSWORD, PATIENCE_S, secured
 from tests.server.process import BrokerProcess
+from tests.server.raw_client import RawClient
 from towline.broker.audit import verify
-from towline.errors import Conflict, NotLetIn, Refused
+from towline.errors import Conflict, NotFound, NotLetIn, Refused
+from towline.protocol.cluster import BrokerState, Meet, Met
 
 
 def test_the_audit_log_tells_who_did_what_and_holds_no_secret(tmp_path: Path) -> None:
@@ -63,6 +65,21 @@ def test_the_audit_log_tells_who_did_what_and_holds_no_secret(tmp_path: Path) ->
     ):
         changed.write_text("".join(broken))
         assert verify(changed)[1] is not None
+
+
+def test_that_a_broker_was_forgotten_is_told(tmp_path: Path) -> None:
+    """Also that it was not, because nobody knows it."""
+    with secured(tmp_path) as broker:
+        here, gone = (
+            BrokerState(name * 16, name, f"127.0.0.1:{port}", store="file") for name, port in (("a", 8), ("b", 9))
+        )
+        with RawClient.hello(broker.process.port, "root", PASSWORD) as client:
+            client.call(Meet(here, [gone]), Met)
+        broker.admin.forget_broker("127.0.0.1:9")
+        with pytest.raises(NotFound):
+            broker.admin.forget_broker("127.0.0.1:9")
+        told = [(one.target, one.outcome) for one in broker.admin.access.audit(what="ForgetBroker").entries]
+        assert told == [("broker 127.0.0.1:9", "not-found"), ("broker 127.0.0.1:9", "done")]
 
 
 def test_a_torn_line_of_the_audit_log_is_cut_and_the_log_goes_on(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.server.raw_client import RawClient
 from towline.broker.accounts import ACCOUNTS
 from towline.broker.broker import Broker
 from towline.broker.connection import join_small
-from towline.broker.permissions import PERMISSIONS
+from towline.broker.permissions import AUDITED, PERMISSIONS
 from towline.broker.requests import LATER, NOW, READS, SEEN
 from towline.broker.server import Server
 from towline.errors import StoreFailed, TowlineError
@@ -115,6 +115,7 @@ def test_every_request_has_its_permission_and_its_way() -> None:
     own |= {publishing.Stage.kind, publishing.Publish.kind, publishing.Unstage.kind}
     assert set(PERMISSIONS) == set(m.REQUESTS)
     assert sorted([*NOW, *LATER, *SEEN, *ACCOUNTS, *own]) == sorted(m.REQUESTS)
+    assert not AUDITED & set(NOW), "nothing is said to the audit log of what is answered at once"
 
 
 def test_every_list_waits_until_the_client_takes_it() -> None:

@@ -415,5 +415,7 @@ def target_of(request: Any) -> str:  # noqa: PLR0911  # one for each kind of thi
         return f"token {request.name}"
     if isinstance(request, BeginBackup):
         return "cluster"
+    if isinstance(request, ForgetBroker):
+        return f"broker {request.id}"
     field = "transaction" if hasattr(request, "transaction") else "id"
     return f"{'rule' if field == 'id' else field} {getattr(request, field, '')}".rstrip()
