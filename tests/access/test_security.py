@@ -16,6 +16,7 @@ from tests.access.secured import PASSWORD, PATIENCE_S, Secured, secured
 from tests.certificates import KIND, openssl
 from tests.eventually import eventually
 from tests.server.process import BrokerProcess, failing_start
+from towline.broker.accounts import OWN_TOKENS_MAX
 from towline.client.access import Quota
 from towline.client.blocking import Client
 from towline.errors import (
@@ -289,6 +290,23 @@ def test_an_expiring_administrators_token_makes_no_token_for_good(broker: Secure
         assert client.access.create_token("made-by-deputy", roles=["admin"]).expires_at_us == brief.expires_at_us
     admin.revoke_token("deputy")
     admin.revoke_token("made-by-deputy")
+
+
+def test_a_user_makes_so_many_tokens_and_administrators_more(broker: Secured) -> None:
+    admin = broker.admin.access
+    admin.create_user("hana", PASSWORD)
+    for number in range(OWN_TOKENS_MAX - 1):
+        admin.create_token(f"hana.{number}", owner="hana")
+    with broker.connect("hana", PASSWORD) as client:
+        client.access.create_token("hana.last")
+        with pytest.raises(TooMany, match="hana has 50 tokens already: revoke"):
+            client.access.create_token("hana.more")
+        client.access.rotate_token("hana.last")
+        admin.create_token("hana.more", owner="hana")
+        client.access.revoke_token("hana.more")
+        client.access.revoke_token("hana.last")
+        client.access.create_token("hana.again")
+    admin.delete_user("hana")
 
 
 def test_a_deleted_name_leaves_no_rights_behind(broker: Secured) -> None:

@@ -14,7 +14,7 @@ from towline.broker.access_book import AccessBook, Secret, Token, User, hash_sec
 from towline.broker.guard import Guard
 from towline.broker.rights import ROLES, check_grant, check_rule, covers
 from towline.clock import SECOND_US
-from towline.errors import BadRequest, Overtaken, Refused
+from towline.errors import BadRequest, Overtaken, Refused, TooMany
 from towline.protocol import access as wire
 from towline.protocol.messages import Answer, Done, Request
 
@@ -22,6 +22,8 @@ __all__ = ["ACCOUNTS", "READING", "carry_out"]
 
 CLUSTER: Final = ("admin", "cluster", "")
 TRIES: Final = 20
+OWN_TOKENS_MAX: Final = 50
+"""So many a user makes for itself: there is one book for all, written whole with each change."""
 
 
 async def carry_out(access: Access, guard: Guard | None, request: Request, name: str) -> Answer:
@@ -182,6 +184,8 @@ async def _create_token(access: Access, book: AccessBook, guard: Guard, request:
         raise BadRequest(
             f"token {name} has the rights of its user {owner}: give roles to the user, or scopes to the token"
         )
+    if not guard.may(*CLUSTER):
+        _check_count(book, owner)
     made = Token(name, owner, list(request.roles), list(request.scopes), request.quota, [kept], now_us, bound_us)
     await book.create_token(made)
     return wire.TokenMade(name, secret, kept.id, expires_at_us)
@@ -221,6 +225,14 @@ def _owner_of(book: AccessBook, guard: Guard, request: wire.CreateToken) -> str:
     if request.quota != wire.Quota():
         _check_admin(guard, request)
     return principal.user
+
+
+def _check_count(book: AccessBook, owner: str) -> None:
+    if sum(one.owner == owner for one in book.tokens.values()) >= OWN_TOKENS_MAX:
+        raise TooMany(
+            f"{owner} has {OWN_TOKENS_MAX} tokens already: revoke those that are not needed (towline token ls), "
+            "or ask an administrator to make more"
+        )
 
 
 def _check_reach(book: AccessBook, guard: Guard, request: Request, token: Token | None) -> None:
