@@ -190,6 +190,12 @@ def _delayed(request: ListDelayed, context: Context) -> Sequence[Need]:
     return _all_or_topic("consume" if request.key else "describe")(request, context)
 
 
+def _undelay(request: CancelDelayed | MoveDelayed, context: Context) -> Sequence[Need]:
+    """Who sends may take back by key what was sent; to only ask whether the key is there is to look for it."""
+    needs: Sequence[Need] = (("send", "topic", request.topic),)
+    return (*needs, ("consume", "topic", request.topic)) if request.key and request.dry_run else needs
+
+
 def _clients(request: ListClients, context: Context) -> Sequence[Need]:
     return (
         group("describe")(request, context)
@@ -262,8 +268,8 @@ PERMISSIONS: dict[int, Needs] = {
     Locate.kind: topic("describe"),
     Stat.kind: cluster("describe"),
     ListDelayed.kind: _delayed,
-    CancelDelayed.kind: topic("send"),
-    MoveDelayed.kind: topic("send"),
+    CancelDelayed.kind: _undelay,
+    MoveDelayed.kind: _undelay,
     Prepare.kind: _send,
     Decide.kind: _decide,
     AwaitChecks.kind: anyone,
