@@ -82,6 +82,16 @@ ASKED: dict[type[Request], list[Request]] = {
     survey.Storage: [survey.Storage()],
     survey.ListAlarms: [survey.ListAlarms()],
 }
+WATCHED = [
+    ("open", "orders", "billing"),
+    ("of-topic", "payroll", "*"),
+    ("of-group", "orders", "auditors"),
+    ("all-of-prefix", "*", "bill*"),
+    ("some-of-prefix", "*", "audit*"),
+    ("prefix-of-topic", "pay*", "*"),
+    ("wider-prefix", "orders*", "*"),
+]
+"""Rules of alarms, which are no alarms: a name, the topic, the group."""
 SILENT: set[type[Request]] = {
     m.Hello, m.Send, m.Pull, m.Settle, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.PutTopic,
     m.ReviseDead, tx.Prepare, tx.Resolve, ordering.Pause, ordering.EditTopic, publishing.Report, publishing.Stage,
@@ -126,6 +136,8 @@ def furnished(mq: Client) -> Iterator[None]:
         mq.send_many("stock", [b"2"] * 20)
         assert consumer.pull(max_messages=1, wait=60)
         mq.put_alarm(AlarmRule("many", "dead", 1))
+        for name, topic, group in WATCHED:
+            mq.put_alarm(AlarmRule(name, "backlog", 1_000_000, topic=topic, group=group))
         eventually(lambda: len(mq.alarms().active) >= 4 and mq.alarms().told)
         yield
 
@@ -213,6 +225,23 @@ def test_a_key_of_a_delayed_message_is_for_those_who_read_the_topic(broker: Secu
         assert [one.key for one in client.delayed("stock")] == [None]
         with pytest.raises(Refused, match="may not consume topic stock"):
             client.delayed("stock", key="order-4423")
+
+
+def test_a_rule_of_alarms_is_seen_by_those_who_may_describe_all_that_it_watches(broker: Secured) -> None:
+    rights = [("describe", "topic", "orders"), ("describe", "group", "bill*"), ("describe", "cluster", "*")]
+    secret = half_blind(broker, "watcher", rights)
+
+    def seen() -> set[str]:
+        return {rule.name for rule in client.alarms().rules}
+
+    with broker.connect("watcher", secret) as client:
+        assert seen() == {"many", "open", "all-of-prefix"}
+        broker.admin.access.allow("watcher", "describe", "*")
+        assert seen() == {"many", *(name for name, *_ in WATCHED)}
+        broker.admin.access.deny("watcher", "describe", "topic", "payroll")
+        assert seen() == {"many", *(name for name, *_ in WATCHED)} - {"of-topic", "prefix-of-topic"}
+        broker.admin.access.deny("watcher", "describe", "group", "a*")
+        assert seen() == {"many", "open", "all-of-prefix", "wider-prefix"}
 
 
 def test_metrics_tell_of_topics_and_groups_that_the_token_may_see(broker: Secured, secret: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from towline.alarms.rule import matches
 from towline.broker.rights import ROLES, Rights, check_grant, check_rule, covers
 from towline.errors import BadRequest
 from towline.protocol.access import ACTIONS, RESOURCES, Grant, Rule
@@ -93,9 +94,22 @@ def test_more_denies_never_allow_more_and_order_does_not_matter(rules: list[Rule
 def test_whoever_may_do_it_to_all_may_do_it_to_each(rules: list[Rule], scopes: list[Grant]) -> None:
     rights = Rights(rules, [], scopes)
     for action, kind, name in NEEDS:
-        assert not rights.may_all(action, kind) or rights.may(action, kind, name)
+        for pattern in ("*", "o*", "order*", "orders*", "orders.*", "stock*"):
+            if matches(pattern, name):
+                assert not rights.may_all(action, kind, pattern) or rights.may(action, kind, name)
     if not scopes:
         assert Rights([rule("allow", "*", "*")], []).may_all("describe", "topic")
+
+
+def test_all_that_a_pattern_can_mean() -> None:
+    rights = Rights([rule("allow", "describe", "topic", "orders*"), rule("deny", "send", "topic", "orders*")], [])
+    assert rights.may_all("describe", "topic", "orders*")
+    assert rights.may_all("describe", "topic", "orders.eu*")
+    assert not rights.may_all("describe", "topic", "order*")
+    assert not rights.may_all("describe", "topic")
+    for denied, hidden in (("orders.eu", True), ("orders.e*", True), ("orders.eu.x", True), ("orders.us", False)):
+        some = Rights([rule("allow", "*", "topic"), rule("deny", "describe", "topic", denied)], [])
+        assert some.may_all("describe", "topic", "orders.eu*") != hidden
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import msgspec
 
 from towline.alarms.book import Changed, RuleBook
 from towline.alarms.notice import as_json, subject, text
-from towline.alarms.rule import SILENCE_MAX_S, AlarmRule
+from towline.alarms.rule import ALL, SILENCE_MAX_S, AlarmRule
 from towline.alarms.watch import Alarm, Change, Look, Notice, Reading, Watch, hold_back
 from towline.broker.census import Census
 from towline.broker.config_file import ConfigFile, DataVersion
@@ -127,11 +127,11 @@ class AlarmDesk:
         return self.listed(may)
 
     def listed(self, may: May | None = None) -> Alarms:
-        """Alarms and notices of topics and groups that `may` says that one may describe; without it, all."""
+        """Rules, alarms and notices of topics and groups that `may` says that one may describe; without it, all."""
 
         def sees(topic: str, group: str) -> bool:
-            of_topic = may is None or not topic or may("describe", "topic", topic)
-            return of_topic and (may is None or not group or may("describe", "group", group))
+            places = (("topic", topic), ("group", group))
+            return may is None or all(name in ("", ALL) or may("describe", kind, name) for kind, name in places)
 
         now_us = self._clock.now_us()
         rules = [
@@ -142,6 +142,7 @@ class AlarmDesk:
                 silence_reason=rule.silence_reason if rule.silenced(now_us) else "",
             )
             for rule in sorted(self.rules.values(), key=lambda rule: rule.name)
+            if sees(rule.topic, rule.group)
         ]
         active = [one for one in self._watch.firing(self.rules) if sees(one.topic, one.group)]
         told = [one for one, places in reversed(self._told) if all(sees(*place) for place in places)]

@@ -12,6 +12,7 @@ from towline.broker.access import Access, Principal
 from towline.broker.permissions import FILTERS, PERMISSIONS, Context, target_of
 from towline.broker.rights import May, Need
 from towline.errors import Refused
+from towline.model import is_pattern
 from towline.protocol.messages import Answer, Request
 
 __all__ = ["Guard"]
@@ -62,7 +63,11 @@ class Guard:
 
     def sight(self) -> May | None:
         """What this principal may see of long lists: None is all of it."""
-        return None if self._rights.sight() is None else self.may
+        return None if self._rights.sight() is None else self._sees
+
+    def _sees(self, action: str, resource: str, name: str) -> bool:
+        """A pattern, if it may do this to all that the pattern can mean."""
+        return self._rights.may_all(action, resource, name) if is_pattern(name) else self.may(action, resource, name)
 
     def _refuse(self, request: Request, need: Need) -> None:
         action, resource, name = need

@@ -57,18 +57,23 @@ class Rights:
         """What it may see of long lists: None is all of it."""
         return None if all(self.may_all("describe", kind) for kind in RESOURCES) else self.may
 
-    def may_all(self, action: str, resource: str) -> bool:
-        """Whether it may do this to all there are: then nobody need ask for each of ten thousand."""
-        if any(grant.action in (ANY, action) and grant.resource in (ANY, resource) for grant in self._denies):
+    def may_all(self, action: str, resource: str, pattern: str = ANY) -> bool:
+        """Whether it may do this to all that a pattern can mean: then nobody need ask for each of ten thousand."""
+        if any(_denies_some(grant, action, resource, pattern) for grant in self._denies):
             return False
         return all(
-            any(grant.name == ANY and _allows(grant, action, resource, "") for grant in grants)
+            any(_allows(grant, action, resource, pattern) for grant in grants)
             for grants in (self._allows, *([self._scopes] if self._scopes else []))
         )
 
 
 def _denies(grant: Grant, action: str, resource: str, name: str) -> bool:
     return grant.action in (ANY, action) and grant.resource in (ANY, resource) and _matches(grant.name, name)
+
+
+def _denies_some(grant: Grant, action: str, resource: str, pattern: str) -> bool:
+    both = _matches(pattern, grant.name.removesuffix(ANY)) or _matches(grant.name, pattern.removesuffix(ANY))
+    return both and grant.action in (ANY, action) and grant.resource in (ANY, resource)
 
 
 def _allows(grant: Grant, action: str, resource: str, name: str) -> bool:
