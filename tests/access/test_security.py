@@ -16,7 +16,7 @@ from tests.access.secured import PASSWORD, PATIENCE_S, Secured, secured
 from tests.certificates import KIND, openssl
 from tests.eventually import eventually
 from tests.server.process import BrokerProcess, failing_start
-from towline.broker.accounts import OWN_TOKENS_MAX
+from towline.broker.accounts import OWN_TOKENS_MAX, SCOPES_MAX
 from towline.client.access import Quota
 from towline.client.blocking import Client
 from towline.errors import (
@@ -290,6 +290,15 @@ def test_an_expiring_administrators_token_makes_no_token_for_good(broker: Secure
         assert client.access.create_token("made-by-deputy", roles=["admin"]).expires_at_us == brief.expires_at_us
     admin.revoke_token("deputy")
     admin.revoke_token("made-by-deputy")
+
+
+def test_a_token_is_made_with_so_many_scopes(broker: Secured) -> None:
+    admin = broker.admin.access
+    scopes = [("send", "topic", f"t{number}") for number in range(SCOPES_MAX + 1)]
+    with pytest.raises(TooMany, match="at most 100 scopes, not 101: give prefixes"):
+        admin.create_token("narrow", scopes=scopes)
+    admin.create_token("narrow", scopes=scopes[1:])
+    admin.revoke_token("narrow")
 
 
 def test_a_user_makes_so_many_tokens_and_administrators_more(broker: Secured) -> None:

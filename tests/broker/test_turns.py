@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any, Literal
 
 import pytest
 
 from towline import clock
+from towline.broker.access import Access, Principal
+from towline.broker.access_book import AccessBook
+from towline.broker.accounts import carry_out
 from towline.broker.broker import Broker
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.guard import Guard
 from towline.broker.opening import open_store
+from towline.clock import SYSTEM
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.access import Measure
+from towline.protocol.access import Grant, Me, Measure, WhoAmI
+from towline.protocol.survey import ListPage
 from towline.settings import BrokerSettings
+from towline.store.memory import MemoryStore
 
 TOPICS, GROUPS = 30, 10
 
@@ -25,38 +33,48 @@ WORK: dict[str, Callable[[Broker], Awaitable[object]]] = {
 }
 
 
+class Turn:
+    """The number of the turn that the loop is in."""
+
+    number = 0
+
+    async def count(self) -> None:
+        while True:
+            self.number += 1
+            await asyncio.sleep(0)
+
+
+async def furnished(settings: BrokerSettings) -> Broker:
+    broker = await Broker.recovered(await open_store(settings), settings)
+    for topic in range(TOPICS):
+        await broker.create_topic(TopicConfig(f"topic-{topic}"))
+        for group in range(GROUPS):
+            await broker.put_group(GroupConfig(f"topic-{topic}", f"group-{group}"))
+    return broker
+
+
 @pytest.mark.parametrize("work", WORK)
 def test_whatever_looks_at_all_groups_gives_way(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With slices of no time, no more groups than those of one topic are looked at in one turn of the loop."""
     looked: Counter[int] = Counter()
-    turn = 0
-
-    async def count_turns() -> None:
-        nonlocal turn
-        while True:
-            turn += 1
-            await asyncio.sleep(0)
+    turn = Turn()
 
     def spied(name: str) -> Callable[[Dispatcher], object]:
         real = getattr(Dispatcher, name)
 
         def spy(self: Dispatcher) -> object:
-            looked[turn] += 1
+            looked[turn.number] += 1
             return real(self)
 
         return spy
 
     async def run() -> None:
         settings = BrokerSettings(store="memory:")
-        broker = await Broker.recovered(await open_store(settings), settings)
-        for topic in range(TOPICS):
-            await broker.create_topic(TopicConfig(f"topic-{topic}"))
-            for group in range(GROUPS):
-                await broker.put_group(GroupConfig(f"topic-{topic}", f"group-{group}"))
+        broker = await furnished(settings)
         monkeypatch.setattr(clock, "SLICE_S", 0.0)
         for name in ("notice", "pins"):
             monkeypatch.setattr(Dispatcher, name, spied(name))
-        turns = asyncio.create_task(count_turns())
+        turns = asyncio.create_task(turn.count())
         await WORK[work](broker)
         turns.cancel()
         monkeypatch.undo()
@@ -65,3 +83,56 @@ def test_whatever_looks_at_all_groups_gives_way(work: str, monkeypatch: pytest.M
     asyncio.run(run())
     assert sum(looked.values()) >= TOPICS * GROUPS
     assert max(looked.values()) <= 2 * GROUPS
+
+
+@pytest.mark.parametrize("of", ["topics", "groups"])
+def test_a_list_is_filtered_by_what_one_may_see_in_slices(
+    of: Literal["topics", "groups"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Counter[int] = Counter()
+    turn = Turn()
+
+    def may(action: str, resource: str, name: str) -> bool:
+        asked[turn.number] += 1
+        return True
+
+    async def run() -> None:
+        broker = await furnished(BrokerSettings(store="memory:"))
+        await broker.outlook.census.refresh()
+        monkeypatch.setattr(clock, "SLICE_S", 0.0)
+        turns = asyncio.create_task(turn.count())
+        await broker.outlook.surveyor.survey(ListPage(of), may)
+        turns.cancel()
+        monkeypatch.undo()
+        await broker.close()
+
+    asyncio.run(run())
+    assert sum(asked.values()) >= TOPICS * GROUPS
+    assert max(asked.values()) <= 2 * GROUPS
+
+
+def test_questions_of_one_principal_about_its_rights_take_one_slice_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of them, on however many connections."""
+    asked: Counter[int] = Counter()
+    turn = Turn()
+    real = Guard.may
+
+    def may(self: Guard, action: str, resource: str, name: str) -> bool:
+        asked[turn.number] += 1
+        return real(self, action, resource, name)
+
+    async def run() -> None:
+        access = Access(book=AccessBook(MemoryStore(), SYSTEM))
+        context: Any = None
+        guards = [Guard(access, Principal("eve", "user", "eve"), context, "", int, origin="here") for _ in range(3)]
+        questions = WhoAmI([Grant("send", "topic", f"topic-{number}") for number in range(100)])
+        monkeypatch.setattr(clock, "SLICE_S", 0.0)
+        monkeypatch.setattr(Guard, "may", may)
+        turns = asyncio.create_task(turn.count())
+        answers = await asyncio.gather(*(carry_out(access, guard, questions, "") for guard in guards * 5))
+        turns.cancel()
+        assert all(isinstance(answer, Me) and answer.allowed == [False] * 100 for answer in answers)
+
+    asyncio.run(run())
+    assert sum(asked.values()) == 15 * 100
+    assert max(asked.values()) <= 2

@@ -13,7 +13,7 @@ from towline.broker.access import Access, Principal
 from towline.broker.access_book import AccessBook, Secret, Token, User, hash_secret, new_secret
 from towline.broker.guard import Guard
 from towline.broker.rights import ROLES, check_grant, check_rule, covers
-from towline.clock import SECOND_US
+from towline.clock import SECOND_US, in_slices
 from towline.errors import BadRequest, Overtaken, Refused, TooMany
 from towline.protocol import access as wire
 from towline.protocol.messages import Answer, Done, Request
@@ -22,13 +22,15 @@ __all__ = ["ACCOUNTS", "READING", "carry_out"]
 
 CLUSTER: Final = ("admin", "cluster", "")
 TRIES: Final = 20
+SCOPES_MAX: Final = 100
+"""Of a token that is made: each decision may look at all of them."""
 OWN_TOKENS_MAX: Final = 50
 """So many a user makes for itself: there is one book for all, written whole with each change."""
 
 
 async def carry_out(access: Access, guard: Guard | None, request: Request, name: str) -> Answer:
     if isinstance(request, wire.WhoAmI):
-        return _who(access, guard, request, name)
+        return await _who(access, guard, request, name)
     book = access.book
     if book is None or guard is None:
         raise BadRequest(
@@ -50,11 +52,12 @@ async def carry_out(access: Access, guard: Guard | None, request: Request, name:
     return answer
 
 
-def _who(access: Access, guard: Guard | None, request: wire.WhoAmI, name: str) -> wire.Me:
+async def _who(access: Access, guard: Guard | None, request: wire.WhoAmI, name: str) -> wire.Me:
     if guard is None:
         return wire.Me(name, name, [], False, [True] * len(request.may))
     principal = guard.principal
-    allowed = [guard.may(one.action, one.resource, one.name) for one in request.may]
+    async with guard.meter.asking:
+        allowed = [guard.may(one.action, one.resource, one.name) async for one in in_slices(request.may)]
     return wire.Me(principal.name, principal.user, access.roles(principal), True, allowed, principal.expires_at_us)
 
 
@@ -166,6 +169,11 @@ async def _delete_user(access: Access, book: AccessBook, guard: Guard, request: 
 
 
 async def _create_token(access: Access, book: AccessBook, guard: Guard, request: wire.CreateToken) -> Answer:
+    if len(request.scopes) > SCOPES_MAX:
+        raise TooMany(
+            f"a token has at most {SCOPES_MAX} scopes, not {len(request.scopes)}: give prefixes (send:topic:orders.*), "
+            "or make several tokens"
+        )
     for scope in request.scopes:
         check_grant(scope)
     now_us = access.clock.now_us()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -17,12 +18,14 @@ BURST_S: Final = 1.0
 class Meter:
     """Counts for one principal. Bytes beyond the rate are a debt, and whoever made it waits until it is paid."""
 
-    __slots__ = ("_at_s", "_debt", "holders", "quota")
+    __slots__ = ("_at_s", "_debt", "asking", "holders", "quota")
 
     def __init__(self, quota: Quota) -> None:
         self.quota = quota
         self.holders: set[Callable[[], int]] = set()
         """One for each connection: how many messages it holds."""
+        self.asking = asyncio.Lock()
+        """Long questions about rights are decided one after the other."""
         self._debt = 0.0
         self._at_s = 0.0
 

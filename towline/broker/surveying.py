@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from towline.broker.census import Census, GroupFacts, TopicFacts
 from towline.broker.rights import May
+from towline.clock import in_slices
 from towline.errors import BadRequest
 from towline.protocol.survey import GROUP_ORDERS, TOPIC_ORDERS, GroupRow, ListPage, PageListed, Pulse, Pulsed, TopicRow
 
 __all__ = ["Surveyor", "split_lines"]
-
-TURN: Final = 500
-"""So many topics are looked at before it is the others' turn."""
 
 
 def split_lines(setting: str) -> tuple[str, ...]:
@@ -37,19 +34,15 @@ class Surveyor:
         await self._census.refresh()
         search = request.search.strip().lower()
         if request.of == "groups":
-            return self._groups(request, search, may)
+            return await self._groups(request, search, may)
         seen = self._in_order(request) if may is None else await self._seen(request, may)
         return self._topics(request, search, seen)
 
     async def _seen(self, request: ListPage, may: May) -> list[TopicFacts]:
         """The topics that one may describe, summed up over the groups that one may describe, and sorted by these sums:
         the order would tell of the others."""
-        seen: list[TopicFacts] = []
-        for number, one in enumerate(list(self._census.topics.values())):
-            if number % TURN == TURN - 1:
-                await asyncio.sleep(0)
-            if may("describe", "topic", one.config.name):
-                seen.append(one.seen_by(may))
+        topics = in_slices(list(self._census.topics.values()))
+        seen = [one.seen_by(may) async for one in topics if may("describe", "topic", one.config.name)]
         return self._in_order_of(seen, request)
 
     def _topics(self, request: ListPage, search: str, seen: list[TopicFacts]) -> PageListed:
@@ -63,10 +56,10 @@ class Surveyor:
         lines = sorted({one.config.business_line for one in seen} - {""}, key=self._place)
         return PageListed(len(rows), [_topic_row(one) for one in page], [], lines)
 
-    def _groups(self, request: ListPage, search: str, may: May | None) -> PageListed:
+    async def _groups(self, request: ListPage, search: str, may: May | None) -> PageListed:
         rows: list[GroupFacts] = [
             one
-            for one in self._in_order(request)
+            async for one in in_slices(self._in_order(request))
             if (not search or search in one.group.lower() or search in one.topic)
             and (not request.topic or request.topic == one.topic)
             and (may is None or (may("describe", "group", one.group) and may("describe", "topic", one.topic)))
