@@ -135,7 +135,7 @@ BOUNDS: dict[str, str] = {
         broker.fan.Fans._fans
         broker.handback.Handbacks._under_way
         broker.member.Member.held
-        broker.passwords.Passwords._looking
+        broker.passwords.Passwords._changing broker.passwords.Passwords._looking
         broker.publishing.Staging._coming broker.publishing.Staging._locks
         broker.pulls.Pulls._takers broker.pulls.Pulls._tasks
         broker.quota.Meter.holders

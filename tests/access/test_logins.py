@@ -7,22 +7,26 @@ import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.access.secured import PASSWORD, Secured, secured
 from tests.server.raw_client import RawClient
 from towline.broker import passwords, tries
-from towline.broker.access import Access
+from towline.broker.access import Access, Principal
 from towline.broker.access_book import AccessBook, Declared, Secret, Token, User, hash_secret
+from towline.broker.accounts import carry_out
+from towline.broker.guard import Guard
 from towline.broker.passwords import NOBODYS_HASH, Passwords
 from towline.broker.peer import Peer
 from towline.broker.tries import GATEWAY_FACTOR, TRIES, TRIES_OF_ORIGIN, Tries
 from towline.broker.turns import Turns
 from towline.clock import SYSTEM, ManualClock
 from towline.console import sessions
-from towline.errors import NotLetIn
+from towline.errors import Conflict, NotLetIn, Refused
 from towline.model import origin_of
+from towline.protocol.access import PutUser
 from towline.protocol.envelope import PREFACE
 from towline.protocol.messages import Failed, Hello
 from towline.store.memory import MemoryStore
@@ -196,6 +200,105 @@ def test_many_connections_of_one_program_at_once_are_one_try(monkeypatch: pytest
         right = await asyncio.gather(*(kept.verify("alice", real, PASSWORD, "here") for _ in range(TRIES * 3)))
         assert right == [True] * TRIES * 3
         assert len(done) == 1
+
+    asyncio.run(run())
+
+
+# Changing
+
+
+NEW = "another password"
+
+
+class Household:
+    """An administrator and a user, who asks by a token of its own; and hashing that waits until it may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.access = Access(book=AccessBook(MemoryStore(), SYSTEM))
+        self.hashing, self.gate = threading.Event(), threading.Event()
+        monkeypatch.setattr(passwords, "_hash", self._hash)
+        monkeypatch.setattr(passwords, "_verify", lambda hashed, password: hashed == f"hash of {password}")
+
+    def _hash(self, password: str) -> str:
+        if password == NEW:
+            self.hashing.set()
+            assert self.gate.wait(60)
+        return f"hash of {password}"
+
+    async def move_in(self) -> None:
+        book = self.access.book
+        assert book is not None
+        await book.put_user(User("root", "hash of root", ["admin"]), create=True)
+        await book.put_user(User("eve", f"hash of {PASSWORD}"), create=True)
+        await book.create_token(Token("eve.x", "eve", secrets=[Secret("1", "hash", 0)]))
+        self.root = self._guard(Principal("root", "user", "root", "hash of root"))
+        self.eve = self._guard(Principal("eve.x", "token", "eve", "1"))
+
+    def _guard(self, principal: Principal) -> Guard:
+        context: Any = None
+        return Guard(self.access, principal, context, "", int, origin=principal.user)
+
+    async def put(self, guard: Guard, **changes: Any) -> None:
+        await carry_out(self.access, guard, PutUser("eve", **changes), "")
+
+    async def begin_change(self) -> asyncio.Task[None]:
+        change = asyncio.create_task(self.put(self.eve, password=NEW, old_password=PASSWORD))
+        await asyncio.to_thread(self.hashing.wait, 60)
+        return change
+
+    def password(self) -> str:
+        assert self.access.book is not None
+        return self.access.book.users["eve"].password
+
+
+def test_nobody_waits_for_a_password_that_is_being_hashed_and_a_disabled_user_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        house = Household(monkeypatch)
+        await house.move_in()
+        change = await house.begin_change()
+        await asyncio.wait_for(house.put(house.root, disabled=True), 30)
+        house.gate.set()
+        with pytest.raises(Refused, match=r"eve\.x is not let in any more"):
+            await change
+        assert house.password() == f"hash of {PASSWORD}"
+
+    asyncio.run(run())
+
+
+def test_a_user_changes_its_password_once_at_a_time_and_wrong_old_ones_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        house = Household(monkeypatch)
+        await house.move_in()
+        change = await house.begin_change()
+        for _ in range(30):
+            with pytest.raises(Conflict, match="being changed already"):
+                await house.put(house.eve, password=NEW, old_password=PASSWORD)
+        house.gate.set()
+        await change
+        assert house.password() == f"hash of {NEW}"
+        for number in range(TRIES):
+            with pytest.raises(Refused, match="the old password is not right"):
+                await house.put(house.eve, password="a third one", old_password=f"guess {number}")
+        with pytest.raises(NotLetIn, match="too many wrong passwords"):
+            await house.put(house.eve, password="a third one", old_password="another guess")
+
+    asyncio.run(run())
+
+
+def test_a_password_that_an_administrator_sets_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        house = Household(monkeypatch)
+        await house.move_in()
+        change = await house.begin_change()
+        await house.put(house.root, password="set by root")
+        house.gate.set()
+        with pytest.raises(Conflict, match="was changed meanwhile"):
+            await change
+        assert house.password() == "hash of set by root"
 
     asyncio.run(run())
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +16,7 @@ from towline.broker.access_book import AccessBook, Secret, Token, User, hash_sec
 from towline.broker.guard import Guard
 from towline.broker.rights import ROLES, check_grant, check_rule, covers
 from towline.clock import SECOND_US, in_slices
-from towline.errors import BadRequest, Overtaken, Refused, TooMany
+from towline.errors import BadRequest, Conflict, Overtaken, Refused, TooMany
 from towline.protocol import access as wire
 from towline.protocol.messages import Answer, Done, Request
 
@@ -38,11 +40,19 @@ async def carry_out(access: Access, guard: Guard | None, request: Request, name:
         )
     if request.kind in _READING:
         return await _READING[request.kind](access, book, guard, request)
+    if isinstance(request, wire.PutUser) and request.password:
+        return await _put_password(access, book, guard, request)
+    return await _change(access, book, guard, partial(_CHANGING[request.kind], access, book, guard, request))
+
+
+async def _change(access: Access, book: AccessBook, guard: Guard, work: Callable[[], Awaitable[Answer]]) -> Answer:
     async with book.changing:
         for left in reversed(range(TRIES)):
             await book.load()
+            if not access.is_valid(guard.principal):
+                raise Refused(f"{guard.principal.name} is not let in any more: this is not done")
             try:
-                answer = await _CHANGING[request.kind](access, book, guard, request)
+                answer = await work()
                 break
             except Overtaken:
                 # Another broker on the same database was faster; what it has changed is the ground to stand on.
@@ -126,10 +136,27 @@ async def _audit(access: Access, book: AccessBook, guard: Guard, request: wire.L
 # Changing
 
 
-async def _put_user(access: Access, book: AccessBook, guard: Guard, request: wire.PutUser) -> Answer:
-    user = book.users.get(request.name)
-    if not guard.may(*CLUSTER):
-        await _check_own_password(access, book, guard, request, user)
+async def _put_password(access: Access, book: AccessBook, guard: Guard, request: wire.PutUser) -> Answer:
+    """What takes long is done first: whoever else changes something waits while the book is changed."""
+    assert request.password is not None, "there is one to put"
+    own, passwords = _own(book, guard, request), access.passwords
+    with passwords.changing(own.name) if own is not None else nullcontext():
+        if own is not None and not (
+            own.password and await passwords.verify(own.name, own.password, request.old_password, guard.origin)
+        ):
+            raise Refused("the old password is not right")
+        hashed = await passwords.hash(request.password, guard.origin)
+        work = partial(_put_user, access, book, guard, request, hashed, old=own.password if own is not None else "")
+        return await _change(access, book, guard, work)
+
+
+async def _put_user(  # noqa: PLR0917 - as all ways, and what was found out before
+    access: Access, book: AccessBook, guard: Guard, request: wire.PutUser, hashed: str = "", old: str = ""
+) -> Answer:
+    """`hashed` is the new password, `old` the one that was right."""
+    own = _own(book, guard, request)
+    if own is not None and own.password != old:
+        raise Conflict(f"the password of {own.name} was changed meanwhile: try again, with that one as the old one")
     fresh = User(request.name, created_at_us=access.clock.now_us())
     changed = fresh if request.create else book.user(request.name)
     changes: dict[str, Any] = {
@@ -138,14 +165,16 @@ async def _put_user(access: Access, book: AccessBook, guard: Guard, request: wir
         if getattr(request, field) is not None
     }
     if request.password is not None:
-        changes["password"] = await access.passwords.hash(request.password, guard.origin) if request.password else ""
+        changes["password"] = hashed
     await book.put_user(msgspec.structs.replace(changed, **changes), create=request.create)
     return Done()
 
 
-async def _check_own_password(
-    access: Access, book: AccessBook, guard: Guard, request: wire.PutUser, user: User | None
-) -> None:
+def _own(book: AccessBook, guard: Guard, request: wire.PutUser) -> User | None:
+    """The user that changes its own password, and nothing else; None where an administrator makes or changes one."""
+    if guard.may(*CLUSTER):
+        return None
+    user = book.users.get(request.name)
     others = (request.roles, request.disabled, request.identities, request.quota)
     own = (
         user is not None
@@ -153,14 +182,11 @@ async def _check_own_password(
         and not request.create
         and not any(one is not None for one in others)
     )
-    if user is None or not own or not request.password:
+    if not own or not request.password:
         _check_admin(guard, request)
     elif guard.principal.expires_at_us or _scopes(book, guard.principal):
         raise Refused("a token that expires or has scopes changes no password: log in with the password")
-    elif not user.password or not await access.passwords.verify(
-        user.name, user.password, request.old_password, guard.origin
-    ):
-        raise Refused("the old password is not right")
+    return user
 
 
 async def _delete_user(access: Access, book: AccessBook, guard: Guard, request: wire.DeleteUser) -> Answer:

@@ -9,13 +9,15 @@ import hmac
 import math
 import os
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Final
 
 from towline.broker.tries import Tries
 from towline.broker.turns import Turns
 from towline.clock import Clock
-from towline.errors import BadRequest
+from towline.errors import BadRequest, Conflict
 
 __all__ = ["NOBODYS_HASH", "PASSWORD_MIN", "Passwords"]
 
@@ -38,12 +40,24 @@ class Passwords:
         self._tries = Tries(clock)
         self._key = os.urandom(32)
         self._right: OrderedDict[bytes, float] = OrderedDict()
+        self._changing: set[str] = set()
         self._looking: dict[tuple[str, str, bytes], asyncio.Task[bool]] = {}
 
     async def hash(self, password: str, origin: str) -> str:
         if len(password) < PASSWORD_MIN:
             raise BadRequest(f"a password has at least {PASSWORD_MIN} characters")
         return await self._turns.run(origin, _hash, password)
+
+    @contextmanager
+    def changing(self, name: str) -> Iterator[None]:
+        """While a user changes its own password: one at a time, so that nobody waits behind hundreds."""
+        if name in self._changing:
+            raise Conflict(f"the password of {name} is being changed already: one at a time")
+        self._changing.add(name)
+        try:
+            yield
+        finally:
+            self._changing.remove(name)
 
     async def verify(self, name: str, hashed: str, password: str, origin: str) -> bool:
         """Whether it is the password of this hash. Raises `NotLetIn` when too many from there were wrong."""
