@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -353,6 +355,23 @@ def test_a_place_is_taken_as_long_as_its_thread_runs_though_nobody_waits_for_it(
         assert turns._free == 1
 
     asyncio.run(run())
+
+
+def test_work_that_does_not_end_holds_up_neither_other_threads_nor_the_end_of_the_program() -> None:
+    program = """
+import asyncio, threading
+from towline.broker.turns import Turns
+
+async def main():
+    turns, stuck = Turns(40), threading.Event()
+    tasks = [asyncio.create_task(turns.run(str(number), stuck.wait)) for number in range(40)]
+    await asyncio.sleep(0)
+    assert await asyncio.to_thread(int, "7") == 7
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_who_waits_for_its_turn_is_not_closed_for_being_late(tmp_path: Path) -> None:

@@ -1,10 +1,17 @@
-"""Work that takes long, in threads: a few at a time, one for each origin, and all origins by turns."""
+"""Work that takes long, in threads: a few at a time, one for each origin, and all origins by turns.
+
+The threads are of their own: what stands still in them holds up neither the pool that all else shares nor the end of
+the program.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 __all__ = ["Turns"]
@@ -30,7 +37,7 @@ class Turns:
             if not turn.cancelled():
                 self._end(origin)
             raise
-        running = loop.run_in_executor(None, work, *arguments)
+        running: asyncio.Future[_T] = loop.create_future()
 
         def ended(future: asyncio.Future[_T]) -> None:
             self._end(origin)
@@ -39,6 +46,10 @@ class Turns:
 
         # The place is taken for as long as the thread is, also when nobody waits for it any more.
         running.add_done_callback(ended)
+        try:
+            threading.Thread(target=_carry_out, args=(running, work, arguments), daemon=True).start()
+        except RuntimeError as error:  # as many as there may be
+            running.set_exception(error)
         return await asyncio.shield(running)
 
     def _end(self, origin: str) -> None:
@@ -62,3 +73,12 @@ class Turns:
                 self._waiting[origin] = queue
             if not self._free:
                 return
+
+
+def _carry_out(future: asyncio.Future[_T], work: Callable[..., _T], arguments: tuple[Any, ...]) -> None:
+    try:
+        tell = partial(future.set_result, work(*arguments))
+    except Exception as error:
+        tell = partial(future.set_exception, error)
+    with suppress(RuntimeError):  # the loop has ended
+        future.get_loop().call_soon_threadsafe(tell)
