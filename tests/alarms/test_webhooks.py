@@ -125,6 +125,43 @@ def test_who_answers_byte_by_byte_is_cut_off(monkeypatch: pytest.MonkeyPatch) ->
         thread.join(60)
 
 
+def test_few_addresses_of_a_name_are_tried_and_all_of_them_within_the_time_of_one_notice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[tuple[str, float]] = []
+    real = socket.create_connection
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        tried.append((address[0], timeout))
+        return real(address, timeout)
+
+    addresses = [f"127.0.0.{number}" for number in range(1, 100)]
+    with full_server() as port:
+        monkeypatch.setattr(socket, "create_connection", connect)
+        monkeypatch.setattr(webhooks, "PATIENCE_S", 0.05)
+        Resolver(monkeypatch, addresses, addresses)
+        with pytest.raises(Unavailable, match="timed out"):
+            Webhooks("127.0.0.0/8").post(f"http://hooks.example:{port}/x", {})
+        assert [address for address, _ in tried] == addresses[:4]
+        tried.clear()
+        monkeypatch.setattr(webhooks, "WHOLE_S", 0.08)
+        with pytest.raises(Unavailable, match="timed out"):
+            Webhooks("127.0.0.0/8").post(f"http://hooks.example:{port}/x", {})
+        assert sum(timeout for _, timeout in tried) <= 0.09
+
+
+@contextlib.contextmanager
+def full_server() -> Iterator[int]:
+    """A port where nobody gets through any more: who has not been taken fills its queue."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("0.0.0.0", 0), backlog=0))
+        port: int = server.getsockname()[1]
+        with contextlib.suppress(TimeoutError):
+            while True:
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 0.2))
+        yield port
+
+
 def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch, hook: Hook) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     Webhooks("127.0.0.1").post(hook[0] + "/x", {"text": "straight"})

@@ -23,13 +23,16 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
+from towline.clock import SYSTEM
 from towline.errors import BadRequest, Unavailable
 
 __all__ = ["Webhooks", "masked"]
 
 PATIENCE_S: Final = 15.0
 WHOLE_S: Final = 60.0
-"""For all of a notice, however slowly the answer comes."""
+"""For all of a notice, however slowly the answer comes, from the moment on in which its addresses are known."""
+ADDRESSES_MAX: Final = 4
+"""So many addresses of a name are tried."""
 _HIDDEN: Final = "/…"
 _SETTING: Final = "an operator can allow it (--webhook-allow)"
 
@@ -91,8 +94,9 @@ class Webhooks:
         parts = _split(url)
         addresses = self._addresses(url, parts)
         try:
-            connected = _connect(addresses, parts.port or _port(parts))
-            with _cut_off(connected):
+            end_s = SYSTEM.steady_s() + WHOLE_S
+            connected = _connect(addresses[:ADDRESSES_MAX], parts.port or _port(parts), end_s)
+            with _cut_off(connected, end_s):
                 status = _exchange(connected, parts, msgspec.json.encode(payload))
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise Unavailable(f"webhook {masked(url)}: {error}") from None
@@ -155,19 +159,22 @@ def _port(parts: SplitResult) -> int:
     return 443 if parts.scheme == "https" else 80
 
 
-def _connect(addresses: list[Address], port: int) -> socket.socket:
+def _connect(addresses: list[Address], port: int, end_s: float) -> socket.socket:
     """To the first that answers."""
-    for number, address in enumerate(addresses, 1):
+    refused = OSError("its host has no address")
+    for address in addresses:
+        left_s = end_s - SYSTEM.steady_s()
+        if left_s <= 0:
+            break
         try:
-            return socket.create_connection((str(address), port), PATIENCE_S)
-        except OSError:
-            if number == len(addresses):
-                raise
-    raise OSError("its host has no address")
+            return socket.create_connection((str(address), port), min(PATIENCE_S, left_s))
+        except OSError as error:
+            refused = error
+    raise refused
 
 
 @contextmanager
-def _cut_off(connected: socket.socket) -> Iterator[None]:
+def _cut_off(connected: socket.socket, end_s: float) -> Iterator[None]:
     """Who answers byte by byte is not waited for without end."""
     same = connected.dup()  # TLS takes the socket over
 
@@ -175,7 +182,7 @@ def _cut_off(connected: socket.socket) -> Iterator[None]:
         with suppress(OSError):
             same.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(WHOLE_S, cut)
+    timer = threading.Timer(max(end_s - SYSTEM.steady_s(), 0.0), cut)
     timer.daemon = True
     timer.start()
     try:
