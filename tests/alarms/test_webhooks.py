@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import towline
+from tests.broker.conftest import World
 from tests.server.process import BrokerProcess, failing_start
 from towline.alarms.rule import AlarmRule
 from towline.broker import webhooks
@@ -160,6 +162,26 @@ def full_server() -> Iterator[int]:
             while True:
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), 0.2))
         yield port
+
+
+def test_a_name_that_is_looked_up_slowly_does_not_hide_the_webhook_behind_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gate, real = threading.Event(), socket.getaddrinfo
+
+    def look_up(host: Any, *rest: Any, **options: Any) -> Any:
+        assert host != "slow.example" or gate.wait(60)
+        return real("10.1.2.3" if host == "slow.example" else host, *rest, **options)
+
+    async def main() -> None:
+        async with World("log", tmp_path).open() as bench:
+            rule = AlarmRule("one", "dead", 1, webhooks=("http://slow.example/x", "http://169.254.169.254/x"))
+            with pytest.raises(BadRequest, match="clouds give out credentials"):
+                await bench.broker.outlook.alarms.put(rule)
+            gate.set()
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    asyncio.run(main())
 
 
 def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch, hook: Hook) -> None:

@@ -166,7 +166,7 @@ class AlarmDesk:
                 async with asyncio.timeout(LOOK_UP_S):
                     await asyncio.to_thread(self._webhooks.check, url)
             except TimeoutError:
-                return
+                continue
             except BadRequest as error:
                 raise BadRequest(f"alarm {rule.name}: {error}") from None
 
