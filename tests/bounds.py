@@ -76,7 +76,7 @@ BOUNDS: dict[str, str] = {
         alarms.watch.Look._by_kind alarms.watch.Look._changes alarms.watch.Look._seen
         broker.access_book.AccessBook.rules broker.access_book.AccessBook.tokens broker.access_book.AccessBook.users
         broker.alarming.AlarmDesk._notices broker.alarming.AlarmDesk._saved broker.alarming.AlarmDesk._told
-        broker.alarming.AlarmDesk._waiting
+        broker.alarming.AlarmDesk._under_way broker.alarming.AlarmDesk._waiting
         broker.audit.AuditLog._recent
         broker.backup.Backups._held
         broker.census.Census._took broker.census.GroupFacts._failures

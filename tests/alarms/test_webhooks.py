@@ -15,12 +15,16 @@ from typing import Any
 import pytest
 
 import towline
+from tests.access.secured import PASSWORD, secured
 from tests.broker.conftest import World
 from tests.server.process import BrokerProcess, failing_start
+from tests.server.raw_client import RawClient
 from towline.alarms.rule import AlarmRule
 from towline.broker import webhooks
 from towline.broker.webhooks import Webhooks, masked
 from towline.errors import BadRequest, Unavailable
+from towline.protocol.messages import Failed
+from towline.protocol.survey import Pulse, TestAlarm
 
 Hook = tuple[str, "queue.Queue[dict[str, Any]]"]
 
@@ -182,6 +186,50 @@ def test_a_name_that_is_looked_up_slowly_does_not_hide_the_webhook_behind_it(
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     asyncio.run(main())
+
+
+@pytest.fixture
+def deaf() -> Iterator[tuple[str, socket.socket]]:
+    """A receiver that takes what comes, and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=200) as server:
+        server.settimeout(60)
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/x", server
+
+
+def test_one_receiver_that_does_not_answer_keeps_nobody_else_waiting(
+    hook: Hook, deaf: tuple[str, socket.socket], tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with World("log", tmp_path).open(alarm_wait_s=0, webhook_allow="127.0.0.1") as bench:
+            alarms = bench.broker.outlook.alarms
+            for url in (deaf[0], hook[0] + "/x"):
+                await alarms.put(AlarmRule("deaf" if url == deaf[0] else "hearing", "disk", 100, webhooks=(url,)))
+                await bench.broker.outlook.surveyor.pulse(Pulse(), bench.broker.stat)
+                if url == deaf[0]:
+                    taken, _ = await asyncio.to_thread(deaf[1].accept)
+            told = await asyncio.to_thread(hook[1].get, timeout=60)
+            assert [one["rule"] for one in told["alarms"]] == ["hearing"]
+            taken.close()
+
+    asyncio.run(main())
+
+
+def test_rules_are_tested_one_at_a_time_and_passwords_do_not_wait_for_it(
+    deaf: tuple[str, socket.socket], tmp_path: Path
+) -> None:
+    with secured(tmp_path, store="memory:", webhook_allow="127.0.0.1", drain_s=0.5) as broker:
+        broker.admin.access.create_user("bob", PASSWORD)
+        broker.admin.put_alarm(AlarmRule("one", "disk", 0, webhooks=(deaf[0],)))
+        with RawClient.hello(broker.process.port, "root", PASSWORD) as client:
+            for _ in range(40):
+                client.post(TestAlarm("one"))
+            for _ in range(39):
+                _, answer = client.read() or (0, None)
+                assert isinstance(answer, Failed)
+                assert "another rule is being tested" in answer.message
+            broker.connect("bob", PASSWORD).close()
+            broker.process.stop()
+            assert broker.process.wait() == 0
 
 
 def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch, hook: Hook) -> None:

@@ -24,9 +24,10 @@ from towline.broker.mail import send_mail
 from towline.broker.overdue import Overdue
 from towline.broker.rights import May
 from towline.broker.storage import Room
+from towline.broker.turns import Turns
 from towline.broker.webhooks import Webhooks, masked
 from towline.clock import SECOND_US, Clock, in_slices
-from towline.errors import BadRequest, TowlineError, Unavailable
+from towline.errors import BadRequest, Conflict, TowlineError, Unavailable
 from towline.model import PRIVATE
 from towline.protocol.survey import BOOK_PART, AlarmBook, Alarms, AskAlarmBook, Told
 from towline.settings import BrokerSettings
@@ -40,6 +41,14 @@ FILE: Final = "alarms.json"
 NOTICES_MAX: Final = 1_000
 TOLD_MAX: Final = 100
 LOOK_UP_S: Final = 2.0
+LOOK_UPS: Final = 2
+"""Names that are looked up at a time, when rules are made."""
+SENDING: Final = 4
+"""Receivers that are sent to at a time."""
+ADDRESSEES_MAX: Final = 100
+"""Those for whom notices are under way; they wait for each other no longer than it takes to try once."""
+WAITING_MAX: Final = 100
+"""Notices that wait for the same addressees; the oldest goes."""
 TRIES_S: Final = (5.0, 30.0, 120.0, 600.0)
 
 
@@ -48,6 +57,10 @@ class _Document(msgspec.Struct):
     rules: list[AlarmRule] = []
     active: list[Alarm] = []
     changes: dict[str, Changed] = {}
+
+
+_Addressees = tuple[tuple[str, ...], tuple[str, ...]]
+"""E-mail addresses, and webhooks."""
 
 
 class AlarmDesk:
@@ -77,7 +90,11 @@ class AlarmDesk:
         self._due_s = 0.0
         self._held = 0
         self._notices: deque[Notice] = deque(maxlen=NOTICES_MAX)
+        self._under_way: dict[_Addressees, deque[Notice]] = {}
         self._more = asyncio.Event()
+        self._look_ups = Turns(LOOK_UPS)
+        self._sending = Turns(SENDING)
+        self._testing = asyncio.Lock()
         self._looking = asyncio.Lock()
         self._told: deque[tuple[Told, frozenset[tuple[str, str]]]] = deque(maxlen=TOLD_MAX)
         """With the topics and groups that it speaks of."""
@@ -164,7 +181,7 @@ class AlarmDesk:
         for url in rule.webhooks:
             try:
                 async with asyncio.timeout(LOOK_UP_S):
-                    await asyncio.to_thread(self._webhooks.check, url)
+                    await self._look_ups.run(masked(url), self._webhooks.check, url)
             except TimeoutError:
                 continue
             except BadRequest as error:
@@ -188,7 +205,13 @@ class AlarmDesk:
         await self.save()
 
     async def test(self, name: str) -> None:
-        """Send a notice to all that a rule names, now, and say what went wrong."""
+        """Send a notice to all that a rule names, now, and say what went wrong. One at a time: it may take minutes."""
+        if self._testing.locked():
+            raise Conflict(f"another rule is being tested: test alarm {name} when that is over")
+        async with self._testing:
+            await self._test(name)
+
+    async def _test(self, name: str) -> None:
         rule = self._book.rule(name)
         if not rule.emails and not rule.webhooks:
             raise BadRequest(f"alarm {name} names neither e-mail addresses nor webhooks of its own")
@@ -266,16 +289,36 @@ class AlarmDesk:
         yield Reading("retention", self._overdue.held_s)
 
     async def loop(self) -> None:
-        """Send notices, one after the other, each a few times if need be; and keep what has been told on file."""
-        while True:
-            await self._more.wait()
-            self._more.clear()
-            try:
-                await self.save()
-            except TowlineError as error:
-                log.error("the state of alarms could not be written: %s", error)
-            while self._notices:
-                await self._send_stubbornly(self._notices.popleft())
+        """Send notices, each a few times if need be, those to the same people one after the other; and keep what has
+        been told on file."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._more.wait()
+                self._more.clear()
+                try:
+                    await self.save()
+                except TowlineError as error:
+                    log.error("the state of alarms could not be written: %s", error)
+                self._hand_out(tasks)
+
+    def _hand_out(self, tasks: asyncio.TaskGroup) -> None:
+        for _ in range(len(self._notices)):
+            notice = self._notices.popleft()
+            to = notice.emails, notice.webhooks
+            if to in self._under_way:
+                self._under_way[to].append(notice)
+            elif len(self._under_way) < ADDRESSEES_MAX:
+                self._under_way[to] = deque([notice], WAITING_MAX)
+                tasks.create_task(self._send_all(to))
+            else:
+                self._notices.append(notice)
+
+    async def _send_all(self, to: _Addressees) -> None:
+        while self._under_way[to]:
+            await self._send_stubbornly(self._under_way[to].popleft())
+        del self._under_way[to]
+        if self._notices:
+            self._more.set()
 
     async def _send_stubbornly(self, notice: Notice) -> None:
         hopeless = bool(notice.emails) and not self._settings.smtp
@@ -303,12 +346,15 @@ class AlarmDesk:
                 errors.append("no mail server is set (setting smtp), so no e-mail is sent")
             else:
                 try:
-                    await asyncio.to_thread(send_mail, self._settings, notice.emails, title, text(notice, name))
+                    await self._sending.run(
+                        self._settings.smtp, send_mail, self._settings, notice.emails, title, text(notice, name)
+                    )
                 except TowlineError as error:
                     errors.append(str(error))
         for url in notice.webhooks:
             try:
-                await asyncio.to_thread(self._webhooks.post, url, as_json(notice, name, self._clock.now_us()))
+                payload = as_json(notice, name, self._clock.now_us())
+                await self._sending.run(masked(url), self._webhooks.post, url, payload)
             except TowlineError as error:
                 errors.append(str(error))
         to = [*notice.emails, *map(masked, notice.webhooks)]
