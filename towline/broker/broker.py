@@ -449,10 +449,14 @@ class Broker:
         return found is not None and group in found.groups
 
     async def group_states(self, topic: str = "") -> list[wire.GroupState]:
-        topics = [self.topics.named(name) for name in chosen(topic, self.topics)]
+        found: list[Dispatcher] = []
+        async for name in in_slices(chosen(topic, self.topics)):
+            groups = self.topics.named(name).groups if name == topic or name in self.topics else {}
+            found += [groups[group] for group in sorted(groups)]
         now_s = self.clock.steady_s()
-        groups = in_slices([one.groups[name] for one in topics for name in sorted(one.groups)])
-        return [group_state(one, now_s, self.group_expiry.left_s(one)) async for one in groups if not one.closed]
+        return [
+            group_state(one, now_s, self.group_expiry.left_s(one)) async for one in in_slices(found) if not one.closed
+        ]
 
     def group_state(self, topic: str, name: str) -> wire.GroupState:
         dispatcher = self.groups.named(topic, name)

@@ -472,7 +472,7 @@ def chosen(topic: str, topics: Iterable[str]) -> list[str]:
     """The topic of this name, those under a prefix, or all of them."""
     if topic and not is_pattern(topic):
         return [topic]
-    return sorted(name for name in topics if matches(topic or "*", name))
+    return sorted(name for name in topics if matches(topic, name)) if topic else sorted(topics)
 
 
 def _let_go(members: Iterable[Member]) -> None:
