@@ -11,9 +11,13 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from tests.eventually import eventually_done
+from tests.sql.server import new_database
 from towline.broker.loop_lag import LAG_S, STALL_S, LoopLag
+from towline.broker.metrics import exposition
+from towline.broker.realms import Realms
 from towline.cli.check import _look_at_lag
 from towline.clock import TimeSlice
+from towline.settings import BrokerSettings
 
 
 def burn(seconds: float) -> None:
@@ -102,6 +106,43 @@ def test_a_loop_that_stands_still_is_seen_and_the_log_names_who_did_it(
         assert "nobody was answered for 1.20 s of late" in finding.text
 
     disk.run(scenario)
+
+
+def test_realms_of_one_broker_have_one_watch_and_it_knows_the_work_of_all(caplog: pytest.LogCaptureFixture) -> None:
+    async def greedy() -> None:
+        burn(2 * LAG_S)
+
+    async def main() -> None:
+        realms = await Realms.open(BrokerSettings(store=new_database(), realms=2, maintenance_s=0.1))
+        front = realms.front
+        try:
+            realms.start("127.0.0.1:1")
+            await eventually_done(lambda: len(realms.owned) == 2)
+            await eventually_done(lambda: "maintenance" in front.lag.longest())
+            assert [one.get_name() for one in asyncio.all_tasks()].count("the watch over the event loop") == 1
+            one = next(iter(realms.owned.values()))
+
+            async def is_blamed() -> bool:
+                """Once at least: a busy machine may stand still for longer."""
+                front.lag._lag = front.lag._lag_before = (0.0, "")
+                one._start(greedy(), "counting stars")
+                ticks = front.lag.lags.count
+                await eventually_done(lambda: front.lag.lags.count >= ticks + 2)
+                return bool(front.figures()["loop_lag_by"] == "counting stars")
+
+            with caplog.at_level(logging.WARNING):
+                await eventually_done(is_blamed)
+            assert "by requests of clients" not in caplog.text
+            assert front.figures()["loop_stalls"] >= 1
+            (finding,) = _look_at_lag(await front.stat() | {"loop_lag_s": 1.2})
+            assert finding.text.endswith("because of counting stars")
+            shown = (await exposition(front)).decode()
+            assert 'towline_background_step_seconds{work="counting stars"} ' in shown
+            assert 'towline_background_step_seconds{work="maintenance"} ' in shown
+        finally:
+            await front.close()
+
+    asyncio.run(main())
 
 
 def test_work_that_takes_long_gives_others_their_turn() -> None:

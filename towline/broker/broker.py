@@ -88,7 +88,7 @@ class Broker:
     realms: Any = None
     """Where brokers share a database: what there is of it here."""
 
-    def __init__(self, store: Store, settings: BrokerSettings, clock: Clock) -> None:
+    def __init__(self, store: Store, settings: BrokerSettings, clock: Clock, lag: LoopLag | None = None) -> None:
         self.store = store
         self.settings = settings
         self.clock = clock
@@ -128,7 +128,8 @@ class Broker:
         self.scheduler = Scheduler(self._agenda, levels_us, self.topics.of_delayed, self._reclaim)
         self._pulls: Iterator[int] = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.lag = LoopLag()
+        self.lag = lag or LoopLag()
+        """One for each event loop: realms have it in common."""
         self._opened_s = clock.steady_s()
         self.registry = Registry(store, settings, clock, lambda: len(self.topics))
         self.homes = Homes(self.registry, self.topics, clock)
@@ -143,8 +144,11 @@ class Broker:
     # Opening and closing
 
     @classmethod
-    async def open(cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM) -> Broker:
-        broker = await cls.recovered(store, settings, clock=clock)
+    async def open(
+        cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM, lag: LoopLag | None = None
+    ) -> Broker:
+        """With a `lag` that another broker of this loop watches over."""
+        broker = await cls.recovered(store, settings, clock=clock, lag=lag)
         for name, loop in {**broker.scheduler.loops(), **broker.outlook.loops()}.items():
             broker._start(loop, name)
         broker.scheduler.held.try_again()
@@ -153,13 +157,16 @@ class Broker:
         broker._repeat(WRITE_S, "writing the list of topics and groups", broker._catalog.write_behind)
         beat_s = min(max(settings.heartbeat_s / 10, 0.02), 1.0)
         broker._repeat(beat_s, "heartbeat watch", broker._watch)
-        broker._start(broker.lag.loop(), "the watch over the event loop")
+        if lag is None:
+            broker._start(broker.lag.loop(), "the watch over the event loop")
         return broker
 
     @classmethod
-    async def recovered(cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM) -> Broker:
+    async def recovered(
+        cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM, lag: LoopLag | None = None
+    ) -> Broker:
         """A broker that has come back, and does nothing by itself. If it cannot, the store is closed."""
-        broker = cls(store, settings, clock)
+        broker = cls(store, settings, clock, lag)
         try:
             await broker._recover()
         except NewerFormat as error:

@@ -445,7 +445,7 @@ class Realms:
         store = await _Store.open(self.database, lease, clock=self._clock)
         store.number = self.number
         try:
-            broker = await Broker.open(store, self._settings, clock=self._clock)
+            broker = await Broker.open(store, self._settings, clock=self._clock, lag=self.front.lag)
         except BaseException:
             await store.close()
             raise
