@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-GROUND = {"model", "errors", "clock", "connection_limit", "files", "format", "log_lines"}
+GROUND = {"model", "errors", "clock", "connection_limit", "files", "format", "log_lines", "version"}
 
 # What each area of the package may import, besides itself. An area that is not listed is a tool at the very top: it may
 # import everything, and nothing that is listed may import it.
@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "connection_limit": GROUND,
     "files": GROUND,
     "log_lines": GROUND,
+    "version": GROUND,
     "settings": GROUND,
     "alarms": GROUND,
     "frame": GROUND,

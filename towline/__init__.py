@@ -40,6 +40,7 @@ from towline.errors import (
     Unavailable,
     Unreadable,
 )
+from towline.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from towline import aio
@@ -114,9 +115,6 @@ __all__ = [
     "aio",
     "connect",
 ]
-
-__version__ = "0.1.0"
-
 
 _HOMES: dict[str, str] = {
     "App": "towline.client.app",

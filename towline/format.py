@@ -12,12 +12,12 @@ passed over, neither a record nor a field of one.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Final
 
 from towline.errors import NewerFormat
+from towline.version import __version__, order_of
 
-__all__ = ["FORMAT", "NOTE", "RELEASED", "not_understood", "refuse_newer", "software"]
+__all__ = ["FORMAT", "NOTE", "RELEASED", "instead_of", "not_understood", "refuse_newer"]
 
 FORMAT: Final = 2
 RELEASED: Final = {1: "0.1.0"}
@@ -27,16 +27,10 @@ NOTE: Final = "format.json"
 """The document that says which version of Towline wrote to the store last."""
 
 
-@cache
-def software() -> str:
-    """The version of Towline that runs here."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as version_of
-
-    try:
-        return version_of("towline")
-    except PackageNotFoundError:
-        return "0 (not installed)"
+def instead_of(writer: str) -> str:
+    """Which version to use for what this one does not understand. `writer`: the one that wrote it, if that is known."""
+    is_newer = order_of(writer) > order_of(__version__)
+    return f"use Towline {writer} or newer" if is_newer else "use the version that has written it"
 
 
 def refuse_newer(what: str, number: int, writer: str = "") -> None:
@@ -44,10 +38,9 @@ def refuse_newer(what: str, number: int, writer: str = "") -> None:
     if number <= FORMAT:
         return
     by = f", which Towline {writer} has written" if writer else ""
-    instead = f"use Towline {writer} or newer" if writer else "use the newer one that has written it"
     raise NewerFormat(
-        f"{what} has format {number}{by}; this is Towline {software()}, which knows formats up to {FORMAT}: {instead}, "
-        "or bring back a backup that was made before the upgrade"
+        f"{what} has format {number}{by}; this is Towline {__version__}, which knows formats up to {FORMAT}: "
+        f"{instead_of(writer)}, or bring back a backup that was made before the upgrade"
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, NACK, World
 from tests.sql.server import mariadb, sql_settings
+from towline.errors import NewerFormat
 from towline.frame import encode
 from towline.model import GroupConfig, TopicConfig
 from towline.protocol.messages import PutTopic
@@ -172,8 +173,14 @@ def test_rows_that_retention_let_go_of_are_deleted(world: World) -> None:
 async def test_tables_of_a_newer_version_are_refused(url: str) -> None:
     store = await open_sql(sql_settings(url), owner="test")
     await store.close()
-    mariadb().sql("INSERT INTO mq_schema VALUES (99)", url.rpartition("/")[2])
-    with pytest.raises(Exception, match="the database has format 99"):
+    name = url.rpartition("/")[2]
+    mariadb().sql("INSERT INTO mq_schema VALUES (99)", name)
+    for realm, version in enumerate(["9.9.0", "9.10.0", "9.10.0.dev1"], 1):
+        note = f"""({realm}, 'format.json', '{{"format": 99, "towline": "{version}"}}', NOW())"""
+        mariadb().sql(
+            f"REPLACE INTO mq_document (realm_id, name, body, saved_at) VALUES {note}", url.rpartition("/")[2]
+        )
+    with pytest.raises(NewerFormat, match=r"the database has format 99, which Towline 9\.10\.0 has written"):
         await open_sql(sql_settings(url), owner="test")
 
 

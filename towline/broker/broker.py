@@ -55,7 +55,7 @@ from towline.broker.waiter import Taker
 from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock, TimeSlice, in_slices
 from towline.delivery import Dedup
 from towline.errors import NewerFormat, QueueFull, TowlineError
-from towline.format import FORMAT, NOTE, software
+from towline.format import FORMAT, NOTE, instead_of
 from towline.frame import FRAME_MAX
 from towline.model import (
     Durability,
@@ -73,6 +73,7 @@ from towline.protocol.cluster import Brokers, HandBack, HandedBack, ListBrokers
 from towline.protocol.publishing import Report
 from towline.settings import BrokerSettings
 from towline.store import Store
+from towline.version import __version__
 
 __all__ = ["Broker"]
 
@@ -181,12 +182,10 @@ class Broker:
 
     def _writers(self) -> str:
         """Which version wrote what this one does not understand, and what to do."""
-        me = software()
         others = (
             f"Towline {self._writer} has written to this store last" if self._writer else "Another version wrote it"
         )
-        instead = f"use Towline {self._writer} or newer" if self._writer not in {"", me} else "use that version"
-        return f"{others}, and this is Towline {me}: {instead}, or bring back a backup"
+        return f"{others}, and this is Towline {__version__}: {instead_of(self._writer)}, or bring back a backup"
 
     async def _recover(self) -> None:
         note = await self.store.load(NOTE)
@@ -247,7 +246,7 @@ class Broker:
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
         await self._catalog.renew()
         await self._catalog.save()
-        if note != (mine := msgspec.json.encode({"format": FORMAT, "towline": software()})):
+        if note != (mine := msgspec.json.encode({"format": FORMAT, "towline": __version__})):
             await self.store.save(NOTE, mine)
         delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
         self.outlook = Outlook(

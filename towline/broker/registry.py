@@ -18,11 +18,12 @@ import msgspec
 
 from towline.clock import Clock
 from towline.errors import Conflict, NotFound, TooMany
-from towline.format import FORMAT, software
+from towline.format import FORMAT
 from towline.protocol.cluster import BROKERS_MAX, Brokers, BrokerState, ClientState, ListClients
 from towline.protocol.messages import VERSION
 from towline.settings import BrokerSettings
 from towline.store import Store
+from towline.version import __version__
 
 __all__ = ["Node", "Registry", "Visitor"]
 
@@ -72,7 +73,6 @@ class Registry:
         self._clock = clock
         self._kind = settings.store.partition(":")[0]
         self._opened_s = clock.steady_s()
-        self._software = software()
         self._changed = False
         self.id = secrets.token_hex(8)
         self.address = ""
@@ -133,7 +133,7 @@ class Registry:
             self._count_topics(),
             round(self._clock.steady_s() - self._opened_s, 3),
             self.replaced,
-            self._software,
+            __version__,
             VERSION,
             FORMAT,
         )

@@ -15,9 +15,10 @@ import msgspec
 
 from towline.broker.broker import Broker
 from towline.errors import TowlineError
-from towline.format import FORMAT, software
+from towline.format import FORMAT
 from towline.protocol.cluster import ClientState
 from towline.store.sql import BROKER, CONSUMER, Entry, Roster
+from towline.version import __version__
 
 __all__ = ["Roll"]
 
@@ -92,7 +93,7 @@ class Roll:
         if self._itself:
             me = registry.me()
             realms = sorted(self._broker.realms.owned) if self._broker.realms is not None else []
-            data = {"name": me.name, "epoch": me.epoch, "realms": realms, "format": FORMAT, "towline": software()}
+            data = {"name": me.name, "epoch": me.epoch, "realms": realms, "format": FORMAT, "towline": __version__}
             mine.append(Entry(BROKER, registry.id, registry.address, data))
         states = [one for visitor in list(registry.visitors) for one in visitor.describe() if one.consumer]
         return [*mine, *(self._entry(one) for one in states)]

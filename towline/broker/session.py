@@ -50,7 +50,6 @@ from towline.errors import (
     Unavailable,
     WrongShard,
 )
-from towline.format import software
 from towline.model import Durability, is_pattern
 from towline.protocol.cluster import ClientState, HandBack, ListBrokers
 from towline.protocol.envelope import Envelope, decode_request, split_attachments
@@ -76,6 +75,7 @@ from towline.protocol.messages import (
 from towline.protocol.publishing import Publish, Stage, Unstage
 from towline.protocol.scanning import Scan
 from towline.protocol.transactions import AwaitChecks, Decide, Prepare
+from towline.version import __version__
 
 __all__ = ["RUNNING_MAX", "Session"]
 
@@ -216,7 +216,7 @@ class Session(Connection):
         self.state = State.OPEN
         self.version = min(VERSION, request.version_max)
         welcome = Welcome(
-            self.version, settings.name, self._broker.epoch, self._decoder.limit, settings.heartbeat_s, software()
+            self.version, settings.name, self._broker.epoch, self._decoder.limit, settings.heartbeat_s, __version__
         )
         self.answer(number, welcome)
 

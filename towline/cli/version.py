@@ -8,9 +8,9 @@ __all__ = ["version", "version_text"]
 
 
 def version_text() -> str:
-    from towline.format import software
+    from towline.version import __version__
 
-    return software()
+    return __version__
 
 
 def version(*, output: Output = "text") -> None:

@@ -22,6 +22,7 @@ from towline.alarms.rule import AlarmRule
 from towline.errors import Unsupported
 from towline.protocol import access, backup, cluster, groups, publishing
 from towline.protocol import messages as m
+from towline.version import __version__
 
 __all__ = ["FIELDS", "KINDS", "RELEASED", "VALUES", "Newer", "in_words_of", "show_version", "structs_in"]
 
@@ -80,9 +81,8 @@ sent."""
 
 
 def show_version(version: int) -> str:
-    """For people."""
-    by = f" (Towline {RELEASED[version]})" if version in RELEASED else ""
-    return f"version {version} of the protocol{by}"
+    """For people, with the version of Towline that it came with; what is not released comes with this one."""
+    return f"version {version} of the protocol (Towline {RELEASED.get(version, __version__)})"
 
 
 def in_words_of(version: int, message: m.Request | m.Answer) -> Any:

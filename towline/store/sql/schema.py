@@ -22,6 +22,7 @@ from towline.format import NOTE, refuse_newer
 from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.faults import code_of
+from towline.version import order_of
 
 __all__ = ["make_index", "make_table", "prepare", "raise_number", "stated_number"]
 
@@ -85,7 +86,8 @@ async def _writer(connection: Connection) -> str:
     """The version of Towline that wrote to the database last, if it says so."""
     try:
         rows = await connection.rows(_WRITER)
-        return max((str(msgspec.json.decode(body).get("towline", "")) for (body,) in rows), default="")
+        writers = (str(msgspec.json.decode(body).get("towline", "")) for (body,) in rows)
+        return max(writers, key=order_of, default="")
     except Exception:
         # The tables may be others by then; that they are newer is what counts.
         log.debug("who wrote the tables cannot be told", exc_info=True)
