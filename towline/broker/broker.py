@@ -364,7 +364,7 @@ class Broker:
         check_group(request.group)
         if request.config is not None and request.config.ephemeral:
             self.groups.named(request.topic, request.group)  # only its consumer knows where it begins
-        frame = self._sender.check(data, token)
+        frame = self._sender.check(data, token).let_go()
         dispatcher = await self.groups.for_consumer(wire.Attach(request.topic, request.group, "", request.config))
         return await self._handbacks.take(dispatcher, request, frame)
 

@@ -7,7 +7,8 @@ that is the order in which slots are read; and what was found is looked at again
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncIterator, Callable, Collection
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -21,7 +22,7 @@ from towline.delivery.schedule import CANCELLED_MAX, Position, Slot
 from towline.delivery.schedule_events import Cancelled
 from towline.delivery.wheel import Place
 from towline.errors import BadRequest, NotFound, TooMany
-from towline.frame.layout import KEY
+from towline.frame.layout import KEY, unpacked_bytes
 from towline.model import DELAY, message_id
 from towline.protocol.messages import (
     CancelDelayed,
@@ -39,7 +40,8 @@ FOUND_MAX: Final = 100_000
 """Messages cancelled or moved by one request."""
 ROUNDS_MAX: Final = 20
 
-Found = list[tuple[Position, Opened]]
+MOVED_BYTES: Final = 8 << 20
+"""Of parcels, unpacked, of which messages are moved in one unit."""
 
 
 # Looking
@@ -79,12 +81,15 @@ async def list_delayed(scheduler: Scheduler, request: ListDelayed, may: May | No
 async def _list_chosen(scheduler: Scheduler, request: ListDelayed) -> Delayed:
     """Those with a key, or with some ids."""
     _check(scheduler, request.topic, request.ids, request.key)
-    found = await _find(scheduler.agenda, request.topic, set(request.ids), request.key)
-    there = {position.id: (position, opened) for position, opened in _still_there(scheduler.agenda, found)}
+    found = [
+        (position, _rows(scheduler, position.place, position.seq, opened, position.at))
+        async for position, opened in _find(scheduler.agenda, request.topic, set(request.ids), request.key)
+    ]
+    there = {position.id: some for position, some in found if scheduler.schedule.is_waiting(position)}
     rows = {
         row.id: row
-        for position, opened in there.values()
-        for row in _rows(scheduler, position.place, position.seq, opened, position.at)
+        for some in there.values()
+        for row in some
         if (row.deliver_at_us, row.id) > (request.after_us, request.after_id)
     }
     arrived = []
@@ -124,10 +129,9 @@ def _rows(
 # Finding
 
 
-async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> Found:
-    """Messages that wait, by id or key."""
-    schedule, packed = agenda.schedule, key.encode()
-    found: Found = []
+async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> AsyncIterator[tuple[Position, Opened]]:
+    """Messages that wait, by id or key. To keep their parcels would be to keep them unpacked."""
+    schedule, packed, count = agenda.schedule, key.encode(), 0
     missing = set(ids)
     seen: set[Place] = set()
     # Coarse before fine: what moves meanwhile is seen where it goes to, also if that is a slot that was not there yet.
@@ -135,7 +139,7 @@ async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> F
         seen.update(fresh)
         for place in fresh:
             if ids and not missing:
-                return found
+                return
             slot = schedule.slots.get(place)
             if slot is None or (ids and not any(slot.min_id <= one <= slot.max_id for one in missing)):
                 continue
@@ -145,11 +149,11 @@ async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> F
                     number = opened.ids(at, at + 1)[0]
                     position = Position(place, seq, at, number, opened.times[at], opened.parcel.era)
                     if schedule.is_waiting(position):
-                        found.append((position, opened))
                         missing.discard(number)
-                if len(found) > FOUND_MAX:
-                    raise TooMany(f"more than {FOUND_MAX} delayed messages of topic {topic} have this key")
-    return found
+                        count += 1
+                        if count > FOUND_MAX:
+                            raise TooMany(f"more than {FOUND_MAX} delayed messages of topic {topic} have this key")
+                        yield position, opened
 
 
 async def _opened(
@@ -184,8 +188,8 @@ def _check(scheduler: Scheduler, topic: str, ids: Collection[int], key: str) -> 
         raise NotFound(f"there never was a delayed message {message_id(topic, DELAY, unknown[0])}")
 
 
-def _still_there(agenda: Agenda, found: Found) -> Found:
-    return [(position, opened) for position, opened in found if agenda.schedule.is_waiting(position)]
+def _still_there(agenda: Agenda, found: Iterable[Position]) -> list[Position]:
+    return [position for position in found if agenda.schedule.is_waiting(position)]
 
 
 # Changing
@@ -199,16 +203,16 @@ async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> Delaye
     count = 0
     async with scheduler.changing:
         for _ in range(ROUNDS_MAX):
-            found = await _find(agenda, request.topic, ids, request.key)
+            found = [position async for position, _ in _find(agenda, request.topic, ids, request.key)]
             there = _still_there(agenda, found)
             if request.dry_run:
-                gone = ids - {position.id for position, _ in there}
+                gone = ids - {position.id for position in there}
                 return DelayedCancelled(len(there), sorted(gone), before)
             if there:
                 _check_room(agenda, len(there))
                 count += len(there)
                 appended = agenda.append([], _cancelled(there, request.topic, name, count))
-                ids -= {position.id for position, _ in there}
+                ids -= {position.id for position in there}
                 await appended.done
                 _tidy(scheduler, there)
             if len(there) == len(found):
@@ -223,38 +227,58 @@ async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMov
     moved: set[int] = set()
     async with scheduler.changing:
         for _ in range(ROUNDS_MAX):
-            found = await _find(agenda, request.topic, ids - moved, request.key)
-            found = [one for one in found if one[0].id not in moved]
-            # Until it is known that they are elsewhere, they are neither moved nor passed over where they were.
-            async with scheduler.moving:
-                there = _still_there(agenda, found)
-                if request.dry_run:
-                    there_ids = {position.id for position, _ in there}
-                    return DelayedMoved(len(there), sorted(ids - there_ids), at_us)
-                if there:
-                    _check_room(agenda, len(there))
-                    await _move(scheduler, there, request.topic, at_us)
-                    moved |= {position.id for position, _ in there}
-            if len(there) == len(found):
+            searched = _find(agenda, request.topic, ids - moved, request.key)
+            found = [position async for position, _ in searched if position.id not in moved]
+            if request.dry_run:
+                there_ids = {position.id for position in _still_there(agenda, found)}
+                return DelayedMoved(len(there_ids), sorted(ids - there_ids), at_us)
+            by_parcel: dict[tuple[Place, int], list[Position]] = {}
+            for position in found:
+                by_parcel.setdefault((position.place, position.seq), []).append(position)
+            waiting, before = deque(by_parcel.values()), len(moved)
+            while waiting:
+                # Until it is known that they are elsewhere, they are neither moved nor passed over where they were.
+                async with scheduler.moving:
+                    some = await _take(scheduler, waiting)
+                    there = [one for one in some if agenda.schedule.is_waiting(one[0])]
+                    if there:
+                        _check_room(agenda, len(there))
+                        await _move(scheduler, there, request.topic, at_us)
+                        moved |= {position.id for position, _ in there}
+            if len(moved) - before == len(found):
                 break
     return DelayedMoved(len(moved), sorted(ids - moved), at_us)
 
 
-async def _move(scheduler: Scheduler, there: Found, topic: str, at_us: int) -> None:
+async def _take(scheduler: Scheduler, waiting: deque[list[Position]]) -> list[tuple[Position, Opened]]:
+    """The next of them, by parcels, with these opened: as many as are moved in one unit."""
+    taken: list[tuple[Position, Opened]] = []
+    room = MOVED_BYTES
+    while waiting and room > 0:
+        some = waiting.popleft()
+        opened = await scheduler.open_parcel(some[0].place, some[0].seq)
+        if opened is not None:
+            taken += [(position, opened) for position in some]
+            room -= unpacked_bytes(opened.parcel.frame)
+    return taken
+
+
+async def _move(scheduler: Scheduler, moving: Sequence[tuple[Position, Opened]], topic: str, at_us: int) -> None:
     """Out of the slots they are in and into others, in one unit; they keep their ids."""
     agenda = scheduler.agenda
     scheduler.follow_clock()
     until_us = agenda.schedule.until_us
     pieces: dict[tuple[str, int, bytes, bytes], list[tuple[Opened, int, int]]] = {}
-    for position, opened in there:
+    for position, opened in moving:
         pieces.setdefault(opened.origin(), []).append((opened, position.at, position.at + 1))
     due_us = max(at_us, until_us + 1)
     parcels = [placed for some in pieces.values() for placed in join(some, until_us, due_us)]
+    there = [position for position, _ in moving]
     events = _cancelled(there, topic)
     nothing = [msgspec.structs.replace(event, positions=[]) for event in events]
     appended = agenda.append(parcels, events, instead=nothing)
     agenda.when_refused(appended, lambda: agenda.schedule.take_back_cancelled(events))
-    agenda.wait_for(appended, min(position.due_us for position, _ in there))
+    agenda.wait_for(appended, min(position.due_us for position in there))
     scheduler.wake()
     await appended.done
     _tidy(scheduler, there)
@@ -265,10 +289,10 @@ def _check_room(agenda: Agenda, count: int) -> None:
         raise TooMany(f"{CANCELLED_MAX} cancelled messages still wait for their time to pass: try again later")
 
 
-def _cancelled(found: Found, topic: str, request: str = "", answer: int = 0) -> list[Cancelled]:
+def _cancelled(found: Sequence[Position], topic: str, request: str = "", answer: int = 0) -> list[Cancelled]:
     """The events that take these messages out of where they wait; for good if there is an `answer` to give."""
     by_place: dict[Place, dict[int, list[int]]] = {}
-    for position, _ in found:
+    for position in found:
         by_place.setdefault(position.place, {}).setdefault(position.seq, []).append(position.at)
     return [
         Cancelled(
@@ -284,6 +308,6 @@ def _cancelled(found: Found, topic: str, request: str = "", answer: int = 0) -> 
     ]
 
 
-def _tidy(scheduler: Scheduler, there: Found) -> None:
-    for place in {position.place for position, _ in there}:
+def _tidy(scheduler: Scheduler, there: Sequence[Position]) -> None:
+    for place in {position.place for position in there}:
         scheduler.tidy(place)

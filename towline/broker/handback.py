@@ -58,6 +58,9 @@ async def _hand_back(
         return HandedBack(known.first, True)
     number = group.topic_lanes + request.lane
     lane = dispatcher.lanes[number]
+    # All of a frame are of the same kind: consumers see to it.
+    attempts = attempts_in((frame.limits() or [0])[0])
+    frame.let_go()
     one = Append(lane.stream, frame.data, frame.count)
     appended = dispatcher.store.append([one], durability)
     first = appended.firsts[0]
@@ -72,8 +75,6 @@ async def _hand_back(
     dispatcher.notice()
     nack = Nack(HANDED_BACK, dispatcher.next_pull(), (), request.reason, request.delay_s, request.dead)
     part = Part(number, first, frame.count, request.attempt)
-    # All of a frame are of the same kind: consumers see to it.
-    attempts = attempts_in((frame.limits() or [0])[0])
     events = take_back(group, part, nack, dispatcher.time.now_us(), attempts)
     recorded = dispatcher.record(events, durability)
     dispatcher.arm()

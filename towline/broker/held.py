@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from towline.broker.refusals import Refusals
-from towline.delivery.parcel import join
+from towline.delivery.parcel import Opened, join
 from towline.delivery.schedule_events import Run
+from towline.delivery.wheel import Place
 from towline.errors import TooLarge, TowlineError
+from towline.frame.layout import unpacked_bytes
 from towline.model import DELAY, message_id
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ log = logging.getLogger("towline.broker")
 
 TOGETHER: Final = 500
 """Messages that are tried anew together, while it is not known of each."""
+TOGETHER_BYTES: Final = 16 << 20
 
 
 class Held:
@@ -93,11 +96,11 @@ class Held:
         """Bring messages to where they belong by now: their lanes, or other slots. What cannot be read is passed
         over."""
         scheduler, schedule = self._scheduler, self._scheduler.schedule
-        found = [(run, await scheduler.open_parcel(run.place, run.seq)) for run in runs]
+        found = await self._opened(runs)
         due: dict[Source, Pieces] = {}
         later: dict[Source, Pieces] = {}
-        for run, opened in found:
-            slot = schedule.slots.get(run.place)
+        for run in runs:
+            opened, slot = found[run.place, run.seq], schedule.slots.get(run.place)
             if opened is None or slot is None:
                 continue
             for start, stop in scheduler.runs_of(slot, run.seq, opened, run.start, run.stop):
@@ -111,6 +114,19 @@ class Held:
         event = schedule.due(schedule.until_us, list(arriving.counts.items()), released=runs)
         nothing = schedule.due(schedule.until_us)
         await scheduler.carry(event, nothing, runs, arriving=arriving, parcels=parcels).done
+
+    async def _opened(self, runs: Sequence[Run]) -> dict[tuple[Place, int], Opened | None]:
+        """Their parcels: no more at a time than there is memory for."""
+        found: dict[tuple[Place, int], Opened | None] = {}
+        size = 0
+        for run in runs:
+            key = run.place, run.seq
+            if key not in found:
+                opened = found[key] = await self._scheduler.open_parcel(*key)
+                size += 0 if opened is None else unpacked_bytes(opened.parcel.frame)
+                if size > TOGETHER_BYTES and len(found) > 1:
+                    raise TooLarge(f"the parcels of {len(runs)} messages take more than {TOGETHER_BYTES} bytes")
+        return found
 
     async def _named(self, run: Run) -> str:
         opened = await self._scheduler.open_parcel(run.place, run.seq)

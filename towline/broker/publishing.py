@@ -114,6 +114,7 @@ class Staging:
                 dedup_ids_of(head.topic, frame)
             if frame.flags & DELIVER_AT:
                 self._sender.scheduler.check(frame)
+            frame.let_go()
         self._check_open()
         self._state.admit()
         counts = [(head.topic, head.lane, frame.count) for head, frame in zip(request.frames, frames, strict=True)]

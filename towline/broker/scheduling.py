@@ -31,6 +31,7 @@ from towline.delivery.wheel import Place
 from towline.delivery.wheel import ripe_at_us as ripe_at
 from towline.errors import QueueFull, TooLarge
 from towline.frame import Frame
+from towline.frame.layout import unpacked_bytes
 from towline.protocol.messages import Sent
 from towline.store import Append, Appended
 
@@ -394,17 +395,21 @@ class Scheduler:
             return
         read = await self.agenda.read(stream, slot.next, MOVE_BYTES)
         pieces: dict[Source, Pieces] = {}
-        messages, runs = 0, list[Run]()
+        messages, runs, end, room = 0, list[Run](), read.next, MOVE_BYTES
         for seq, parcel, _ in parcels_in(read, stream):
             if parcel.number != slot.place.number:
                 continue
+            if room <= 0:
+                end = seq
+                break
+            room -= unpacked_bytes(parcel.frame)
             opened = Opened(parcel)
             messages += parcel.count
             for start, stop in self.runs_of(slot, seq, opened, 0, parcel.count):
                 pieces.setdefault(opened.origin(), []).append((opened, start, stop))
                 runs.append(Run(*slot.place, seq, start, stop))
-        moved = Moved(*slot.place, read.next, messages)
-        kept = Moved(*slot.place, read.next, messages, runs)
+        moved = Moved(*slot.place, end, messages)
+        kept = Moved(*slot.place, end, messages, runs)
         try:
             parcels = [placed for some in pieces.values() for placed in join(some, schedule.until_us)]
             appended = self.carry(moved, kept, runs, parcels=parcels)

@@ -136,6 +136,7 @@ class Escrow:
                 dedup_ids_of(head.topic, frame)
             if frame.flags & DELIVER_AT:
                 self._sender.scheduler.check(frame)
+            frame.let_go()
         async with self._alone(request.transaction):
             if not self._state.admit(request.transaction):
                 self._check_token(request.transaction, token)

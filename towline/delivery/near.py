@@ -1,7 +1,8 @@
 """The near future of the schedule, in memory: the parcels that are due within the next seconds, soonest first.
 
 A parcel's messages are in the order of their times, so one number tells how far it has been delivered. The frames of
-the parcels are kept as well, as far as a budget of bytes allows; what is beyond it is read again when it is due.
+the parcels are kept as well, unpacked, as far as a budget of bytes allows; what is beyond it is read again when it is
+due.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from itertools import count
 
 from towline.delivery.parcel import Opened, Parcel
 from towline.delivery.wheel import Place
+from towline.frame.layout import unpacked_bytes
 
 __all__ = ["Entry", "Near"]
 
@@ -27,7 +29,7 @@ class Entry:
         self.at = 0
         self.next_us = parcel.first_us
         self.last_us = parcel.last_us
-        self.size = len(parcel.frame)
+        self.size = unpacked_bytes(parcel.frame)
         self.opened: Opened | None = None
 
 

@@ -217,6 +217,12 @@ class Frame:
             self._columns = stored
         return self._columns
 
+    def let_go(self) -> Frame:
+        """Keep what came, and not what it unpacks to: whoever asks for a column again has it unpacked again."""
+        if self.flags & ZSTD:
+            self._columns = self._texts = self._numbers = None
+        return self
+
     def _lay_out(self) -> dict[int, Column]:
         """Find where each column lies, and that together they fill the columns region."""
         region, at, texts = self.columns, 0, {}
