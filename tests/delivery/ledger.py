@@ -11,6 +11,7 @@ Name = tuple[int, int]
 """A message: lane and sequence number."""
 
 RANKS = 3
+STEPS_US = [times * 10**power for power in range(4, 13) for times in (1, 2, 5)]
 
 
 @dataclass
@@ -222,9 +223,11 @@ class Ledger:
             wait_s = self.delays_s[min(attempt, len(self.delays_s)) - 1] if delay_s is None else delay_s
             message = self._end(pull, name, "nacked", "retrying")
             message.attempt += 1
-            message.due_us = now_us + round(wait_s * 1e6)
-            while wait_s >= 1 and message.due_us % 100_000:
-                message.due_us += 100_000 - message.due_us % 100_000
+            wait_us = round(wait_s * 1e6)
+            least_us = 10_000 if wait_us < 100_000 else 50_000 if wait_us < 1_000_000 else 100_000
+            step_us = max(step_us for step_us in STEPS_US if step_us <= max(least_us, wait_us / 64))
+            message.due_us = now_us + wait_us
+            message.due_us += -message.due_us % step_us if wait_us else -(message.due_us % step_us)
         if not dead:
             self.give_back(pull, self.behind(pull, names), "taken")
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from towline.delivery import Part, ranges, retry
+from towline.delivery.events import Failed
 from towline.delivery.ranges import BLOCK
-from towline.delivery.retry import AT_ONCE, RetryQueue
+from towline.delivery.retry import AT_ONCE, RetryQueue, due_after, wait_of
+from towline.model import RetryPolicy
 
 Name = tuple[int, int]
 
@@ -227,3 +229,35 @@ def test_kinds_are_numbered_anew_once_for_all_times(monkeypatch: pytest.MonkeyPa
     retries._tidy()
     assert len(used) == retry.KINDS_MAX // 2
     assert len(set(used)) == 1
+
+
+@pytest.mark.parametrize("first_s", [0.2, 1, 30, 3600])
+def test_200_000_scattered_messages_that_fail_one_by_one_with_jitter_fit(first_s: float) -> None:
+    """Each waited for a time of its own: after 50,000 the queue was full, and took 11 MB."""
+    policy = RetryPolicy(kind="exponential", first_s=first_s, factor=2, cap_s=first_s * 8, jitter=0.5)
+    queue = RetryQueue()
+    tracemalloc.start()
+    for number in range(200_000):
+        now_us, attempt = 1_700_000_000_000_000 + 509 * number, 1 + number % 4
+        wait_s = policy.delay_s(attempt, (number // 1_000, 2 * number))
+        part = Part(0, 1_000_000 + 2 * number, 1, attempt)
+        failed = Failed(now_us, 1, (part,), due_after(now_us, wait_s), "")
+        queue.add(part, failed.due_us, wait_of(failed))
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (queue.size, queue.messages) == (200_000, 200_000)
+    assert queue.load < 0.8, len(queue._kinds)
+    assert taken < 16_000_000
+
+
+@given(st.integers(1, 1 << 53), st.floats(0, 366 * 86400))
+def test_a_back_off_is_over_when_it_is_due_and_that_is_little_later_than_asked(now_us: int, wait_s: float) -> None:
+    due_us, wait_us = due_after(now_us, wait_s), round(wait_s * 1_000_000)
+    late_us = due_us - now_us - wait_us
+    if not wait_us:
+        assert -10_000 < late_us <= 0
+        return
+    least_us = 10_000 if wait_us < 100_000 else 50_000 if wait_us < 1_000_000 else 100_000
+    assert 0 <= late_us < max(least_us, wait_us / 64)
+    told_us = wait_of(Failed(now_us, 1, (), due_us, ""))
+    assert 0 <= told_us - (due_us - now_us) < max(100_000, (due_us - now_us) / 8)

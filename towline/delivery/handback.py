@@ -7,7 +7,7 @@ from typing import Final
 from towline.delivery.commands import Nack
 from towline.delivery.events import Event, Failed, GaveUp, Part, Pulled, Returned
 from towline.delivery.group import DELAY_MAX_S, REASON_MAX, Group
-from towline.delivery.retry import ROUND_US
+from towline.delivery.retry import due_after
 from towline.errors import BadRequest
 
 __all__ = ["HANDED_BACK", "take_back"]
@@ -34,6 +34,5 @@ def take_back(group: Group, part: Part, nack: Nack, now_us: int, attempts: int =
         events.append(GaveUp(now_us, nack.pull, (part,), reason))
     else:
         wait_s = group.config.retry.delay_s(part.attempt) if nack.delay_s is None else nack.delay_s
-        due_us = now_us + round(wait_s * 1_000_000)
-        events.append(Failed(now_us, nack.pull, (part,), -(-due_us // ROUND_US) * ROUND_US, reason))
+        events.append(Failed(now_us, nack.pull, (part,), due_after(now_us, wait_s), reason))
     return events

@@ -8,6 +8,7 @@ no bodies, whatever the number of messages, and neighbours that fail together co
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
@@ -15,12 +16,16 @@ from typing import Final, NamedTuple
 from towline.delivery.events import Failed, Part
 from towline.delivery.ranges import Columns, Range, Ranges, ranges_in
 
-__all__ = ["AT_ONCE", "ROUND_US", "Kind", "Retry", "RetryQueue", "due_after", "wait_of"]
+__all__ = ["AT_ONCE", "Kind", "Retry", "RetryQueue", "due_after", "wait_of"]
 
 AT_ONCE: Final = 0
 """Due at any time, also when the clock is set back."""
-ROUND_US: Final = 100_000
-"""Back-offs of a second and more end on a tenth of a second, so that neighbours fall together into one entry."""
+STEPS_US: Final[tuple[int, ...]] = tuple(times * 10**power for power in range(4, 13) for times in (1, 2, 5))
+"""Back-offs end on a multiple of one of these: neighbours fall together into one entry, and there are few kinds."""
+AT_LEAST_US: Final = ((1_000_000, 100_000), (100_000, 50_000), (0, 10_000))
+"""The step, from which back-off on. Later it is the 64th part of it, and it is told how long it was to an eighth."""
+DUE_PART: Final = 64
+WAIT_PART: Final = 8
 ENTRIES_MAX: Final = 1_000_000
 """Entries of a queue. A group that fails more than this at once gets nothing new until it has caught up."""
 KINDS_MAX: Final = 50_000
@@ -314,14 +319,23 @@ def _latest_us(kind: Kind, now_us: int) -> int:
 
 
 def due_after(now_us: int, wait_s: float) -> int:
-    due_us = now_us + round(wait_s * 1_000_000)
-    return due_us if wait_s < 1 else _round_up(due_us)
+    """Not before the back-off is over, and little after it. Without any, it is over already."""
+    wait_us = round(wait_s * 1_000_000)
+    if not wait_us:
+        return now_us - now_us % STEPS_US[0]
+    least_us = next(step_us for from_us, step_us in AT_LEAST_US if wait_us >= from_us)
+    return _round_up(now_us + wait_us, max(least_us, _step_us(wait_us // DUE_PART)))
 
 
 def wait_of(failed: Failed) -> int:
-    """The back-off, rounded up: that of neighbours which fail one after the other is the same."""
-    return _round_up(failed.due_us - failed.at_us)
+    """The back-off, rounded up: with jitter, or one after the other, messages wait for nearly the same time."""
+    wait_us = max(failed.due_us - failed.at_us, 0)
+    return _round_up(wait_us, max(AT_LEAST_US[0][1], _step_us(wait_us // WAIT_PART)))
 
 
-def _round_up(time_us: int) -> int:
-    return -(-time_us // ROUND_US) * ROUND_US
+def _step_us(most_us: int) -> int:
+    return STEPS_US[max(bisect_right(STEPS_US, most_us) - 1, 0)]
+
+
+def _round_up(time_us: int, step_us: int) -> int:
+    return -(-time_us // step_us) * step_us
