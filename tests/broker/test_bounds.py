@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,7 +39,7 @@ from towline.delivery.publishing import Decided, Publications
 from towline.delivery.transactions import Prepared, RolledBack, Transactions
 from towline.errors import NotLetIn, QueueFull, TooMany
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.access import Quota
+from towline.protocol.access import Measure, Quota
 from towline.protocol.cluster import BROKERS_MAX, Backlog, BrokerState
 from towline.protocol.messages import Attach, FrameHead, PurgeDead, Resend
 from towline.settings import BrokerSettings
@@ -409,6 +409,34 @@ def test_dead_letters_that_were_sent_again_are_forgotten_when_they_are_gone(disk
             assert bench.broker._snapshots.groups == {}, "what a start began with is let go of"
 
     asyncio.run(main())
+
+
+class Walked(list[tuple[int, int]]):
+    """Counts how often somebody goes through it."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_figures_do_not_go_through_all_dead_letters_that_were_sent_again(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.send("orders", *(b"%d" % number for number in range(MANY)))
+        member = await bench.attach()
+        await bench.act(member, DEAD, await bench.pull(member, MANY))
+        group = (await bench.broker.groups.buried("orders", "billing")).group
+        await bench.broker.resend(Resend("orders", "billing", list(range(0, MANY, 2))))
+        group.resent = walked = Walked(group.resent)
+        assert len(walked) == MANY // 2
+        (figures,) = (await bench.broker.measure(Measure())).groups
+        await bench.broker.outlook.census.refresh()
+        assert figures.dead == bench.broker.outlook.census.topics["orders"].groups["billing"].dead == MANY // 2
+        assert walked.walks == 0
+        assert group.resent is walked
+
+    disk.run(scenario)
 
 
 def test_what_tables_show_of_a_group_is_forgotten_with_it() -> None:

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, World
+from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
 from tests.broker.test_producers_file import counted
 from tests.broker.test_recovery import crash
 from towline.broker import snapshots
 from towline.broker.snapshots import RENEW_S
 from towline.clock import ManualClock
 from towline.delivery import Group, GroupSnapshot
-from towline.delivery.snapshot import snapshot
+from towline.delivery.snapshot import EXCERPT, snapshot
+from towline.protocol.dead_letters import Resend
 
 FRAGMENTS = 6_000
 SHOWN = "consumerOffset.json"
@@ -117,6 +118,31 @@ def test_it_is_written_again_when_much_has_happened_or_after_a_while(disk: World
             assert len(documents) <= 3
 
     asyncio.run(main())
+
+
+def test_dead_letters_that_were_sent_again_are_not_written_again_each_time(world: World) -> None:
+    """Those that were sent again one by one are as many ranges: they count as what is open."""
+
+    async def scenario(bench: Bench) -> None:
+        many = 4 * EXCERPT
+        member = await bench.attach(max_in_flight=2 * many)
+        await bench.send("orders", *(b"%d" % number for number in range(many)))
+        await bench.act(member, DEAD, await bench.pull(member, many))
+        await bench.broker.groups.buried("orders", "billing")
+        await bench.broker.resend(Resend("orders", "billing", list(range(0, many, 2))))
+        group = bench.broker.groups.named("orders", "billing").group
+        assert len(group.resent) == many // 2
+        await bench.act(member, ACK, await bench.pull(member, many))
+        await bench.broker.maintain()
+        for number in range(3):
+            await bench.send("orders", b"more")
+            await bench.act(member, ACK, await bench.pull(member, 1))
+            with counted(bench.store) as sizes:
+                await bench.broker.maintain()
+            written = sizes.keys() - {SHOWN + ".bak"}
+            assert not [name for name in written if name.startswith("consumerOffset")], number
+
+    world.run(scenario)
 
 
 @pytest.mark.parametrize("how", ["closed", "killed", "killed at every document"])
