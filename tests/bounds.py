@@ -26,7 +26,8 @@ BOUNDS: dict[str, str] = {
         delivery.schedule.Schedule.counts delivery.schedule.Schedule.dropped
         delivery.shards.Shards._dues delivery.shards.Shards._open delivery.shards.Shards.waiting
     """,
-    "streams: groups that are there, and lanes of all topics that ever were": """
+    "streams: of topics and groups that are there, and --max-gone-streams of deleted ones": """
+        broker.remains.Remains._names
         store.log.catalogue.Catalogue store.memory.MemoryStore._streams
         store.sql.making.Maker._indexed store.sql.making.Maker._indexing store.sql.making.Maker._made
         store.sql.making.Maker._viewed

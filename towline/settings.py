@@ -169,6 +169,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _help("Where a new group begins, unless its first consumer or its topic says: with all there is, or anew."),
     ] = "earliest"
     max_connections: Annotated[int, _help("Connections at a time.", ge=1, le=100_000)] = 2_000
+    max_gone_streams: Annotated[
+        int,
+        _help(
+            "Streams of deleted topics and groups whose names and next numbers are remembered, at about 1 KB of memory "
+            "each; beyond, no topic or group of a new name is made.",
+            ge=1,
+        ),
+    ] = 100_000
     max_frame_bytes: Annotated[int, _help("The largest batch a producer may send.", ge=1 << 10, le=64 << 20)] = 16 << 20
     max_pending_bytes: Annotated[
         int, _help("Bytes a connection may have on the way in either direction before it is paused.", ge=64 << 10)

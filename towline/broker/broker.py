@@ -42,6 +42,7 @@ from towline.broker.producers_file import ProducersFile
 from towline.broker.publishing import Staging
 from towline.broker.recovery import find_uncatalogued, recover_producers
 from towline.broker.registry import Registry
+from towline.broker.remains import Remains, streams_of_topic
 from towline.broker.rights import May
 from towline.broker.scanning import Scanning
 from towline.broker.scheduling import Scheduler
@@ -61,7 +62,6 @@ from towline.model import (
     Durability,
     GroupConfig,
     TopicConfig,
-    arrived_stream,
     check_group,
     check_topic,
     parse_delay_levels,
@@ -109,13 +109,15 @@ class Broker:
         self._snapshots = Snapshots(store, clock, self.time)
         self._producers_file = ProducersFile(store, self.time)
         closing = lambda: self.closing  # noqa: E731
-        self.topics = Topics(store, settings, clock, self._catalog, closing=closing)
+        self.remains = Remains(store, self._catalog, settings.max_gone_streams)
+        self.topics = Topics(store, settings, clock, self._catalog, remains=self.remains, closing=closing)
         self.groups = Groups(
             store,
             settings,
             clock,
             self._catalog,
             self.topics,
+            remains=self.remains,
             time=self.time,
             next_pull=lambda: next(self._pulls),
             closing=closing,
@@ -203,6 +205,7 @@ class Broker:
         self.topics.recover()
         await self.groups.recover(self._snapshots)
         self._snapshots.groups.clear()
+        await self.remains.recover()
         await self.group_expiry.load()
         await self._agenda.recover()
         for name in self.scheduler.schedule.counts.keys() - self.topics.keys():
@@ -395,9 +398,10 @@ class Broker:
             topic = self.topics.named(name)
             for dispatcher in list(topic.groups.values()):
                 await self.groups.delete_now(dispatcher)
-            for stream in [*(lane.stream for lane in topic.lanes), arrived_stream(name)]:
+            for stream in (streams := streams_of_topic(topic.config)):
                 await self.store.trim(stream, self.store.bounds(stream).end)
             del self.topics[name]
+            self.remains.left(streams)
             self._dedup.forget_topic(name, self.time.now_us())
             self._catalog.drop_topic(name)
             await self._catalog.save()
@@ -557,6 +561,7 @@ class Broker:
             **self.overdue.figures(),
             **self.lag.figures(),
             **self.group_expiry.figures(),
+            **self.remains.figures(),
         }
 
     # By itself

@@ -14,6 +14,7 @@ from towline.broker.catalog import Catalog
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.member import Member
 from towline.broker.recovery import may_forget, recover_group, trim_group
+from towline.broker.remains import Remains, streams_of_group
 from towline.broker.snapshots import Snapshots
 from towline.broker.starting import resumed, start_of
 from towline.broker.topic import Topic
@@ -49,6 +50,7 @@ class Groups:
         catalog: Catalog,
         topics: Topics,
         *,
+        remains: Remains,
         time: SteadyClock,
         next_pull: Callable[[], int],
         closing: Callable[[], bool],
@@ -60,6 +62,7 @@ class Groups:
         self._time = time
         self._catalog = catalog
         self._topics = topics
+        self._remains = remains
         self._next_pull = next_pull
         self._closing = closing
         self._start = start
@@ -197,6 +200,9 @@ class Groups:
                 f"topic {config.topic} has {MAX_GROUPS_PER_TOPIC} groups already: group {config.name} is not made. "
                 "`towline group rm` removes those that nobody needs"
             )
+        streams = streams_of_group(config.topic, config.name)
+        if not config.name.startswith(PRIVATE):
+            self._remains.check(streams, f"group {config.name} on topic {config.topic}")
         start = config.start or topic.config.start or self._settings.group_start
         config = msgspec.structs.replace(config, created_at_us=self._clock.now_us(), start=start)
         if (config.topic, config.name) in self._catalog.leaving:
@@ -218,6 +224,7 @@ class Groups:
             dispatcher.close()
             raise
         self._catalog.recorded(config, appended)
+        self._remains.taken(streams)
         self._young.add(dispatcher)
         self.on_made(config)
         return dispatcher
@@ -308,6 +315,7 @@ class Groups:
         # What is still on its way goes as well: an event that outlives those before it would fit nothing.
         await self._store.append([], Durability.OS).done
         await trim_group(self._store, topic, name)
+        self._remains.left(streams_of_group(topic, name))
         self._may_be_left |= self._older_may_come
         self._catalog.leaving.pop((topic, name), None)
 

@@ -11,6 +11,7 @@ import msgspec
 from towline.broker.catalog import Catalog
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.ordering import wrong_shard
+from towline.broker.remains import Remains, streams_of_topic
 from towline.broker.topic import Topic
 from towline.clock import Clock
 from towline.errors import BadRequest, Conflict, NotFound, TooMany, TowlineError, Unavailable
@@ -40,9 +41,11 @@ class Topics(dict[str, Topic]):
         clock: Clock,
         catalog: Catalog,
         *,
+        remains: Remains,
         closing: Callable[[], bool],
     ) -> None:
         super().__init__()
+        self._remains = remains
         self._store = store
         self._settings = settings
         self._clock = clock
@@ -80,7 +83,9 @@ class Topics(dict[str, Topic]):
             raise Unavailable(f"topic {name} is being made in this moment: try again")
         if not self._settings.auto_create_topics:
             raise NotFound(f"there is no topic {name}, and this broker does not make topics by itself: create it first")
-        return self._make_now(self._catalog.from_template(name))
+        config = self._catalog.from_template(name)
+        self._remains.check(streams_of_topic(config), f"topic {name}")
+        return self._make_now(config)
 
     def dispatchers(self) -> Iterator[Dispatcher]:
         """All groups of all topics, at work."""
@@ -137,6 +142,7 @@ class Topics(dict[str, Topic]):
         if config.name in self._catalog.topics:
             raise Conflict(f"topic {config.name} exists already")
         self._check_room(config)
+        self._remains.check(streams_of_topic(config), f"topic {config.name}")
         config = msgspec.structs.replace(config, created_at_us=self._clock.now_us())
         self._catalog.put_topic(config)
         # Nothing may be sent to it before its number of shards is durable: the messages alone do not tell it.
@@ -156,6 +162,7 @@ class Topics(dict[str, Topic]):
 
     def _install(self, config: TopicConfig) -> Topic:
         topic = self[config.name] = Topic(config, self._store)
+        self._remains.taken(streams_of_topic(config))
         self.on_made(config.name)
         return topic
 

@@ -74,6 +74,7 @@ def check(
             *_look_at_retention(measured.broker),
             *_look_at_lag(measured.broker),
             *_look_at_dedup(measured.broker),
+            *_look_at_remains(measured.broker),
         ]
         findings += [one for each in groups for one in _look(each, measured.at_us, limits, need_consumers)]
         findings += _look_at_broadcast(groups)
@@ -110,6 +111,15 @@ def _look_at_dedup(broker: dict[str, Any]) -> list[Finding]:
         return []
     text = f"dedup ids are forgotten after {kept_s:g} s instead of {window_s:g}"
     return [Finding(WARNING, f"{text}: raise --dedup-max-ids, {broker['dedup_max_ids']} are remembered")]
+
+
+def _look_at_remains(broker: dict[str, Any]) -> list[Finding]:
+    """Deleted topics and groups have left so many streams that soon no new ones are made."""
+    gone, most = broker.get("gone_streams", 0), broker.get("gone_streams_max", 0)
+    if gone < NEARLY_FULL * most or not gone:
+        return []
+    text = f"{gone:,} streams of deleted topics and groups are remembered, {most:,} at most"
+    return [Finding(WARNING, f"{text}: use names again, or raise --max-gone-streams")]
 
 
 def _look_at_broadcast(groups: Sequence[GroupFigures]) -> list[Finding]:
