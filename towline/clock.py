@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeVar
 __all__ = [
     "SECOND_US",
     "SET_US",
+    "STEP_US",
     "SYSTEM",
     "Clock",
     "ManualClock",
@@ -22,17 +23,25 @@ __all__ = [
     "TimeSlice",
     "in_slices",
     "in_steps",
+    "is_ahead",
 ]
 
 SECOND_US = 1_000_000
 SET_US = SECOND_US
 """A clock that is off by more than this from what it would be was set."""
+STEP_US: Final = 3600 * SECOND_US
+"""A time that was written down and is further ahead than this is one of a clock that was wrong."""
 _STEP_BYTES = 64 << 10
 
 _T = TypeVar("_T")
 
 SLICE_S: Final = 0.003
 """Work on the event loop that takes long gives others their turn this often."""
+
+
+def is_ahead(time_us: int, now_us: int) -> bool:
+    """Whether what was written down is no time that has been: it would hold on to things until it comes."""
+    return time_us > now_us + STEP_US
 
 
 class Clock(Protocol):

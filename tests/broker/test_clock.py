@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from contextlib import AsyncExitStack
 
 import pytest
@@ -14,6 +15,7 @@ from towline.clock import SECOND_US, ManualClock
 from towline.protocol.messages import MoveDelayed
 
 AHEAD_S = 7200.0
+YEARS_S = 20 * 365 * 86_400.0
 DAY_US = 86_400 * SECOND_US
 
 
@@ -124,3 +126,70 @@ def test_a_jump_of_the_clock_is_told_with_its_size_and_what_it_means(
         "the clock was set back by 7,200.000 s:",
         "delayed messages were delivered by a c",
     ]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("meanwhile", ["nothing else waits", "something else is due", "it is read into memory"])
+def test_what_was_delayed_by_a_clock_that_was_far_ahead_does_not_keep_the_log(
+    disk: World, meanwhile: str, restarted: bool
+) -> None:
+    small = {"segment_bytes": 64 << 10, "retention_s": 2 * 86_400.0, "maintenance_s": 1e9, "heartbeat_s": 1e9}
+    seen: dict[bytes, tuple[str, int, int]] = {}
+
+    async def main() -> None:
+        clock = disk.store_clock = TwoClocks()
+        async with AsyncExitStack() as stack:
+            bench = await stack.enter_async_context(disk.open(clock, **small))
+
+            async def restart() -> None:
+                nonlocal bench
+                if restarted:
+                    await stack.aclose()
+                    bench = await stack.enter_async_context(disk.open(clock, **small))
+
+            async def look() -> list[bytes]:
+                await bench.broker.scheduler.catch_up()
+                for body, at in (await lanes(bench)).items():
+                    assert seen.setdefault(body, at) == at, (body, "was delivered twice")
+                return sorted(body for body in seen if len(body) < 10)
+
+            async def pass_days(days: int) -> None:
+                for _ in range(days):
+                    for _ in range(4):
+                        await bench.send("other", os.urandom(50_000))
+                    clock.advance(86_400)
+                    for _ in range(2):
+                        await look()
+                        await bench.broker.maintain()
+
+            if meanwhile == "something else is due":
+                await bench.send("orders", b"soon", deliver_at_us=[-SECOND_US])
+            clock.set(YEARS_S)
+            # Two parcels of one slot; if time goes on, the first message of them is delivered by the wrong clock.
+            await bench.send("orders", b"1", b"2", deliver_at_us=[-5_000_000, -5_200_000])
+            await bench.send("orders", b"3", deliver_at_us=[-5_100_000])
+            there = []
+            if meanwhile == "it is read into memory":
+                for seconds in (4, 1.05):
+                    clock.advance(seconds)
+                    there = await look()
+                assert there == [b"1"]
+            clock.set(-YEARS_S)
+            await restart()
+            await pass_days(10)
+            assert sum(path.stat().st_size for path in (disk.folder / "data" / "log").glob("*.log")) < 15 * 50_000
+            if meanwhile == "something else is due":
+                there = [b"soon"]
+            await restart()
+            await pass_days(1)
+            assert await look() == there
+            # By the time that they were given they come, once.
+            clock.advance(YEARS_S - 11 * 86_400 - 10)
+            assert await look() == there
+            clock.advance(20)
+            await look()
+            await restart()
+            assert await look() == sorted({*there, b"1", b"2", b"3"})
+            assert not bench.broker.scheduler.schedule.counts
+
+    asyncio.run(main())

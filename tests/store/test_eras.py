@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.clock import SECOND_US
-from towline.store.eras import ERAS_MAX, GAP_US, STEP_US, Era, Eras, decode_eras, encode_eras
+from towline.clock import SECOND_US, STEP_US
+from towline.store.eras import ERAS_MAX, GAP_US, Era, Eras, decode_eras, encode_eras
 
 NOW = 1_700_000_000 * SECOND_US
 YEARS = 20 * 365 * GAP_US

@@ -373,7 +373,12 @@ class Scheduler:
             slot = self.schedule.ripe() or self._to_rewrite()
             if slot is None:
                 return False
-            await self._move(slot)
+            if slot.place.level:
+                await self._move(slot)
+            else:
+                async with self._delivering:  # nobody has taken any of it out of the near index
+                    if self._to_rewrite() is slot:
+                        await self._move(slot)
             self._deliver_pace.soon.set()
             return True
 
@@ -405,7 +410,8 @@ class Scheduler:
             room -= unpacked_bytes(parcel.frame)
             opened = Opened(parcel)
             messages += parcel.count
-            for start, stop in self.runs_of(slot, seq, opened, 0, parcel.count):
+            first = schedule.waits_from(slot, seq, opened)
+            for start, stop in self.runs_of(slot, seq, opened, first, parcel.count):
                 pieces.setdefault(opened.origin(), []).append((opened, start, stop))
                 runs.append(Run(*slot.place, seq, start, stop))
         moved = Moved(*slot.place, end, messages)
@@ -427,11 +433,10 @@ class Scheduler:
         return Opened(found[0]) if found else None
 
     def rewrite_older(self, before_us: int) -> None:
-        """Have everything that was written before then written anew: what is delayed for years must not hold on to log
-        files that retention would drop."""
-        for slot in self.schedule.slots.values():
-            if slot.place.level and slot.since_us < before_us:
-                self._rewriting.setdefault(slot.place, slot.end)
+        """Have everything that was written before then, or by a clock that was ahead, written anew: what is delayed for
+        years must not hold on to log files that retention would drop."""
+        for slot in self.schedule.older(before_us, self.follow_clock()):
+            self._rewriting.setdefault(slot.place, slot.end)
         self._move_pace.soon.set()
 
     def tidy(self, place: Place) -> None:
@@ -444,7 +449,7 @@ class Scheduler:
     def _to_rewrite(self) -> Slot | None:
         for place, end in list(self._rewriting.items()):
             slot = self.schedule.slots.get(place)
-            if slot is not None and slot.next < end:
+            if slot is not None and slot.next < end and self.schedule.may_move(slot):
                 return slot
             del self._rewriting[place]
         return None

@@ -93,6 +93,15 @@ class Near:
             entry.opened = None
             self._kept_bytes -= entry.size
 
+    def drop(self, place: Place) -> None:
+        """Nothing of this slot waits any more."""
+        gone = [entry for _, _, entry in self._heap if entry.place == place]
+        if gone:
+            self._heap = [one for one in self._heap if one[2].place != place]
+            heapq.heapify(self._heap)
+        for entry in gone:
+            self.forget(entry)
+
     def _push(self, entry: Entry) -> None:
         heapq.heappush(self._heap, (entry.next_us, next(self._numbers), entry))
 

@@ -13,18 +13,18 @@ whatever has become of the others there, and whatever the time is.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, NamedTuple
 
 import msgspec
 
-from towline.clock import SECOND_US
+from towline.clock import SECOND_US, is_ahead
 from towline.delivery.near import Near
-from towline.delivery.parcel import Parcel
+from towline.delivery.parcel import Opened, Parcel
 from towline.delivery.schedule_events import Cancelled, Dropped, Due, Moved, Run, ScheduleEvent
-from towline.delivery.wheel import Place, is_over, ripe_at_us
+from towline.delivery.wheel import Place, is_over, place_of, ripe_at_us
 
 __all__ = ["CANCELLED_MAX", "Position", "Schedule", "ScheduleSnapshot", "Slot", "SlotSnapshot"]
 
@@ -253,6 +253,10 @@ class Schedule:
             return
         slot.next = max(slot.next, event.next)
         slot.messages -= event.messages
+        if not event.level:
+            # What is left of it is read anew when it comes near.
+            self.near.drop(slot.place)
+            slot.loading, slot.loaded_to = slot.next, None
         self._hold(event.held)
         for seq in [seq for seq in slot.cancelled if seq < slot.next and seq not in slot.held]:
             self.cancelled -= len(slot.cancelled.pop(seq))
@@ -273,7 +277,7 @@ class Schedule:
             slot.held[run.seq].difference_update(range(run.start, run.stop))
             if not slot.held[run.seq]:
                 del slot.held[run.seq]
-            if run.level and slot.next >= slot.end and not slot.held:
+            if slot.next >= slot.end and not slot.held:
                 self._remove(slot)
 
     def take_back(self, event: Due | Moved, runs: Sequence[Run], slots: Mapping[Place, Slot]) -> None:
@@ -387,6 +391,27 @@ class Schedule:
             if one.place.level and one.next < one.end and ripe_at_us(one.place) <= self.until_us
         ]
         return min(waiting, key=_begin_us, default=None)
+
+    def may_move(self, slot: Slot) -> bool:
+        """Whether what is in the slot may be put elsewhere, or anew into the same one: not if it is about to be
+        delivered. A slot of seconds is far ahead if the clock was, and has been corrected."""
+        if slot.place.level:
+            return True
+        return slot.begin_us > self.until_us and place_of(slot.begin_us, self.until_us) != slot.place
+
+    def older(self, before_us: int, now_us: int) -> list[Slot]:
+        """The slots that may be moved and hold what was written before then, or by a clock that was ahead."""
+        return [
+            slot
+            for slot in self.slots.values()
+            if (slot.since_us < before_us or is_ahead(slot.since_us, now_us)) and self.may_move(slot)
+        ]
+
+    def waits_from(self, slot: Slot, seq: int, opened: Opened) -> int:
+        """The place of the first message of a parcel that was not delivered yet."""
+        if slot.place.level:
+            return 0
+        return bisect_right(opened.times, self.delivered_us(opened.parcel.era), slot.ahead.get(seq, 0))
 
     def deliver_at_us(self) -> int | None:
         """When time makes a difference next for what is delivered, if nothing else happens."""

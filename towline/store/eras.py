@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from towline.clock import SECOND_US
+from towline.clock import SECOND_US, STEP_US
 
 __all__ = ["ERAS", "Era", "Eras", "Times", "decode_eras", "encode_eras"]
 
@@ -23,8 +23,6 @@ log = logging.getLogger("towline.store")
 
 ERAS: Final = "eras.json"
 """The document of a store that has no segments to tell them apart."""
-STEP_US: Final = 3600 * SECOND_US
-"""A clock that goes back by no more than this makes no new era: stamps stand still until it has caught up."""
 GAP_US: Final = 86_400 * SECOND_US
 ERAS_MAX: Final = 64
 
@@ -56,7 +54,8 @@ class Eras:
         return [*self._eras[:-1], self._eras[-1]._replace(last_us=self.last_us)] if self._eras else []
 
     def breaks(self, now_us: int) -> bool:
-        """Whether what is appended now begins a new era."""
+        """Whether what is appended now begins a new era. A clock that goes back by a step or less makes none: stamps
+        stand still until it has caught up."""
         last_us = self.last_us
         return now_us < last_us - STEP_US or now_us - last_us > GAP_US or last_us < self._high_us <= now_us
 
