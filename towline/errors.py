@@ -134,6 +134,7 @@ class Unsupported(BadRequest):
     """The other side is of a version of Towline that cannot do this: upgrade it."""
 
     code = "unsupported"
+    older_code = "bad-request"
 
 
 class NotFound(TowlineError):
@@ -189,6 +190,7 @@ class NewerFormat(StoreFailed):
     """The store was written by a newer version of Towline. Use that one."""
 
     code = "newer-format"
+    older_code = "store-failed"
 
 
 class OwnershipLost(StoreFailed):

@@ -12,14 +12,14 @@ import pytest
 
 import towline
 from tests.protocol import samples
-from tests.protocol.listing import listing
+from tests.protocol.listing import limits, listing
 from towline.errors import Unreadable, Unsupported
 from towline.protocol import messages as m
 from towline.protocol import versions
 from towline.protocol.access import GroupFigures, Measured
 from towline.protocol.backup import BeginBackup
 from towline.protocol.envelope import Decoder, decode_answer, decode_request, encode_envelope
-from towline.protocol.publishing import Publish
+from towline.protocol.publishing import AskSink, Publish
 from towline.protocol.survey import Alarms, PutAlarm
 
 FOLDER = Path(__file__).parent
@@ -60,9 +60,66 @@ def test_what_came_after_a_released_version_is_in_the_table(number: int) -> None
                 assert value.strip("'") in known, WHAT_TO_DO.format(what=f"{name}.{field} {value}", number=number)
 
 
+def _limits(text: str, begin: str = "") -> dict[str, str]:
+    """Of each field, its type and limits; of fields with words, or of errors, if the lines begin so."""
+    lines = (line.removeprefix(begin).partition(": ") for line in text.splitlines() if line.startswith(begin))
+    return {name: rest for name, _, rest in lines if begin or " " not in name}
+
+
+@pytest.mark.parametrize("number", sorted(versions.RELEASED))
+def test_limits_and_words_that_a_released_version_does_not_have_are_in_the_table(number: int) -> None:
+    then, now = (FOLDER / f"limits-{number}.txt").read_text(), limits()
+    longer = {
+        f"{cls.__name__}.{name}": limit
+        for cls, fields in versions.LONGER.items()
+        for name, limit in fields.items()
+        if limit.newer.since > number
+    }
+    for name, had in _limits(then).items():
+        if (has := _limits(now).get(name, "")) != had:
+            assert name in longer, WHAT_TO_DO.format(what=f"{name}: {has} ({had} then)", number=number)
+            assert had == has.replace(f"max_length {_max_length(has)}", f"max_length {longer[name].before}")
+    values = {cls.__name__: names for cls, names in versions.VALUES.items()}
+    for name, words in _limits(now, "words of ").items():
+        struct, _, field = name.partition(".")
+        known = values.get(struct, {}).get(field, {})
+        for word in {*words.split()} - {*_limits(then, "words of ").get(name, "").split()}:
+            assert word in known, WHAT_TO_DO.format(what=f"{name} {word}", number=number)
+
+
+def _max_length(text: str) -> int:
+    return int(text.partition("max_length ")[2].partition(")")[0])
+
+
+@pytest.mark.parametrize("number", sorted(versions.RELEASED))
+def test_an_error_that_a_released_version_does_not_have_says_what_that_takes_it_for(number: int) -> None:
+    then, now = (_limits(text, "error ") for text in ((FOLDER / f"limits-{number}.txt").read_text(), limits()))
+    assert not then.keys() - now.keys()
+    for code in now.keys() - then.keys():
+        assert now[code] in then, f"{code} needs an older_code that version {number} of the protocol has"
+
+
+def test_a_new_word_a_longer_limit_and_a_new_error_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_limits = test_limits_and_words_that_a_released_version_does_not_have_are_in_the_table
+    check_errors = test_an_error_that_a_released_version_does_not_have_says_what_that_takes_it_for
+    said = limits()
+    for old, new, check in [
+        ("words of Rule.action: *", "words of Rule.action: * publish", check_limits),
+        ("AddRule.rule: Rule", "AddRule.rule: Rule | None", check_limits),
+        ("RevokeToken.name: str (max_length 64)", "RevokeToken.name: str (max_length 65)", check_limits),
+        ("error unsupported: bad-request", "error unsupported: -", check_errors),
+        ("error timeout: -", "error timeout: -\nerror too-cold: -", check_errors),
+    ]:
+        assert old in said
+        changed = said.replace(old, new)
+        monkeypatch.setitem(globals(), "limits", lambda changed=changed: changed)
+        with pytest.raises(AssertionError):
+            check(1)
+
+
 def test_nothing_is_in_the_table_that_is_not_on_the_wire() -> None:
     now = _parsed(listing())
-    assert all(cls.__name__ in now for cls in (*versions.KINDS, *versions.FIELDS, *versions.VALUES))
+    assert all(cls.__name__ in now for cls in (*versions.KINDS, *versions.FIELDS, *versions.VALUES, *versions.LONGER))
     for cls, names in versions.FIELDS.items():
         assert [*now[cls.__name__]][-len(names) :] == [*names], cls
     newest = [one.since for one in versions.KINDS.values()]
@@ -101,10 +158,13 @@ def test_what_a_request_means_is_never_left_out() -> None:
         (BeginBackup(), "be backed up while it runs"),
         (Publish("spark:7f", 4, [17], digest=b"\0"), "compare the contents of a sink's epochs"),
         (PutAlarm(rule), "raise alarms of what holds retention back"),
+        (Publish("s" * 151, 4, [17]), "hear of a sink with a name of more than 150 characters"),
+        (AskSink("s" * 151), "hear of a sink with a name of more than 150 characters"),
     ]:
         with pytest.raises(Unsupported, match=f"^cannot {what}: that came with version 2 of the protocol {named}$"):
             encode_envelope(1, request, 0, 1)
         assert encode_envelope(1, request)
+    assert encode_envelope(1, AskSink("s" * 150), 0, 1) == encode_envelope(1, AskSink("s" * 150))
     assert encode_envelope(1, Publish("spark:7f", 4, [17]), 0, 1) == encode_envelope(1, _like_version_1(), 0, 1)
 
 

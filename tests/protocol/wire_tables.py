@@ -22,7 +22,7 @@ from towline.protocol import access, cluster, ordering, publishing, scanning, su
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
-from towline.protocol.versions import FIELDS, KINDS, VALUES
+from towline.protocol.versions import FIELDS, KINDS, LONGER, VALUES
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-format.md"
 GOLDEN = Path(__file__).with_name("golden-v2.txt")
@@ -122,6 +122,8 @@ def since(cls: type[msgspec.Struct], field: str) -> str:
     told = [f"`{value}` since {one.since}" for value, one in values.items()] + (
         [f"since {newer.since}"] if newer else []
     )
+    if (longer := LONGER.get(cls, {}).get(field)) is not None:
+        told.append(f"over {longer.before} since {longer.newer.since}")
     return f" *({', '.join(told)})*" if told else ""
 
 

@@ -5,8 +5,9 @@ goes without what that does not know. What is lost by this is of two kinds. A *h
 that does not know it does without: it is left out. What a request *means* is never left out: the request fails where it
 was made, with `Unsupported`, which says what cannot be done, by whom, and from which version on it can.
 
-Whoever adds a request, a field, or a value of a field to the wire adds it here; `tests/protocol/version-1.txt` and its
-like list what each released version has, and a test compares.
+Whoever adds a request, a field, or a value of a field to the wire, or makes one longer, adds it here;
+`tests/protocol/version-1.txt`, `limits-1.txt` and their like list what each released version has, and a test compares.
+Errors that are new say in `errors.py` what older peers take them for.
 """
 
 from __future__ import annotations
@@ -24,7 +25,18 @@ from towline.protocol import access, backup, cluster, groups, publishing
 from towline.protocol import messages as m
 from towline.version import __version__
 
-__all__ = ["FIELDS", "KINDS", "RELEASED", "VALUES", "Newer", "in_words_of", "show_version", "structs_in"]
+__all__ = [
+    "FIELDS",
+    "KINDS",
+    "LONGER",
+    "RELEASED",
+    "VALUES",
+    "Longer",
+    "Newer",
+    "in_words_of",
+    "show_version",
+    "structs_in",
+]
 
 RELEASED: Final = {1: "0.1.0"}
 """The first version of Towline with each version of the protocol. Those that are not here may be added to."""
@@ -68,6 +80,21 @@ FIELDS: Final[dict[type[msgspec.Struct], dict[str, Newer]]] = {
 }
 """The last ones of each."""
 
+
+class Longer(NamedTuple):
+    """A text or list that may be longer since a version."""
+
+    before: int
+    newer: Newer
+
+
+_LONG_SINK: Final = Longer(150, Newer(2, "hear of a sink with a name of more than 150 characters"))
+
+LONGER: Final[dict[type[msgspec.Struct], dict[str, Longer]]] = {
+    publishing.Publish: {"sink": _LONG_SINK},
+    publishing.AskSink: {"sink": _LONG_SINK},
+}
+
 VALUES: Final[dict[type[msgspec.Struct], dict[str, dict[str, Newer]]]] = {
     AlarmRule: {
         "what": {
@@ -108,6 +135,7 @@ class _Plan(NamedTuple):
     newer: tuple[tuple[str, Newer, Any], ...]
     """Those that it does not know, with their defaults."""
     values: dict[str, dict[str, Newer]]
+    longer: dict[str, Longer]
     array: bool
 
 
@@ -125,6 +153,9 @@ def _older(value: Any, version: int, is_request: bool) -> Any:
                 _refuse(newer, version)
         for name, words in plan.values.items():
             _refuse(words.get(getattr(value, name)), version)
+        for name, limit in plan.longer.items():
+            if len(getattr(value, name)) > limit.before:
+                _refuse(limit.newer, version)
     if plan.array and not plan.deep:
         return astuple(value)[: len(plan.known)]
     parts = {
@@ -156,11 +187,12 @@ def _plan(cls: Any, version: int) -> _Plan | None:
         name: {word: one for word, one in words.items() if one.since > version}
         for name, words in VALUES.get(cls, {}).items()
     }
-    if not newer and not deep and not any(values.values()):
+    longer = {name: one for name, one in LONGER.get(cls, {}).items() if one.newer.since > version}
+    if not newer and not deep and not longer and not any(values.values()):
         return None
     known = tuple(name for name in cls.__struct_fields__ if name not in newer)
     dropped = tuple((one.name, newer[one.name], _default(one)) for one in fields(cls) if one.name in newer)
-    return _Plan(known, deep, dropped, values, cls.__struct_config__.array_like)
+    return _Plan(known, deep, dropped, values, longer, cls.__struct_config__.array_like)
 
 
 def structs_in(hint: Any) -> list[type[msgspec.Struct]]:
