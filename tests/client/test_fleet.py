@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from typing import Any
 
-from towline.client.connection import State
+import pytest
+
+from towline.client.cluster import Cluster
+from towline.client.connection import Connection, State
+from towline.client.dial import Route
 from towline.client.fleet import Fleet, Liveness
+from towline.client.link import Link
+from towline.client.url import parse_url
 from towline.protocol.cluster import Brokers, BrokerState, RealmState
 
 
@@ -39,3 +47,44 @@ def test_a_silent_broker_is_left_when_nobody_says_any_more_who_has_what_and_only
     assert not liveness.is_away(50.6, link)
     assert link.asked == 1
     assert liveness.is_away(51.1, link)
+
+
+class _Changing(Fleet):
+    """Of which a broker leaves as soon as it was found."""
+
+    coming: Brokers | None = None
+
+    def owner(self, topic: str) -> str | None:
+        found = super().owner(topic)
+        coming, self.coming = self.coming, None
+        if coming is not None:
+            self.update(coming)
+        return found
+
+
+def _brokers(id_: str, address: str, epoch: int) -> Brokers:
+    return Brokers(id_, [BrokerState(id_, id_.lower(), address)], True, True, [RealmState(address, epoch)], epoch)
+
+
+def _make_link(addresses: tuple[tuple[str, int], ...]) -> Link:
+    """Nobody is there: a fleet is told nothing by it."""
+
+    def dial(route: Route, timeout_s: float) -> socket.socket:
+        raise ConnectionRefusedError
+
+    return Link(Route(parse_url("towline://h:1")._replace(addresses=addresses)), dial, Connection(), 1.0)
+
+
+@pytest.mark.parametrize(
+    "reach", [lambda cluster: cluster._choose("orders", "")[1], Cluster.any_link], ids=["for a topic", "for anything"]
+)
+def test_a_broker_that_leaves_in_the_moment_in_which_it_is_chosen_is_not_asked(
+    reach: Callable[[Cluster], Link],
+) -> None:
+    fleet = _Changing(_brokers("A", "h:1", 3))
+    cluster = Cluster(fleet, _make_link, 1.0)
+    try:
+        fleet.coming = _brokers("B", "h:2", 4)
+        assert reach(cluster).route.address == ("h", 2)
+    finally:
+        cluster.close()

@@ -89,7 +89,7 @@ class Cluster:
 
     def any_link(self) -> Link:
         """To a broker that is there."""
-        return self.link(self.fleet.route(secrets.token_hex(4), ""))
+        return self._reach(lambda: self.fleet.route(secrets.token_hex(4), ""))[1]
 
     def new_link(self, broker: str) -> Link:
         """A link of one's own to a broker."""
@@ -149,9 +149,22 @@ class Cluster:
         return time.monotonic() + self.timeout_s + call.patience_s
 
     def _choose(self, topic: str, at: str, but: frozenset[str] = frozenset()) -> tuple[str, Link]:
-        broker = at or self.fleet.owner(topic) or self.fleet.pick(self._salt + topic, but)
-        broker = broker or self.fleet.route(self._salt, topic)
-        return broker, self.link(broker)
+        fleet = self.fleet
+        if at:
+            return at, self.link(at)
+        return self._reach(
+            lambda: fleet.owner(topic) or fleet.pick(self._salt + topic, but) or fleet.route(self._salt, topic)
+        )
+
+    def _reach(self, find: Callable[[], str]) -> tuple[str, Link]:
+        """The broker that is found, and the link to it. It may leave the cluster in this moment."""
+        while True:
+            broker = find()
+            try:
+                return broker, self.link(broker)
+            except Unavailable:
+                if self.fleet.get(broker) is not None:
+                    raise
 
     def _follow(  # noqa: PLR0917
         self, topic: str, call: Call, at: str, deadline: float, served: list[str] | None, if_alive: bool
