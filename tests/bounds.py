@@ -78,7 +78,8 @@ BOUNDS: dict[str, str] = {
         broker.access_book.AccessBook.rules broker.access_book.AccessBook.tokens broker.access_book.AccessBook.users
         broker.alarming.AlarmDesk._notices broker.alarming.AlarmDesk._saved broker.alarming.AlarmDesk._told
         broker.alarming.AlarmDesk._under_way broker.alarming.AlarmDesk._waiting
-        broker.audit.AuditLog._recent
+        broker.audit.AuditLog._older broker.audit.AuditLog._recent broker.audit.AuditLog._to_close
+        broker.audit.AuditLog._to_drop
         broker.backup.Backups._held
         broker.census.Census._took broker.census.GroupFacts._failures
         broker.fan.Fan._news broker.fan.Fan._pulls broker.fan.Fans._away
@@ -174,7 +175,6 @@ BOUNDS: dict[str, str] = {
     """,
     "prepared transactions (50,000)": "broker.asking.Asking._ready",
     "what is stored: retention drops it": """
-        broker.audit.AuditLog._places
         broker.agenda.Agenda._ends broker.agenda.Agenda._pending
         broker.held.Held._to_try
         broker.refusals.Refusals._held

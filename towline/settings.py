@@ -76,6 +76,13 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         str,
         _help("Where the audit log is written; empty: with security, `audit.jsonl` in the folder of a file store."),
     ] = ""
+    audit_max_bytes: Annotated[
+        int,
+        _help(
+            "So much of the audit log is kept, in several files; what is older goes, and a line says so. 0 is all.",
+            ge=0,
+        ),
+    ] = 1 << 30
     tls_cert: Annotated[str, _help("Certificate file (PEM); with --tls-key, the broker speaks TLS only.")] = ""
     tls_key: Annotated[str, _help("Key file (PEM) of the certificate.")] = ""
     tls_client_ca: Annotated[

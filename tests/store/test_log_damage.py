@@ -417,3 +417,22 @@ async def test_an_index_counts_only_if_the_log_has_the_length_that_it_speaks_of(
     assert (await content_of(store)).bodies["a"] == {0: b"0", 1: b"1", 2: b"2"}
     assert await put(store, one("a", b"next")) == (3,)
     await store.close()
+
+
+@on_loop
+async def test_of_torn_tails_only_the_last_copies_are_kept(tmp_path: Path) -> None:
+    """A broker that crashes again and again does not fill the disk with them."""
+    small_log = await make_small_log(tmp_path / "store", Durability.OS)
+    last, folder = small_log.records[-1], small_log.path / "torn"
+    (folder / "of-others.txt").write_bytes(b"kept")
+    seen: list[Path] = []
+    for _ in range(14):
+        segments(small_log.path)[0].write_bytes(small_log.data[:-20] + bytes(512))
+        for path in small_log.path.glob("log/*.idx"):
+            path.unlink()
+        await (await open_store(small_log.path)).close()
+        seen += [path for path in folder.glob("*.bin") if path not in seen]
+    assert len(seen) == 14
+    assert sorted(folder.glob("*.bin")) == sorted(seen[-10:])
+    assert all(path.stat().st_size == last.length for path in seen[-10:])
+    assert (folder / "of-others.txt").exists()

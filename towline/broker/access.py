@@ -83,14 +83,15 @@ class Access:
         book = AccessBook(store, clock, declared)
         await book.load()
         book.check_declared()
+        path = audit_path(settings)
         if not settings.security:
             if book.users or book.tokens:
                 log.warning(
                     "this store has users and tokens, but security is off: anyone who may connect may do anything"
                 )
-            audit = await AuditLog.open(audit_path(settings), clock) if settings.audit_file else None
+            audit = await AuditLog.open(path, clock, settings.audit_max_bytes) if settings.audit_file else None
             return cls(audit=audit, clock=clock)
-        audit = await AuditLog.open(audit_path(settings), clock)
+        audit = await AuditLog.open(path, clock, settings.audit_max_bytes)
         setup = SetupSecret(setup_path(settings))
         if book.has_admin():
             setup.end()

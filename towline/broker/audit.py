@@ -1,59 +1,58 @@
 """The audit log: who did what to whom, and with what outcome. Append-only, one JSON object a line.
 
-Each line holds the SHA-256 of the line before it, so that a line that was changed or taken out is found. Without a file
-(memory store) the last ones are kept in memory.
+Each line holds the SHA-256 of the line before it, so that a line that was changed or taken out is found. When there are
+more than `--audit-max-bytes` of them, the oldest files go, and a line says so. Without a file (memory store) the last
+ones are kept in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import os
+import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from towline.broker.audit_files import (
+    DROPPED,
+    FIRST,
+    AuditLine,
+    Older,
+    end_of,
+    first_of,
+    lines_before,
+    older_files,
+    older_path,
+)
 from towline.clock import Clock
 from towline.errors import StoreFailed
 from towline.files import open_private
 from towline.protocol.access import Audit, AuditEntry, ListAudit
 from towline.settings import BrokerSettings
+from towline.store.log.disk import REAL
 
-__all__ = ["AuditLine", "AuditLog", "audit_path", "verify"]
+__all__ = ["AuditLog", "audit_path"]
 
 log = logging.getLogger("towline.audit")
 
 KEPT: Final = 10_000
-STRIDE: Final = 1_000
-"""Of every so many lines, the place of one is remembered."""
+FILES: Final = 8
+"""What is kept is so many files, and the one that is written to."""
 SCAN_MAX: Final = 50_000
 """Lines looked at for one request."""
 REFUSALS_A_MINUTE: Final = 100
 """Strangers must not fill the disk."""
 TEXT_MAX: Final = 300
-FIRST: Final = "0" * 64
-
-
-class AuditLine(msgspec.Struct, frozen=True):
-    number: int
-    at_us: int
-    actor: str
-    address: str
-    what: str
-    target: str
-    outcome: str
-    detail: str
-    before: str
-    """The hash of the line before."""
 
 
 class AuditLog:
-    def __init__(self, path: Path | None, clock: Clock) -> None:
+    def __init__(self, path: Path | None, clock: Clock, max_bytes: int = 0) -> None:
         self.path = path
         self._clock = clock
         self._recent: deque[AuditEntry] = deque(maxlen=KEPT)
@@ -61,15 +60,23 @@ class AuditLog:
         self._hash = FIRST
         self._fd = -1
         self._end = 0
-        self._places: list[int] = []
+        self._first = 0
+        """The number of the first line of the file that is written to."""
+        self._older: list[Older] = []
+        self._max_bytes = max_bytes
+        self._file_bytes = max(max_bytes // FILES, 1)
+        self._to_close: list[int] = []
+        self._to_drop: list[Path] = []
         self._syncing: asyncio.Future[None] | None = None
+        self._unsynced = False
         self._minute = -1
         self._refusals = 0
         self._left_out = 0
 
     @classmethod
-    async def open(cls, path: Path | None, clock: Clock) -> AuditLog:
-        audit = cls(path, clock)
+    async def open(cls, path: Path | None, clock: Clock, max_bytes: int = 0) -> AuditLog:
+        """About so many bytes are kept; 0 is all."""
+        audit = cls(path, clock, max_bytes)
         if path is not None:
             await asyncio.to_thread(audit._open, path)
         return audit
@@ -77,23 +84,21 @@ class AuditLog:
     def _open(self, path: Path) -> None:
         try:
             self._fd = open_private(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+            self._older = older_files(path)
         except OSError as error:
             raise StoreFailed(f"audit log {path}: {error.strerror}") from None
-        with path.open("rb") as file:
-            last = b""
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # torn by a crash: what follows begins a line of its own
-                if self._number % STRIDE == 0:
-                    self._places.append(self._end)
-                self._end += len(line)
-                self._number += 1
-                last = line
-            if last:
-                self._hash = hashlib.sha256(last).hexdigest()
+        if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            self._max_bytes = 0  # a device is not put aside, and not read
+            return
+        self._end, self._number, self._hash = end_of(self._fd)
         if self._end < os.fstat(self._fd).st_size:
             log.warning("audit log %s: its last line is torn, and is cut off", path)
             os.ftruncate(self._fd, self._end)
+        if not self._end and self._older:
+            with self._older[-1].path.open("rb") as file:
+                _, self._number, self._hash = end_of(file.fileno())
+        first = first_of(self._fd)
+        self._first = self._number if first is None else first
 
     def note(  # noqa: PLR0917 - the columns of a line, in their order
         self, actor: str, address: str, what: str, target: str, outcome: str = "done", detail: str = ""
@@ -119,14 +124,43 @@ class AuditLog:
             except OSError as error:
                 log.error("audit log %s: %s", self.path, error.strerror)
                 return
-            if self._number % STRIDE == 0:
-                self._places.append(self._end)
             self._end += len(raw)
             self._sync_soon()
         else:
             self._recent.append(_entry(line))
         self._number += 1
         self._hash = hashlib.sha256(raw).hexdigest()
+        if self._max_bytes and self._end >= self._file_bytes:
+            self._begin_file()
+
+    def _begin_file(self) -> None:
+        """What is full is put aside, and the oldest go that are not needed to keep as much as is to be kept."""
+        assert self.path is not None, "only a file is full"
+        full = Older(self._first, older_path(self.path, self._first), self._end)
+        try:
+            self.path.rename(full.path)
+            try:
+                fd = open_private(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
+            except OSError:
+                full.path.rename(self.path)
+                raise
+        except OSError as error:
+            log.error("audit log %s: no new file could be begun, the old one grows: %s", self.path, error.strerror)
+            self._file_bytes = self._end + max(self._max_bytes // FILES, 1)
+            return
+        self._file_bytes = max(self._max_bytes // FILES, 1)
+        self._to_close.append(self._fd)
+        self._fd, self._end, self._first = fd, 0, self._number
+        self._older.append(full)
+        kept, going = sum(one.size for one in self._older), 0
+        while kept - self._older[going].size >= self._max_bytes:
+            kept -= self._older[going].size
+            going += 1
+        if going:
+            self._to_drop += [one.path for one in self._older[:going]]
+            del self._older[:going]
+            self.note("", "", DROPPED, f"lines before {self._older[0].first}")
+        self._sync_soon()
 
     def _may_note_refusal(self) -> bool:
         minute = int(self._clock.steady_s() // 60)
@@ -139,42 +173,41 @@ class AuditLog:
         return self._refusals <= REFUSALS_A_MINUTE
 
     def _sync_soon(self) -> None:
-        if self._syncing is None or self._syncing.done():
-            self._syncing = asyncio.get_running_loop().run_in_executor(None, _sync, self._fd)
+        self._unsynced = True
+        if self._syncing is None:
+            assert self.path is not None, "only a file is synced"
+            self._unsynced = False
+            work = self._fd, self.path, self._to_close, self._to_drop
+            self._to_close, self._to_drop = [], []
+            self._syncing = asyncio.get_running_loop().run_in_executor(None, _sync, *work)
+            self._syncing.add_done_callback(self._synced)
+
+    def _synced(self, _: asyncio.Future[None]) -> None:
+        self._syncing = None
+        if self._unsynced and self._fd >= 0:
+            self._sync_soon()
 
     async def close(self) -> None:
-        if self._syncing is not None:
+        while self._syncing is not None:
             await asyncio.wait([self._syncing])
+            await asyncio.sleep(0)
         if self._fd >= 0:
-            await asyncio.to_thread(_sync, self._fd)
+            assert self.path is not None
+            await asyncio.to_thread(_sync, self._fd, self.path, self._to_close, self._to_drop)
             os.close(self._fd)
             self._fd = -1
 
     # Reading
 
     async def list(self, request: ListAudit) -> Audit:
-        return (
-            await asyncio.to_thread(self._list, request) if self.path else self._select(iter(self._newest()), request)
-        )
+        if self._fd < 0:
+            return self._select(reversed(self._recent.copy()), request)
+        # By another descriptor of it: it may be put aside meanwhile.
+        fd, end, older = os.dup(self._fd), self._end, self._older.copy()
+        return await asyncio.to_thread(self._list, request, fd, end, older)
 
-    def _newest(self) -> Iterator[AuditEntry]:
-        return reversed(self._recent.copy())
-
-    def _list(self, request: ListAudit) -> Audit:
-        return self._select(self._backwards(request.before or self._number), request)
-
-    def _backwards(self, before: int) -> Iterator[AuditEntry]:
-        assert self.path is not None, "only a file is read"
-        places, end = list(self._places), self._end
-        with self.path.open("rb") as file:
-            for block in range(min((before - 1) // STRIDE, len(places) - 1), -1, -1):
-                at = places[block]
-                until = places[block + 1] if block + 1 < len(places) else end
-                file.seek(at)
-                lines = file.read(until - at).splitlines()
-                for line in reversed(lines):
-                    with contextlib.suppress(msgspec.MsgspecError):
-                        yield _entry(msgspec.json.decode(line, type=AuditLine))
+    def _list(self, request: ListAudit, fd: int, end: int, older: Sequence[Older]) -> Audit:
+        return self._select(_backwards(fd, end, older, request.before or self._number), request)
 
     def _select(self, entries: Iterator[AuditEntry], request: ListAudit) -> Audit:
         found: list[AuditEntry] = []
@@ -201,30 +234,34 @@ def audit_path(settings: BrokerSettings) -> Path | None:
     return (Path(rest).expanduser() / "audit.jsonl").absolute() if scheme == "file" else None
 
 
-def verify(path: Path) -> tuple[int, int | None]:
-    """How many lines there are, and the number of the first that does not follow from the one before; None is fine."""
-    before, count = FIRST, 0
-    with path.open("rb") as file:
-        for raw in file:
-            try:
-                line = msgspec.json.decode(raw, type=AuditLine)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                return count, count
-            if line.before != before or line.number != count or not raw.endswith(b"\n"):
-                return count, count
-            before = hashlib.sha256(raw).hexdigest()
-            count += 1
-    return count, None
-
-
 def _entry(line: AuditLine) -> AuditEntry:
     return AuditEntry(
         line.number, line.at_us, line.actor, line.address, line.what, line.target, line.outcome, line.detail
     )
 
 
-def _sync(descriptor: int) -> None:
+def _backwards(fd: int, end: int, older: Sequence[Older], before: int) -> Iterator[AuditEntry]:
+    with open(fd, "rb", closefd=True) as file:
+        yield from map(_entry, lines_before(file.fileno(), end, before))
+    for one in reversed(older):
+        if one.first < before:
+            try:
+                file = one.path.open("rb")
+            except FileNotFoundError:
+                return  # it went meanwhile
+            with file:
+                yield from map(_entry, lines_before(file.fileno(), one.size, before))
+
+
+def _sync(descriptor: int, path: Path, full: Sequence[int], going: Sequence[Path]) -> None:
     try:
-        os.fsync(descriptor)
+        for one in (*full, descriptor):
+            os.fsync(one)
+        for old in going:
+            old.unlink(missing_ok=True)
+        if full or going:
+            REAL.sync_folder(path.parent)
     except OSError as error:
         log.error("the audit log could not be synced: %s", error.strerror)
+    for one in full:
+        os.close(one)

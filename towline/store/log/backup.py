@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +46,8 @@ UNFINISHED: Final = "unfinished-restore"
 """A folder with this file in it, and without `format`, is refused by a broker."""
 VERSION: Final = 1
 PIECE: Final = 4 << 20
-_PATH = re.compile(r"format|audit\.jsonl|config/[A-Za-z0-9][A-Za-z0-9.-]{0,199}|log/\d{20}\.(log|idx|key)")
+AUDIT_TRIES: Final = 10
+_PATH = re.compile(r"format|audit(-\d{12})?\.jsonl|config/[A-Za-z0-9][A-Za-z0-9.-]{0,199}|log/\d{20}\.(log|idx|key)")
 _NAMED = re.compile(r".+-\d+\.bin")
 """Documents that another one names. They are looked for and copied behind it: when that is saved anew meanwhile, those
 that it named before are still there, while those that it names then were not there before."""
@@ -113,10 +114,23 @@ def copy_documents(store: Path, partial: Path) -> None:
             for name in sorted(os.listdir(store / "config")):
                 if not name.startswith(".") and bool(_NAMED.fullmatch(name)) == named:
                     _copy(store / "config" / name, partial / "config" / name)
-        audit = store / "audit.jsonl"
-        if audit.exists():
-            data = audit.read_bytes()
-            _copy(audit, partial / audit.name, size=data.rfind(b"\n") + 1)
+        _copy_audit(store, partial)
+
+
+def _copy_audit(store: Path, partial: Path) -> None:
+    """A file of the audit log may be put aside meanwhile, and begun anew: then they are looked for again."""
+    audit, older = store / "audit.jsonl", sorted(store.glob("audit-*.jsonl"))
+    for _ in range(AUDIT_TRIES):
+        for path in older:
+            with suppress(FileNotFoundError):  # it was too old
+                if not (partial / path.name).exists():
+                    _copy(path, partial / path.name)
+        (partial / audit.name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            _copy(audit, partial / audit.name, size=audit.read_bytes().rfind(b"\n") + 1)
+        if (now := sorted(store.glob("audit-*.jsonl"))) == older:
+            break
+        older = now
 
 
 def copy_log(store: Path, partial: Path, end: tuple[int, int] | None, step: Step, *, link: bool = True) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from pathlib import Path
 
@@ -14,6 +15,9 @@ __all__ = ["cut_tail"]
 _log = logging.getLogger("towline.store")
 
 _COPY_MAX = 64 << 20
+_KEPT = 10
+"""Copies of torn tails; the oldest go."""
+_COPY = re.compile(r"\d{20}-\d+-(\d+)\.bin")
 
 
 def cut_tail(root: Path, segment: Segment, content_end: int, io: DiskIo) -> None:
@@ -25,6 +29,7 @@ def cut_tail(root: Path, segment: Segment, content_end: int, io: DiskIo) -> None
     try:
         io.replace(copy, [tail])
         kept = f"a copy is in {copy}"
+        _drop_oldest(copy)
     except OSError as error:
         # Most likely the disk is full. Nothing acknowledged is in these bytes: starting matters more than the copy.
         kept = f"no copy could be kept: {error.strerror}"
@@ -32,3 +37,10 @@ def cut_tail(root: Path, segment: Segment, content_end: int, io: DiskIo) -> None
     io.fsync(segment.fd)
     segment.capacity = begin
     _log.warning("%s: a torn tail of %d bytes at %d was cut; %s", segment.path, length, begin, kept)
+
+
+def _drop_oldest(new: Path) -> None:
+    found = [(match, path) for path in new.parent.iterdir() if (match := _COPY.fullmatch(path.name)) and path != new]
+    older = sorted((int(match[1]), path) for match, path in found)
+    for _, path in older[: max(len(older) - _KEPT + 1, 0)]:
+        path.unlink()
