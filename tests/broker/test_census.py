@@ -138,6 +138,19 @@ def test_with_more_busy_groups_than_places_those_that_have_one_keep_their_figure
     assert history.of_group("orders", f"group-{GROUPS_MAX}")[1]["lag"] == [7, 7, 7]
 
 
+def test_figures_over_time_go_on_when_a_clock_that_was_ahead_is_set_right() -> None:
+    history = History()
+    for now_s in (0, 5, 9_000, 10, 15, 20):
+        for number in range(GROUPS_MAX):
+            history.note_group(now_s * 1_000_000, facts(f"group-{number}"))
+    assert history.of_group("orders", "group-0")[0] == [0, 5_000_000, 10_000_000, 15_000_000, 20_000_000]
+    history.note_group(9_000_000_000, facts("group-0"))
+    for now_s in (25, 90):
+        for number in range(1, GROUPS_MAX + 1):
+            history.note_group(now_s * 1_000_000, facts(f"group-{number}"))
+    assert history.of_group("orders", f"group-{GROUPS_MAX}")[0] == [25_000_000, 90_000_000]
+
+
 def test_figures_over_time_take_no_more_than_a_few_megabytes() -> None:
     tracemalloc.start()
     try:

@@ -6,12 +6,15 @@ import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
-from tests.broker.conftest import World
+from tests.broker.conftest import NACK, Bench, World
 from tests.broker.test_delay_model import lanes
+from towline.alarms.rule import AlarmRule
 from towline.clock import SECOND_US, ManualClock
+from towline.protocol.access import Measure
 from towline.protocol.messages import MoveDelayed
 
 AHEAD_S = 7200.0
@@ -191,5 +194,70 @@ def test_what_was_delayed_by_a_clock_that_was_far_ahead_does_not_keep_the_log(
             await restart()
             assert await look() == sorted({*there, b"1", b"2", b"3"})
             assert not bench.broker.scheduler.schedule.counts
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["memory", "log"])
+@pytest.mark.parametrize("off_s", [YEARS_S, -YEARS_S])
+def test_the_age_of_what_a_wrong_clock_has_stamped_counts_from_when_it_was_set_right(
+    kind: str, off_s: float, tmp_path: Path
+) -> None:
+    world = World(kind, tmp_path)
+    given = {"retention_s": 600.0, "maintenance_s": 1e9, "heartbeat_s": 1e9}
+
+    async def check(bench: Bench, age_s: float, held_s: float) -> None:
+        broker = bench.broker
+        await broker.maintain()
+        assert broker.figures()["retention_held_s"] == pytest.approx(held_s, abs=5)
+        [one] = [one for one in (await broker.measure(Measure("orders"))).groups if one.group == "billing"]
+        assert (broker.clock.now_us() - one.oldest_at_us) / SECOND_US == pytest.approx(age_s, abs=5)
+        await broker.outlook.census.refresh()
+        assert [alarm.rule for alarm in broker.outlook.alarms.listed().active] == (["old"] if age_s > 1800 else [])
+
+    async def main() -> None:
+        clock = world.store_clock = TwoClocks()
+        async with AsyncExitStack() as stack:
+            bench = await stack.enter_async_context(world.open(clock, **given))
+            await bench.broker.outlook.alarms.put(AlarmRule("old", "age", 1800, topic="orders"))
+            await bench.send("other", b"before")
+            member = await bench.attach(delays_s=(30 * 86400.0,))
+            clock.set(off_s)
+            await bench.send("orders", b"open")
+            await bench.act(member, NACK, await bench.pull(member, 1))
+            await check(bench, 0, 0)
+            clock.set(-off_s)
+            await bench.send("other", b"after")
+            await check(bench, 0, 0)
+            for age_s in (500, 1000, 2000):
+                clock.advance(age_s / 2 if age_s > 500 else 500)
+                # Of a clock that was behind nothing is known any more once all from before is gone.
+                if kind == "log" and (off_s > 0 or age_s == 500):
+                    await stack.aclose()
+                    bench = await stack.enter_async_context(world.open(clock, **given))
+                await check(bench, age_s, max(age_s - 600, 0))
+
+    asyncio.run(main())
+
+
+def test_one_message_stamped_far_behind_does_not_keep_the_oldest_from_being_given_up(disk: World) -> None:
+    small = {"segment_bytes": 64 << 10, "retention_s": 0.0, "retention_bytes": 1 << 20, "open_max_s": 3600.0}
+
+    async def main() -> None:
+        clock = disk.store_clock = TwoClocks()
+        async with disk.open(clock, heartbeat_s=1e9, maintenance_s=1e9, **small) as bench:
+            await bench.send("other", b"before")
+            member = await bench.attach(delays_s=(30 * 86400.0,))
+            clock.set(-YEARS_S)
+            await bench.send("orders", b"open")
+            clock.set(YEARS_S)
+            await bench.act(member, NACK, await bench.pull(member, 1))
+            for _ in range(40):
+                await bench.send("other", bytes(200_000))
+            clock.advance(7300)
+            for _ in range(3):
+                await bench.broker.maintain()
+            assert bench.broker.figures()["retention_dropped_open"] == 1
+            assert sum(path.stat().st_size for path in (disk.folder / "data" / "log").glob("*.log")) < 2 << 20
 
     asyncio.run(main())

@@ -95,3 +95,17 @@ async def test_a_stream_of_nothing_but_wrong_stamps_is_as_young_as_what_follows(
         assert await store.locate("b", at_us + 1) == 1
         assert await store.locate("a", at_us) == 1
         assert await store.locate("a", stores.clock.now_us() + 1) == 2
+
+
+async def test_what_is_read_tells_when_it_was_appended(stores: Stores) -> None:
+    async with stores.open() as store:
+        begin_us = await put_one(store)
+        times_us = []
+        for off_s in (YEARS_S, -YEARS_S):
+            stores.clock.advance(off_s)
+            assert await put_one(store) == stores.clock.now_us()
+            stores.clock.advance(60 - off_s)
+            times_us.append(await put_one(store))
+        chunks = [chunk for at in range(5) for chunk in (await store.read("a", at, 1, 1 << 20)).chunks]
+        stamps = [store.times.time_of(chunk.serial, chunk.appended_at_us) for chunk in chunks]
+        assert stamps == [begin_us, times_us[0], times_us[0], times_us[1], times_us[1]]

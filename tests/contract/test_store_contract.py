@@ -97,7 +97,7 @@ async def test_a_frame_comes_back_byte_for_byte_with_its_time_and_source(stores:
         await appended.done
         assert appended.at_us == stores.clock.now_us()
         (chunk,) = (await store.read("a", 0, ALL, ALL)).chunks
-        assert chunk == Chunk(0, 3, 0, bytes(chunk.frame), appended.at_us, source)
+        assert chunk == Chunk(0, 3, 0, bytes(chunk.frame), appended.at_us, source, chunk.serial)
         assert bytes(chunk.frame) == frame
 
 

@@ -18,13 +18,14 @@ from towline.broker.burial import dead_letters, dead_waiting
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.history import History
 from towline.broker.metering import look_for_oldest
+from towline.broker.oldest import oldest_us
 from towline.broker.rights import May
 from towline.broker.topic import Topic
-from towline.clock import SECOND_US, Clock, TimeSlice
+from towline.clock import Clock, TimeSlice
 from towline.errors import TowlineError
 from towline.model import TopicConfig
 from towline.protocol.groups import NEARLY_FULL
-from towline.store import Store
+from towline.store import Store, Times
 
 __all__ = ["FAILURES_S", "Census", "GroupFacts", "TopicFacts", "Totals"]
 
@@ -90,7 +91,7 @@ class GroupFacts:
         self.out = Rate(0, now_s)
         self.alone_since_us = now_us
         self.seen: tuple[object, ...] = ()
-        self._failures: deque[tuple[int, int]] = deque([(now_us, 0)], maxlen=512)
+        self._failures: deque[tuple[float, int]] = deque([(now_s, 0)], maxlen=512)
 
     @property
     def out_per_s(self) -> float:
@@ -100,7 +101,7 @@ class GroupFacts:
         """Take the figures anew, if anything has happened. Whether it has."""
         counts, group = dispatcher.counts, dispatcher.group
         self.out.note(counts["pulled"], now_s)
-        self._note_failures(counts["failed"], now_us)
+        self._note_failures(counts["failed"], now_s)
         self.members = len(dispatcher.members)
         self.alone_since_us = 0 if self.members else min(self.alone_since_us or now_us, now_us)
         dispatcher.notice()
@@ -129,19 +130,17 @@ class GroupFacts:
             )
         self.nearly_full = load >= (NEARLY_FULL / 2 if self.nearly_full else NEARLY_FULL)
 
-    def _note_failures(self, count: int, now_us: int) -> None:
+    def _note_failures(self, count: int, now_s: float) -> None:
         if count != self.failed_in_all:
-            self._failures.append((now_us, count))
+            self._failures.append((now_s, count))
             self.failed_in_all = count
-        while len(self._failures) > 1 and self._failures[1][0] < now_us - FAILURES_S * SECOND_US:
+        while len(self._failures) > 1 and self._failures[1][0] < now_s - FAILURES_S:
             self._failures.popleft()
         self.failed = count - self._failures[0][1]
 
-    async def find_oldest(self, dispatcher: Dispatcher, reads: int) -> int:
-        """See when the oldest message that is not consumed came in. How many reads that took."""
-        used = await look_for_oldest(dispatcher.store, dispatcher, reads)
-        self.oldest_us = min((at_us for _, _, at_us in dispatcher.oldest.values()), default=0)
-        return used
+    def look_at_oldest(self, dispatcher: Dispatcher, times: Times) -> None:
+        """See when the oldest message that is not consumed came in: it may seem otherwise when the clock was set."""
+        self.oldest_us = oldest_us(dispatcher.oldest.values(), times)
 
 
 class TopicFacts:
@@ -302,6 +301,7 @@ class Census:
 
     async def _look(self, facts: TopicFacts, walk: _Walk) -> None:
         facts.look(self._store, walk.now_s)
+        times = self._store.times
         for name, dispatcher in list(facts.topic.groups.items()):
             await walk.rest()
             group = facts.groups.get(name)
@@ -309,7 +309,8 @@ class Census:
                 group = facts.groups[name] = GroupFacts(facts.topic.config.name, name, walk.now_us, walk.now_s)
             happened = group.look(dispatcher, walk.now_us, walk.now_s)
             if happened and walk.reads > 0 and not dispatcher.closed:
-                walk.reads -= await group.find_oldest(dispatcher, walk.reads)
+                walk.reads -= await look_for_oldest(dispatcher.store, dispatcher, walk.reads)
+            group.look_at_oldest(dispatcher, times)
             self.history.note_group(walk.now_us, group)
         for name in facts.groups.keys() - facts.topic.groups.keys():
             del facts.groups[name]

@@ -15,6 +15,7 @@ from towline.broker.lane import Lane
 from towline.broker.limits import Limits
 from towline.broker.member import Member
 from towline.broker.obituary import Obituary
+from towline.broker.oldest import Oldest
 from towline.broker.pull_log import PullLog
 from towline.broker.refusals import Refusals
 from towline.broker.settling import NOTHING, Settling
@@ -99,8 +100,8 @@ class Dispatcher:
         self.stopping = False
         """The broker stops: nobody can settle anything any more, and nothing is taken from anyone for that."""
         self.counts = {"pulled": 0, "bytes": 0, "acked": 0, "nacked": 0, "failed": 0}
-        self.oldest: dict[int, tuple[int, int, int]] = {}
-        """By lane, what was last found when looking for the oldest message: a range of its frame, and its time."""
+        self.oldest: dict[int, Oldest] = {}
+        """By lane, what was last found when looking for the oldest message."""
         self.next_pull = next_pull
         self._durability = durability
         self._waiters: deque[Waiter] = deque()

@@ -38,6 +38,8 @@ class _Points:
 
     def append(self, point: Sequence[float]) -> None:
         values, width = self._values, self._width
+        while values and values[-width] > point[0]:
+            del values[-width:]  # the clock was ahead
         if len(values) > width and values[-width] - values[-2 * width] < BETWEEN_US:
             del values[-width:]
         values.extend(point)
@@ -83,7 +85,7 @@ class History:
         """In the place of the one that was idle longest. If all are busy, nobody's figures are let go: more groups than
         there are places would have one point each."""
         if len(self._groups) >= GROUPS_MAX:
-            if next(iter(self._groups.values())).active_us > now_us - IDLE_US:
+            if now_us - IDLE_US < next(iter(self._groups.values())).active_us <= now_us:
                 return None
             self._groups.popitem(last=False)
         points = self._groups[key] = _Points(GROUP)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from towline.broker.burial import dead_waiting
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.oldest import Oldest, oldest_us
 from towline.broker.topic import Topic
 from towline.clock import Clock, TimeSlice
 from towline.errors import TowlineError
@@ -64,7 +65,7 @@ def _of_group(dispatcher: Dispatcher, expires_in_s: float) -> GroupFigures:
         counts["acked"],
         counts["nacked"],
         group.lag(),
-        min([at_us for _, _, at_us in dispatcher.oldest.values()], default=0),
+        oldest_us(dispatcher.oldest.values(), dispatcher.store.times),
         group.leased(),
         len(group.leases),
         group.retries.messages,
@@ -88,8 +89,8 @@ async def look_for_oldest(store: Store, dispatcher: Dispatcher, reads: int) -> i
         if oldest >= end:
             known.pop(lane, None)
             continue
-        begin, until, _ = known.get(lane, (0, 0, 0))
-        if begin <= oldest < until or used >= reads:
+        kept = known.get(lane)
+        if (kept is not None and kept.begin <= oldest < kept.end) or used >= reads:
             continue
         used += 1
         try:
@@ -99,5 +100,5 @@ async def look_for_oldest(store: Store, dispatcher: Dispatcher, reads: int) -> i
         if read.chunks:
             chunk = read.chunks[0]
             begin = chunk.first - chunk.start
-            known[lane] = (begin, begin + Frame(chunk.frame).count, chunk.appended_at_us)
+            known[lane] = Oldest(begin, begin + Frame(chunk.frame).count, chunk.appended_at_us, chunk.serial)
     return used

@@ -14,6 +14,7 @@ from typing import Final
 
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.metering import look_for_oldest
+from towline.broker.oldest import oldest_us
 from towline.broker.topic import Topic
 from towline.clock import SECOND_US, Clock, TimeSlice
 from towline.delivery import Forfeit, Skip
@@ -98,8 +99,8 @@ class Overdue:
     def _oldest_us(self, dispatcher: Dispatcher) -> int:
         """When the oldest open message came in; 0 if that is not known."""
         known, pins = dispatcher.oldest, dispatcher.pins()
-        times = [known[lane][2] for lane, at in pins.items() if lane in known and known[lane][0] <= at < known[lane][1]]
-        return min(times, default=0)
+        found = [one for lane, at in pins.items() if (one := known.get(lane)) is not None and one.begin <= at < one.end]
+        return oldest_us(found, self._store.times)
 
     async def _give_up(self, dispatcher: Dispatcher, before_us: int) -> None:
         store, reason = self._store, f"older than retention by more than {self.max_us // SECOND_US} s"

@@ -34,8 +34,7 @@ class _Kept(msgspec.Struct, frozen=True, gc=False):
     """A frame, as `read` gives it out whole."""
 
     chunk: Chunk
-    serial: int
-    """Counts all frames of the store: the oldest has the lowest."""
+    """Serial numbers count all frames of the store: the oldest has the lowest."""
     messages: int
     """What it takes of the capacity: its records, or none if they are control records."""
 
@@ -75,6 +74,10 @@ class MemoryStore:
     @property
     def failure(self) -> None:
         """Memory does not fail."""
+
+    @property
+    def times(self) -> Times:
+        return self._eras.times(self._clock.now_us())
 
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
         self._check_open()
@@ -134,7 +137,7 @@ class MemoryStore:
         first = stream.end
         messages = 0 if control else count
         self._serial += 1
-        stream.kept.append(_Kept(Chunk(first, count, 0, frame, at_us, source), self._serial, messages))
+        stream.kept.append(_Kept(Chunk(first, count, 0, frame, at_us, source, self._serial), messages))
         stream.end += count
         stream.size_bytes += len(frame)
         self._bytes += len(frame)
@@ -159,7 +162,7 @@ class MemoryStore:
             start = first - chunk.first
             count = min(chunk.count - start, max_count)
             if count < chunk.count:
-                chunk = Chunk(first, count, start, chunk.frame, chunk.appended_at_us, chunk.source)
+                chunk = Chunk(first, count, start, chunk.frame, chunk.appended_at_us, chunk.source, chunk.serial)
             chunks.append(chunk)
             first += count
             max_count -= count
@@ -180,7 +183,7 @@ class MemoryStore:
         found = self._streams.get(stream)
         if found is None:
             return self._floor(stream)
-        times = self._eras.times(self._clock.now_us())
+        times = self.times
         index = bisect_left(found.kept, time_us, key=partial(_time_of, times))
         at = max(found.kept[index].chunk.first, found.first) if index < len(found.kept) else found.end
         at = min(max(at, first), found.end)
@@ -212,14 +215,14 @@ class MemoryStore:
         if self._eras.is_ahead(self._clock.now_us()):
             # What is old is to go though nothing follows it.
             self._begin_era(self._clock.now_us())
-        times = self._eras.times(self._clock.now_us())
+        times = self.times
         oldest_us = times.now_us - max_age_us if max_age_us else 0
         surplus_bytes = self._bytes - max_bytes if max_bytes else 0
         before = self._bytes
         held_back, held_too_old = "", False
         drops: dict[str, int] = {}
         # The oldest frame of every stream; all frames in the order of their age come out of it one by one.
-        heads = [(stream.kept[0].serial, name) for name, stream in self._streams.items() if stream.kept]
+        heads = [(stream.kept[0].chunk.serial, name) for name, stream in self._streams.items() if stream.kept]
         heapq.heapify(heads)
         while heads:
             name = heads[0][1]
@@ -236,7 +239,7 @@ class MemoryStore:
             surplus_bytes -= len(chunk.frame)
             drops[name] = index = index + 1
             if index < len(kept):
-                heapq.heapreplace(heads, (kept[index].serial, name))
+                heapq.heapreplace(heads, (kept[index].chunk.serial, name))
             else:
                 heapq.heappop(heads)
         for name, count in drops.items():
@@ -272,7 +275,7 @@ class MemoryStore:
 
 
 def _time_of(times: Times, kept: _Kept) -> int:
-    return times.time_of(kept.serial, kept.chunk.appended_at_us)
+    return times.time_of(kept.chunk.serial, kept.chunk.appended_at_us)
 
 
 def _at(stream: _Stream, seq: int) -> int:

@@ -21,6 +21,7 @@ import msgspec
 
 from towline.errors import TowlineError
 from towline.model import Durability
+from towline.store.eras import Times
 
 __all__ = ["Append", "Appended", "Bounds", "Chunk", "Lost", "Read", "Store", "Trimmed", "kind_of"]
 
@@ -71,6 +72,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     frame: bytes | memoryview
     appended_at_us: int
     source: bytes
+    serial: int = 0
+    """What the eras of its store are counted by: see `Store.times`."""
 
 
 class Lost(NamedTuple):
@@ -108,6 +111,10 @@ class Store(Protocol):
     @property
     def failure(self) -> TowlineError | None:
         """Why the store takes no more writes until it is opened anew; None if it does take them."""
+
+    @property
+    def times(self) -> Times:
+        """When frames were appended, as far as their stamps can be believed."""
 
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
         """Append a unit. Gives sequence numbers at once; `done` of the answer tells when it is durable.

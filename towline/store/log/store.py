@@ -13,7 +13,7 @@ from typing import TypeVar
 from towline.clock import SYSTEM, Clock
 from towline.errors import Closed, DiskFull, QueueFull, StoreFailed, TooLarge, Unreadable
 from towline.model import Durability
-from towline.store.eras import Era, Eras
+from towline.store.eras import Era, Eras, Times
 from towline.store.log.catalogue import Stream, first_at
 from towline.store.log.disk import REAL, DiskIo
 from towline.store.log.documents import Documents
@@ -206,6 +206,10 @@ class LogStore:
 
     # --- append -------------------------------------------------------------------------------------------------------
 
+    @property
+    def times(self) -> Times:
+        return self._eras.times(self._clock.now_us())
+
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
         writer = self._writer
         if writer.failure is not None:
@@ -348,7 +352,7 @@ class LogStore:
         return min(at, found.end)
 
     def _first_at(self, found: Stream, time_us: int) -> int:
-        times = self._eras.times(self._clock.now_us())
+        times = self.times
         for segment, entries in found.runs_since(self._shelf.first_since(time_us, times), self._shelf.entries):
             index = first_at(segment, entries, time_us, times)
             if index < len(entries) // ENTRY:
@@ -399,7 +403,7 @@ class LogStore:
                 self._streams,
                 list(self._shelf.sealed),
                 active_bytes=self._tail.position,
-                times=self._eras.times(self._clock.now_us()),
+                times=self.times,
                 max_age_us=max_age_us,
                 max_bytes=max_bytes,
                 pinned=pinned,
@@ -413,7 +417,7 @@ class LogStore:
     async def _roll_if_aged(self, max_age_us: int) -> None:
         """If even the last record of the segment being written is too old, seal it, so that it can go as well."""
         active = self._tail.active
-        times = self._eras.times(self._clock.now_us())
+        times = self.times
         if active.last_at_us > times.now_us and self._eras.breaks(times.now_us) and self._writer.failure is None:
             # Nothing follows what was stamped ahead of the clock: it must not wait for that.
             self._begin_era(times.now_us)

@@ -100,7 +100,7 @@ class Job:
         data = data if isinstance(data, bytes) else bytes(data)
         first, frame = stream.next, Frame(data)
         assert count > 0, append
-        chunk = Chunk(first, count, 0, data, at_us, source)
+        chunk = Chunk(first, count, 0, data, at_us, source, serial)
         number = len(self.entries)
         self._add(*_frame_row(stream, frame, chunk, serial, packing))
         if stream.messages is not None:

@@ -133,7 +133,7 @@ class _Taken:
         start = self.at - chunk.first
         count = min(chunk.count - start, self.max_count)
         if count < chunk.count:
-            chunk = Chunk(self.at, count, start, chunk.frame, chunk.appended_at_us, chunk.source)
+            chunk = Chunk(self.at, count, start, chunk.frame, chunk.appended_at_us, chunk.source, chunk.serial)
         self.chunks.append(chunk)
         self.at += count
         self.max_count -= count
@@ -247,9 +247,8 @@ class FrameReader:
             nonlocal low, high
             while low < high:
                 middle = (low + high) // 2
-                # What is cached does not say in which era it is.
-                chunk = self._cache.find(stream.id, middle) if len(times.begins) == 1 else None
-                if chunk is not None and min(chunk.appended_at_us, times.now_us) >= time_us:
+                chunk = self._cache.find(stream.id, middle)
+                if chunk is not None and times.time_of(chunk.serial, chunk.appended_at_us) >= time_us:
                     high = min(middle, max(chunk.first, stream.first))
                     continue
                 if chunk is not None:
@@ -317,4 +316,4 @@ def _checked(heading: _Heading, frame: bytes) -> Chunk | None:
         Frame(frame).verify()
     except (BadFrame, TooLarge):
         return None
-    return Chunk(heading.first, heading.count, 0, frame, heading.at_us, bytes(heading.source))
+    return Chunk(heading.first, heading.count, 0, frame, heading.at_us, bytes(heading.source), heading.serial)

@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, select
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadName, Closed, QueueFull, TooLarge, TowlineError
 from towline.model import Durability
-from towline.store.eras import ERAS, Era, Eras, decode_eras, encode_eras
+from towline.store.eras import ERAS, Era, Eras, Times, decode_eras, encode_eras
 from towline.store.spi import Append, Appended, Bounds, Read, Trimmed, kind_of
 from towline.store.sql import tables
 from towline.store.sql.cache import FrameCache
@@ -128,6 +128,10 @@ class SqlStore:
 
     # --- append -------------------------------------------------------------------------------------------------------
 
+    @property
+    def times(self) -> Times:
+        return self._eras.times(self._clock.now_us())
+
     def append(self, unit: Sequence[Append], durability: Durability) -> Appended:
         self._check_writable()
         done: asyncio.Future[None] = self._loop.create_future()
@@ -234,8 +238,7 @@ class SqlStore:
             return self._streams.floor(stream)
         at = max(first, found.first)
         if time_us > 0:
-            times = self._eras.times(self._clock.now_us())
-            at = max(at, await self._reader.locate_time(found, time_us, times))
+            at = max(at, await self._reader.locate_time(found, time_us, self.times))
         if key and at < found.end:
             keyed = await self._reader.locate_key(found, at, key)
             at = found.end if keyed is None else max(keyed, found.first)
@@ -270,7 +273,7 @@ class SqlStore:
                 self._begin_era(job, self._clock.now_us())
                 await self._submit(job)
             streams = [stream for stream in self._streams if stream.first < stream.end]
-            times = self._eras.times(self._clock.now_us())
+            times = self.times
             planned = await plan(
                 self.database, streams, times=times, max_age_us=max_age_us, max_bytes=max_bytes, pinned=pinned
             )
