@@ -121,7 +121,7 @@ def test_nothing_is_judged_before_it_is_known_how_often_it_is_tried(
                 assert dispatcher._timer is None, "it is set when they are known"
             elif how == "it breaks":
                 assert member is not None
-                consumers._vanish(member, "it broke")
+                await consumers._vanish([member])
             else:
                 await consumers.sweep()
             assert got.pull in dispatcher.group.leases

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import thread_time
 from typing import Any
 
 import pytest
 
 from tests.broker.conftest import ACK, Bench, World
 from tests.broker.test_producers_file import counted, send_ids
+from tests.eventually import eventually_done
 from towline.alarms.rule import AlarmRule
 from towline.broker.broker import Broker
 from towline.broker.garbage import GarbageCollector
 from towline.broker.loop_lag import STALL_S, LoopLag
+from towline.broker.member import Member
 from towline.broker.metrics import exposition
 from towline.broker.opening import open_store
 from towline.clock import SECOND_US, ManualClock
@@ -26,6 +31,30 @@ HOUR_US = 3600 * SECOND_US
 TOPICS, GROUPS, IDS = 20_000, 4_000, 100_000
 ROUNDS = 8
 RULES = 20
+FRAGMENTS = 100_000
+BLAMED = ("is silent", "is too slow", "does not come back")
+"""Consumers that may have failed because of what they held."""
+
+
+@contextmanager
+def longest_step() -> Iterator[Callable[[], float]]:
+    """The processor time of the longest step of the loop, whoever takes it."""
+    run, longest = asyncio.Handle._run, 0.0
+
+    def timed(handle: asyncio.Handle) -> None:
+        nonlocal longest
+        begin_s = thread_time()
+        run(handle)
+        longest = max(longest, thread_time() - begin_s)
+
+    gc.collect()
+    gc.disable()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(asyncio.Handle, "_run", timed)
+        try:
+            yield lambda: longest
+        finally:
+            gc.enable()
 
 
 async def fill(bench: Bench) -> None:
@@ -117,6 +146,61 @@ def test_no_step_takes_long_with_100_000_ids_4_000_groups_and_20_000_topics(disk
     assert {name: seconds for name, seconds in best.items() if seconds >= STALL_S} == {}
     assert {"maintenance", "retention", "snapshots of groups", "snapshots of producers", "the census"} <= best.keys()
     assert min(written[1:]) < 200_000, written
+
+
+async def hold(bench: Bench, clock: ManualClock, **config: Any) -> Member:
+    """A consumer that holds very many messages, with as many between them that it has settled."""
+    member = await bench.attach(max_in_flight=2 * FRAGMENTS, max_attempts=9, **config)
+    for _ in range(0, 2 * FRAGMENTS, 10_000):
+        await bench.send("orders", *[b"x"] * 10_000)
+    while (got := await bench.pull(member, 2 * FRAGMENTS)).pull:
+        seqs = [seq for part in got.parts for seq in range(part.first, part.first + part.count) if seq % 2 == 0]
+        await bench.act(member, ACK, got, *[(1, seq, 1) for seq in seqs])
+    assert member.in_flight == FRAGMENTS
+    return member
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["leaves", "is silent", "is too slow", "comes anew", "does not come back"])
+def test_no_step_takes_long_where_very_much_is_taken_back(disk: World, how: str) -> None:
+    clock = ManualClock()
+
+    async def take_back(bench: Bench, member: Member | None) -> None:
+        consumers = bench.broker.consumers
+        if how == "comes anew":
+            await bench.attach(max_in_flight=2 * FRAGMENTS, max_attempts=9)
+        elif how == "leaves":
+            assert member is not None
+            await consumers.detach(member)
+        elif how == "is too slow":
+            clock.advance(10)
+            bench.broker.groups.named("orders", "billing").arm()
+        else:
+            clock.advance(60)
+            await consumers.sweep()
+
+    async def longest_s() -> float:
+        async with disk.open(clock, heartbeat_s=30.0) as bench:
+            member: Member | None = await hold(bench, clock, timeout_s=5.0 if how == "is too slow" else 0.0)
+            if how != "does not come back":
+                return await measured(bench, member)
+        async with disk.open(clock, heartbeat_s=30.0) as bench:
+            return await measured(bench, None)
+
+    async def measured(bench: Bench, member: Member | None) -> float:
+        group = bench.broker.groups.named("orders", "billing").group
+        await eventually_done(lambda: not bench.broker.groups.named("orders", "billing")._limits.recalling)
+        with longest_step() as longest:
+            await asyncio.create_task(take_back(bench, member))
+            await eventually_done(lambda: not group.leases)
+            seconds = longest()
+        assert {(part.count, part.attempt) for part, _ in group.retries} == {(1, 2 if how in BLAMED else 1)}
+        assert group.retries.messages == FRAGMENTS
+        await bench.broker.groups.delete("orders", "billing")
+        await bench.broker.delete_topic("orders")
+        return seconds
+
+    assert min([asyncio.run(longest_s()) for _ in range(2)]) < STALL_S
 
 
 @pytest.mark.slow

@@ -181,7 +181,7 @@ async def _one_that_stops(bench: Bench, clock: ManualClock, how: str) -> tuple[M
     dispatcher = bench.broker.groups.named("orders", "billing")
     dispatcher._on_time()
     if member.grace is not None:
-        bench.broker.consumers._vanish(member, "it did not come back")
+        await bench.broker.consumers._vanish([member])
     assert got.pull in dispatcher.group.leases
     assert not member.fenced
     return member, got.pull

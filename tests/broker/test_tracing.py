@@ -116,7 +116,7 @@ def test_returned_and_released_messages_tell_so(world: World) -> None:
         member = await bench.attach()
         await bench.act(member, GIVE_BACK, await bench.pull(member))
         await bench.pull(member)
-        bench.broker.consumers.leave(member, vanished=True, reason="it was killed")
+        await bench.broker.consumers.leave(member, vanished=True, reason="it was killed")
         other = await bench.attach(consumer="c2")
         await bench.act(other, ACK, await bench.pull(other))
         traced = await trace(bench, 0)

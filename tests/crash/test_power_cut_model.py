@@ -268,7 +268,7 @@ async def drained(bench: Bench, model: Model, maybe: set[int]) -> None:
             continue
         member = await bench.broker.attach(Attach(*key, "drain", GroupConfig(*key)))
         member.broker = bench.broker
-        bench.broker.groups.named(*key).drop("c", "it does not come back")
+        await bench.broker.groups.named(*key).drop("c", "it does not come back")
         found: set[int] = set()
         while (got := await bench.pull(member, 1_000)).pull:
             found |= {int(body) for body in got.bodies}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.delivery.driver import ANN, BOB, Driver
-from towline.delivery import Bury, Part, Resend, Skip, Start
+from towline.delivery import Bury, Part, Resend, Skip, Start, group
 from towline.errors import LeaseLost
 from towline.model import Span
 
@@ -189,3 +189,18 @@ def test_messages_of_a_shard_that_are_overdue_for_different_reasons_end_once_eac
     mq.lapse((mq.pulls, (Span(0, 1, 1),), "4 s"), (mq.pulls, (Span(0, 0, 1),), "1 s"))
     found = [(number, part.attempt) for part in mq.pull() for number in range(part.first, part.end)]
     assert found == [(0, 2), (1, 2), (2, 1)]
+
+
+def test_what_lies_behind_very_much_that_is_overdue_goes_back_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit; who tries next gets all in order."""
+    monkeypatch.setattr(group, "TAKE_MAX", 2)
+    mq = Driver(shards=1)
+    mq.append(0, 12)
+    mq.pull(ANN)
+    mq.ack(*[Span(0, number, 1) for number in range(0, 12, 2)])
+    while mq.lapse((1, (Span(0, 3, 5),), "too slow")):
+        assert mq.pull(BOB) == []
+    assert [(part.first, part.attempt) for part, _ in mq.group.retries] == [(3, 2), (5, 2), (7, 2), (9, 1), (11, 1)]
+    assert mq.group.leased() == 1, "what lies before them is not overdue"
+    mq.ack(Span(0, 1, 1), pull=1)
+    assert [part.first for part in mq.pull(BOB)] == [3, 5, 7, 9, 11]

@@ -357,7 +357,7 @@ class Broker:
 
     async def kick(self, topic: str, group: str, consumer: str) -> None:
         """What a consumer holds goes back to its group; it may attach again, and then holds nothing."""
-        done = self.consumers.leave(self.groups.named(topic, group).member(consumer), vanished=False)
+        done = await self.consumers.leave(self.groups.named(topic, group).member(consumer), vanished=False)
         if done is not None:
             await done
 

@@ -15,7 +15,7 @@ from towline.broker.delivering import Buffers
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.fan import Fan, Fans
 from towline.broker.groups import Groups
-from towline.broker.maintenance import sweep_members
+from towline.broker.maintenance import parting_members
 from towline.broker.member import Member
 from towline.broker.starting import check_places, place_of
 from towline.broker.topics import Topics
@@ -83,11 +83,19 @@ class Consumers:
         check_topic(request.topic)
         check_group(request.group)
         check_consumer(request.consumer)
-        return self._seat(await self._groups.for_consumer(self._checked(request)), request, address=address)
+        checked = self._checked(request)
+        dispatcher = await self._groups.for_consumer(checked)
+        while await dispatcher.make_way(request.consumer, request.holding):
+            dispatcher = await self._groups.for_consumer(checked)
+        return self._seat(dispatcher, request, address=address)
 
     async def _join(self, requests: Sequence[wire.Attach], *, address: str) -> list[Member | TowlineError]:
         """Attach to many topics at a time; what is against it, for each of them."""
         asked = [self._checked(request) for request in requests]
+        for request in asked:
+            if (dispatcher := self._groups.find(request.topic, request.group)) is not None:
+                with suppress(TowlineError):  # then it cannot be joined either
+                    await dispatcher.make_way(request.consumer, request.holding)
         seated: list[Member] = []
 
         def seat(dispatcher: Dispatcher, request: wire.Attach) -> Member:
@@ -97,10 +105,8 @@ class Consumers:
         try:
             return await self._groups.for_consumers(asked, seat)
         except BaseException:
-            # Nobody knows of them. Those that cannot leave now do a little later.
-            for member in seated:
-                with suppress(TowlineError):
-                    self.leave(member, vanished=False)
+            if seated:
+                self.let_go(seated)
             raise
 
     def _seat(self, dispatcher: Dispatcher, request: wire.Attach, *, address: str) -> Member:
@@ -155,7 +161,7 @@ class Consumers:
     async def detach(self, member: Member | Fan) -> None:
         """Give back what is still held; it is as durable as an ack then."""
         leaving = [one for one in self._fans.leave(member) if not one.fenced]
-        given_back = [self.leave(one, vanished=False) async for one in in_slices(leaving)]
+        given_back = [await self.leave(one, vanished=False) async for one in in_slices(leaving)]
         for done in given_back:
             if done is not None:
                 await done
@@ -169,28 +175,33 @@ class Consumers:
         if not leaving or self._broker.closing:
             return
         # One timer for all topics of a subscription: they vanish one after the other, and others have their turn.
-        grace_s, loop = self._settings.reconnect_grace_s, asyncio.get_running_loop()
-        if isinstance(member, Fan):
-            loop.call_later(grace_s, lambda: self._start(self._vanish_all(leaving)))
-        else:
-            member.grace = loop.call_later(grace_s, self._vanish, member, _broke(member))
+        loop = asyncio.get_running_loop()
+        grace = loop.call_later(self._settings.reconnect_grace_s, lambda: self._start(self._vanish(leaving)))
+        if isinstance(member, Member):
+            member.grace = grace
 
-    async def _vanish_all(self, members: Sequence[Member]) -> None:
+    async def _vanish(self, members: Sequence[Member]) -> None:
+        """They did not come back; nothing happens to those that did, under their names."""
         async for member in in_slices(members):
-            self._vanish(member, _broke(member))
+            if self._broker.closing:
+                return
+            try:
+                await self.leave(member, vanished=True, reason=_broke(member))
+            except TowlineError as error:
+                log.error("%s: %s", member.dispatcher.label, error)
 
-    def _vanish(self, member: Member, reason: str) -> None:
-        """It did not come back; nothing happens if it did, under its name."""
-        if self._broker.closing:
-            return
-        try:
-            self.leave(member, vanished=True, reason=reason)
-        except TowlineError as error:
-            log.error("%s: %s", member.dispatcher.label, error)
+    def let_go(self, members: Sequence[Member]) -> None:
+        """Nobody knows of these. Those that cannot leave now do a little later."""
+        self._start(self._let_go(members))
 
-    def leave(self, member: Member, *, vanished: bool, reason: str = "") -> asyncio.Future[None] | None:
+    async def _let_go(self, members: Sequence[Member]) -> None:
+        async for member in in_slices(members):
+            with suppress(TowlineError):
+                await self.leave(member, vanished=False)
+
+    async def leave(self, member: Member, *, vanished: bool, reason: str = "") -> asyncio.Future[None] | None:
         """Gives when it is as durable as an ack."""
-        done = member.dispatcher.leave(member, vanished=vanished, reason=reason)
+        done = await member.dispatcher.leave(member, vanished=vanished, reason=reason)
         self._desert(member.dispatcher, vanished=vanished)
         return done
 
@@ -210,8 +221,8 @@ class Consumers:
             return
         now_s = self._clock.steady_s()
         async for dispatcher in in_slices([one for one in self._topics.dispatchers() if one.members]):
-            for member, vanished in sweep_members(dispatcher, now_s, self._settings.heartbeat_s):
-                self._desert(member.dispatcher, vanished=vanished)
+            for member, vanished, reason in parting_members(dispatcher, now_s, self._settings.heartbeat_s):
+                await self.leave(member, vanished=vanished, reason=reason)
         self._fans.sweep(now_s)
         for dispatcher in list(self._deserted):
             # While one is deleted, the consumer of another may come back.
@@ -219,15 +230,15 @@ class Consumers:
                 self._deserted.pop(dispatcher, None)
                 if not dispatcher.closed:
                     await self._groups.delete_left(dispatcher.group.config.topic, dispatcher.group.config.name)
-        for name, deadline_s in list(self._orphans.items()):
-            if now_s > deadline_s:
+        async for name, deadline_s in in_slices(list(self._orphans.items())):
+            if now_s > deadline_s and name in self._orphans:
                 topic, group, consumer = name
                 reason = f"consumer {consumer} did not come back after the broker's restart"
                 dropped = True
                 with suppress(NotFound):  # its group is gone meanwhile
-                    dropped = self._groups.named(topic, group).drop(consumer, reason)
+                    dropped = await self._groups.named(topic, group).drop(consumer, reason)
                 if dropped:
-                    del self._orphans[name]
+                    self._orphans.pop(name, None)
 
 
 def _broke(member: Member) -> str:

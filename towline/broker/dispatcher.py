@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence, Set
-from itertools import chain
+from collections.abc import Callable, Collection, Sequence, Set
+from itertools import chain, islice
 
 import msgspec
 
@@ -20,9 +20,10 @@ from towline.broker.pull_log import PullLog
 from towline.broker.refusals import Refusals
 from towline.broker.settling import NOTHING, Settling
 from towline.broker.waiter import Taker, Waiter, in_turn
-from towline.clock import SECOND_US, Clock, SteadyClock
+from towline.clock import SECOND_US, Clock, SteadyClock, TimeSlice
 from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Part, Pull, Skip, missing
 from towline.delivery.events import Buried, Failed, GaveUp, Overrun, Pulled, Released, Resent
+from towline.delivery.group import TAKE_MAX
 from towline.errors import LeaseLost, NotFound, QueueFull, TooLarge, TowlineError, Unavailable, Unreadable
 from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
 from towline.protocol import messages as wire
@@ -583,15 +584,43 @@ class Dispatcher:
         old = self.members.get(member.consumer)
         if old is not None:
             self._fence(old)
+        while self._clear_some(member.consumer, holding):
+            pass  # see `make_way`: mostly nothing is left by now
         self.members[member.consumer] = member
         self.use()
-        keep = set(holding)
-        held = [lease.pull for lease in self.group.leases.values() if lease.consumer == member.consumer]
-        for pull in held:
-            if pull not in keep:
-                self.run(GiveBack(member.consumer, pull))
-        member.held = sorted(keep.intersection(held))
+        member.held = sorted(lease.pull for lease in self.group.leases.values() if lease.consumer == member.consumer)
         self.wake()
+
+    async def make_way(self, consumer: str, holding: Sequence[int]) -> bool:
+        """For a consumer that is about to attach: take back bit by bit what was held under its name, and it does not
+        hold. Whether others had their turn meanwhile."""
+        part, turns = TimeSlice(), False
+        while not self.closed and self._clear_some(consumer, holding):
+            if part.over:
+                turns = True
+                await part.rest()
+        return turns
+
+    def _clear_some(self, consumer: str, holding: Collection[int]) -> bool:
+        """Whether there was anything. Of one that is leaving, nothing is kept."""
+        old = self.members.get(consumer)
+        if old is not None and old.parting is not None and old.going:
+            return self._take_some(Leave(consumer, *old.parting)) is not None
+        keep = set(holding)
+        some, room = dict[int, tuple[Span, ...]](), TAKE_MAX
+        for lease in self.group.leases.values():
+            if room <= 0:
+                break
+            if lease.consumer == consumer and lease.pull not in keep:
+                # What lies behind them in a shard goes back as well: there, a pull goes back whole.
+                parts = [] if self.group.shards is not None else list(islice(lease.open, room))
+                some[lease.pull] = tuple(Span(part.lane, part.first, part.count) for part in parts)
+                room -= len(parts) or len(lease.open)
+        if some and old is not None:
+            self._fence(old)
+        for pull, spans in some.items():
+            self.run(GiveBack(consumer, pull, spans))
+        return bool(some)
 
     def member(self, consumer: str) -> Member:
         found = self.members.get(consumer)
@@ -599,36 +628,54 @@ class Dispatcher:
             raise NotFound(f"{self.label} has no consumer {consumer[:80]!r}")
         return found
 
-    def leave(self, member: Member, *, vanished: bool, reason: str = "") -> asyncio.Future[None] | None:
-        """A consumer goes; what it held is there for others at once. Gives when that is as durable as an ack. If it
-        cannot be written down, or not be judged yet, the consumer stays among the members, fenced: see
-        `sweep_members`."""
+    async def leave(self, member: Member, *, vanished: bool, reason: str = "") -> asyncio.Future[None] | None:
+        """A consumer goes; what it held is there for others, bit by bit. Gives when that is as durable as an ack. Until
+        all of it is taken the consumer stays among the members, fenced; also if that cannot be written down, or not be
+        judged yet: see `parting_members`."""
         if self.members.get(member.consumer) is not member:
             return None
         self._fence(member)
         member.parting = vanished, reason
         if vanished and self._limits.recalling:
             return None
-        appended = self._drop(member.consumer, vanished=vanished, reason=reason)
-        del self.members[member.consumer]
-        self.use()
-        return appended.done if appended is not None else None
+        taken, done = await self._take_back(Leave(member.consumer, vanished, reason), member)
+        if taken:
+            del self.members[member.consumer]
+            self.use()
+        return done
 
-    def drop(self, consumer: str, reason: str) -> bool:
-        """Take what a consumer holds that does not come back. False: not yet, because it is not known how often its
-        messages are tried."""
+    async def drop(self, consumer: str, reason: str) -> bool:
+        """Take what a consumer holds that does not come back. False: not all of it yet, because it is not known how
+        often its messages are tried, or it did come back."""
         if self._limits.recalling:
             return False
-        self._drop(consumer, vanished=True, reason=reason)
-        return True
+        return (await self._take_back(Leave(consumer, True, reason), None))[0]
 
-    def _drop(self, consumer: str, *, vanished: bool, reason: str) -> Appended | None:
-        events, appended = self.run(Leave(consumer, vanished, reason), Durability.OS if vanished else self._durability)
-        if vanished:
+    async def _take_back(self, command: Leave, member: Member | None) -> tuple[bool, asyncio.Future[None] | None]:
+        """Bit by bit, until another comes under the name. Whether nothing is left, and when that is durable."""
+        done, part = None, TimeSlice()
+        while self.members.get(command.consumer) is member:
+            appended = self._take_some(command)
+            if appended is None:
+                self.wake()
+                return True, done
+            if done is None and command.vanished:
+                told = command.reason or f"{command.consumer} vanished"
+                log.warning("%s: %s; its open messages are delivered again", self.label, told)
+            done = appended.done
+            if part.over:
+                if member is not None:
+                    member.going = True
+                self.wake()
+                await part.rest()
+                if self.closed or (self.stopping and command.vanished):
+                    break
+        return False, done
+
+    def _take_some(self, command: Leave) -> Appended | None:
+        events, appended = self.run(command, Durability.OS if command.vanished else self._durability)
+        if command.vanished:
             self.count_failed(events)
-        if events and vanished:
-            log.warning("%s: %s; its open messages are delivered again", self.label, reason or f"{consumer} vanished")
-        self.wake()
         return appended
 
     def _fence(self, member: Member) -> None:
@@ -667,6 +714,7 @@ class Dispatcher:
             self._timer = asyncio.get_running_loop().call_later(max(delay_s, 0.0), self._on_time)
 
     def _on_time(self) -> None:
+        """Take what is late, as much of it as goes in one step; if there is more, the timer is due again at once."""
         self._timer = None
         if self.stopping:
             return

@@ -476,9 +476,9 @@ def chosen(topic: str, topics: Iterable[str]) -> list[str]:
 
 
 def _let_go(members: Iterable[Member]) -> None:
-    for member in members:
-        with suppress(TowlineError):  # then it leaves a little later
-            member.broker.consumers.leave(member, vanished=False)
+    found = list(members)
+    if found:
+        found[0].broker.consumers.let_go(found)
 
 
 def _settings(config: GroupConfig) -> tuple[object, ...]:

@@ -125,6 +125,9 @@ class Groups:
 
     # Finding
 
+    def find(self, topic: str, name: str) -> Dispatcher | None:
+        return self._topics[topic].groups.get(name) if topic in self._topics else None
+
     def named(self, topic: str, name: str) -> Dispatcher:
         found = self._topics.named(topic).groups.get(check_group(name))
         if found is None:
@@ -285,7 +288,7 @@ class Groups:
     async def delete_left(self, topic: str, name: str) -> None:
         """A group that goes with its last consumer; unless another one has come meanwhile."""
         async with self.making:
-            found = self._topics[topic].groups.get(name) if topic in self._topics else None
+            found = self.find(topic, name)
             if found is not None and not found.members:
                 await self.delete_now(found)
 

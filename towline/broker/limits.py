@@ -197,14 +197,18 @@ class Limits:
         return min((timed.due_us() for timed in self._pulls.values()), default=None)
 
     def overdue(self, now_us: int) -> tuple[Overdue, ...]:
-        """What is to be taken away by now."""
+        """What is to be taken away by now; the first of it, if that is very much."""
         late: list[Overdue] = []
+        ranges = 0
         for pull, timed in list(self._pulls.items()):
+            if ranges >= RANGES_MAX:
+                break
             if not self._tidy(pull, timed) or timed.due_us() > now_us:
                 continue
             for timeout_us in {one for _, one in timed.limits if timed.since_us + one + GRACE_US <= now_us}:
                 spans = tuple(span for span, one in timed.limits if one == timeout_us)
                 late.append((pull, spans, f"timeout: not settled within {timeout_us / 1e6:g} s"))
+                ranges += len(spans)
         return tuple(late)
 
     def _tidy(self, pull: int, timed: _Timed) -> bool:

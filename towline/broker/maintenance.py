@@ -19,7 +19,7 @@ from towline.errors import TowlineError
 from towline.settings import BrokerSettings
 from towline.store import Store
 
-__all__ = ["Recollection", "every", "reclaim", "retain", "sweep_members"]
+__all__ = ["Recollection", "every", "parting_members", "reclaim", "retain"]
 
 log = logging.getLogger("towline.broker")
 
@@ -88,15 +88,14 @@ class Recollection:
         )
 
 
-def sweep_members(dispatcher: Dispatcher, now_s: float, heartbeat_s: float) -> Iterator[tuple[Member, bool]]:
-    """Take from consumers of a group that have been silent for too long what they hold; and from those that have left,
-    where it could not be written down then. Gives them, and whether they vanished."""
+def parting_members(dispatcher: Dispatcher, now_s: float, heartbeat_s: float) -> Iterator[tuple[Member, bool, str]]:
+    """The consumers of a group that have been silent for too long; and those that have left, where it could not be
+    written down then. Whether they vanished, and why."""
     for member in list(dispatcher.members.values()):
         if member.parting is not None or now_s - member.last_seen_s > heartbeat_s:
             unheard = f"consumer {member.consumer} ({member.address}) was not heard of for {heartbeat_s:g} s"
             vanished, reason = member.parting or (True, unheard)
-            dispatcher.leave(member, vanished=vanished, reason=reason)
-            yield member, vanished
+            yield member, vanished, reason
 
 
 def lane_pins(topic: Topic) -> dict[str, int]:

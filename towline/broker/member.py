@@ -32,6 +32,7 @@ class Member:
         "dispatcher",
         "fan",
         "fenced",
+        "going",
         "grace",
         "held",
         "last_seen_s",
@@ -55,6 +56,8 @@ class Member:
         """The subscription by prefix that it is a part of."""
         self.parting: tuple[bool, str] | None = None
         """How it left, if that is not written down yet: whether it vanished, and why."""
+        self.going = False
+        """What it held is being taken back: whoever comes under its name keeps none of it."""
         self.grace: asyncio.TimerHandle | None = None
 
     @property

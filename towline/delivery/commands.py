@@ -75,7 +75,8 @@ class GiveBack(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """A consumer goes: in order (its open messages were not worked on), or it vanished (they may be why)."""
+    """A consumer goes: in order (its open messages were not worked on), or it vanished (they may be why). The first few
+    of them are taken back: repeat it until nothing is left."""
 
     consumer: str
     vanished: bool
@@ -83,7 +84,8 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class Lapse(msgspec.Struct, frozen=True):
-    """Time has passed: take away the pulls whose deadline is over, and some messages whose own time is."""
+    """Time has passed: take away the pulls whose deadline is over, then some messages whose own time is. As many as
+    `Leave` does: repeat it while something is late."""
 
     overdue: tuple[tuple[int, tuple[Span, ...], str], ...] = ()
     """Messages of a pull, and the reason."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import lt
 from typing import Final
@@ -62,15 +62,15 @@ from towline.delivery.states import RULES, State
 from towline.errors import BadRequest, Conflict
 from towline.model import LANES, GroupConfig, Span
 
-__all__ = ["Group"]
+__all__ = ["TAKE_MAX", "Group"]
 
 DELAY_MAX_S: Final = 366 * 86400
 REASON_MAX: Final = 1_000
 EXPIRED: Final = "expired"
 RETENTION: Final = "~retention"
 """Who leases retrying messages that retention drops; no consumer has such a name."""
-FORFEIT_MAX: Final = 1_000
-"""Parts that one command gives up."""
+TAKE_MAX: Final = 500
+"""Parts that one command takes from consumers, or gives up."""
 
 _ACTS: dict[type[Event], Act] = {
     Acked: "acked",
@@ -280,30 +280,48 @@ class Group:
             events += self._return_behind(lease, parts, now_us)
         return events
 
-    def _return_behind(self, lease: Lease, chosen: list[Part], now_us: int) -> list[Event]:
+    def _behind(self, lease: Lease, chosen: Iterable[Part]) -> list[Part]:
         """In a shard nothing overtakes what is tried again: what its consumer holds behind it is taken away."""
-        rest = behind(lease.open, chosen, self.shards.count) if self.shards is not None else []
+        return behind(lease.open, chosen, self.shards.count) if self.shards is not None else []
+
+    def _return_behind(self, lease: Lease, chosen: Iterable[Part], now_us: int) -> list[Event]:
+        rest = self._behind(lease, chosen)
         return [Returned(now_us, lease.pull, tuple(rest), taken=True)] if rest else []
 
     def _decide_leave(self, command: Leave, now_us: int) -> list[Event]:
-        held = [lease for lease in self.leases.values() if lease.consumer == command.consumer]
-        if command.vanished:
-            reason = command.reason or f"consumer {command.consumer} vanished"
-            return [event for lease in held for event in self._release(lease, now_us, reason)]
-        return [Returned(now_us, lease.pull, tuple(lease.open), taken=True) for lease in held]
+        held = (lease for lease in self.leases.values() if lease.consumer == command.consumer)
+        reason = command.reason or f"consumer {command.consumer} vanished"
+        events: list[Event] = []
+        for lease, parts in _first_few(held):
+            if command.vanished:
+                events += self._release_parts(lease, parts, now_us, reason)
+            else:
+                events.append(Returned(now_us, lease.pull, tuple(parts), taken=True))
+        return events
 
     def _decide_lapse(self, command: Lapse, now_us: int) -> list[Event]:
-        late = {lease.pull for lease in self.leases.values() if 0 < lease.deadline_us <= now_us}
-        reason = f"timeout: not settled within {self.config.timeout_s:g} s"
-        events = [event for pull in sorted(late) for event in self._release(self.leases[pull], now_us, reason)]
-        overdue: dict[int, list[Part]] = {}
+        late = sorted(lease.pull for lease in self.leases.values() if 0 < lease.deadline_us <= now_us)
+        if late:
+            reason = f"timeout: not settled within {self.config.timeout_s:g} s"
+            few = _first_few(self.leases[pull] for pull in late)
+            return [event for lease, parts in few for event in self._release_parts(lease, parts, now_us, reason)]
+        overdue: dict[int, list[tuple[list[Part], str]]] = {}
         for pull, spans, why in command.overdue:
-            if pull in self.leases and pull not in late:
+            if pull in self.leases:
                 parts = [part for span in disjoint(spans) for part in self.leases[pull].open.within(span)]
-                events += self._release_parts(self.leases[pull], parts, now_us, why)
-                overdue.setdefault(pull, []).extend(parts)
-        for pull, parts in overdue.items():
-            events += self._return_behind(self.leases[pull], parts, now_us)
+                overdue.setdefault(pull, []).append((parts, why))
+        events: list[Event] = []
+        room = TAKE_MAX
+        for pull, found in overdue.items():
+            lease = self.leases[pull]
+            # First what goes back with them: once they are taken themselves, nothing tells what lies behind them.
+            back = self._behind(lease, [part for parts, _ in found for part in parts])[:room]
+            room -= len(back)
+            if back:
+                events.append(Returned(now_us, pull, tuple(back), taken=True))
+            for parts, why in found:
+                events += self._release_parts(lease, parts[:room], now_us, why)
+                room -= len(parts[:room])
         return events
 
     def _decide_expire(self, command: Expire, now_us: int) -> list[Event]:
@@ -320,7 +338,7 @@ class Group:
         reads them."""
         spans = [Span(lane, 0, before) for lane, before in command.before]
         events: list[Event] = []
-        room = FORFEIT_MAX
+        room = TAKE_MAX
         for lease in self.leases.values():
             parts = [part for span in spans for part in lease.open.within(span)][:room]
             if parts:
@@ -356,9 +374,6 @@ class Group:
         if lease is None or lease.consumer != consumer:
             raise lost(pull, consumer)
         return lease
-
-    def _release(self, lease: Lease, now_us: int, reason: str) -> list[Event]:
-        return self._release_parts(lease, lease.open, now_us, reason)
 
     def _release_parts(self, lease: Lease, parts: Iterable[Part], now_us: int, reason: str) -> list[Event]:
         again, last = self._by_attempt(lease, parts)
@@ -560,3 +575,14 @@ class Group:
         rest = PartSet([whole])
         rest.remove(part)
         self.dying.update(dict.fromkeys(rest, reason))
+
+
+def _first_few(leases: Iterable[Lease]) -> Iterator[tuple[Lease, list[Part]]]:
+    """The first of the parts that are open in these, as many as one command takes."""
+    room = TAKE_MAX
+    for lease in leases:
+        few = list(islice(lease.open, room))
+        yield lease, few
+        room -= len(few)
+        if not room:
+            return
