@@ -261,3 +261,30 @@ def test_one_message_stamped_far_behind_does_not_keep_the_oldest_from_being_give
             assert sum(path.stat().st_size for path in (disk.folder / "data" / "log").glob("*.log")) < 2 << 20
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_producer_heard_by_a_clock_that_was_ahead_keeps_no_others_from_being_forgotten(
+    disk: World, restarted: bool
+) -> None:
+    given = {"maintenance_s": 1e9, "heartbeat_s": 1e9}
+
+    async def main() -> None:
+        clock = disk.store_clock = TwoClocks()
+        async with AsyncExitStack() as stack:
+            bench = await stack.enter_async_context(disk.open(clock, **given))
+            clock.set(YEARS_S)
+            await bench.send("orders", b"ahead", producer_id=1, producer_seq=1)
+            clock.set(-YEARS_S)
+            await bench.send("orders", b"now", producer_id=2, producer_seq=1)
+            for _ in range(3):
+                await bench.broker.maintain()
+                if restarted:
+                    await stack.aclose()
+                    bench = await stack.enter_async_context(disk.open(clock, **given))
+                assert bench.broker.figures()["remembered_producers"] == 2
+                clock.advance(3 * 86_400)
+            await bench.broker.maintain()
+            assert bench.broker.figures()["remembered_producers"] == 0
+
+    asyncio.run(main())

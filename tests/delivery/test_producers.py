@@ -12,6 +12,8 @@ from towline.delivery.producers import ProducersSnapshot, Remembered
 from towline.errors import Conflict
 
 SMALL = 4
+DAY_US = 86_400_000_000
+YEAR_US = 365 * DAY_US
 
 
 @pytest.fixture(autouse=True)
@@ -180,3 +182,28 @@ def test_no_frame_is_stored_twice_whatever_the_order(steps: list[tuple[str, int,
                 assert found.find(producer_id, number) == stored[producer_id, number]
         assert all(seen(found, n, one) != "new" for one, n in stored), "what is stored looks new"
         assert found._total == sum(len(frames) for _, _, frames in found.snapshot().producers) <= 3 * SMALL
+
+
+def test_who_was_heard_by_a_clock_that_was_ahead_counts_as_heard_when_it_is_seen_and_keeps_nobody() -> None:
+    found, ahead_us = Producers(), 20 * YEAR_US
+    for producer_id, at_us in ((1, DAY_US), (2, ahead_us), (3, DAY_US), (4, ahead_us), (5, 5 * DAY_US)):
+        found.remember(producer_id, 7, 100, at_us)
+
+    def tidied(day: int) -> list[int]:
+        while found.forget_silent(7 * DAY_US, day * DAY_US, 2):
+            pass
+        return sorted(kept(found))
+
+    found.take_fresh()
+    assert tidied(2) == [1, 2, 3, 4, 5]
+    assert tidied(9) == [2, 4, 5]
+    assert found.take_fresh() == [2, 4], "what is known of them now is written"
+    assert found.find(2, 7) == Remembered(100, ahead_us)
+    snapshot, found = found.snapshot(), Producers()
+    found.restore(snapshot)
+    assert tidied(13) == [2, 4]
+    found.remember(4, 8, 200, 2 * ahead_us)
+    assert tidied(15) == [2, 4]
+    assert tidied(17) == [4]
+    assert tidied(23) == [4]
+    assert tidied(25) == []

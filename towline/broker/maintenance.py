@@ -70,7 +70,7 @@ class Recollection:
         part = TimeSlice()
         while self._dedup.tidy(self._time.now_us(), TIDY_AT_ONCE):
             await part.rest()
-        while self._producers.forget_silent(now_us - SILENT_US, TIDY_AT_ONCE):
+        while self._producers.forget_silent(SILENT_US, now_us, TIDY_AT_ONCE):
             await part.rest()
         early, self._early = self._dedup.early - self._early, self._dedup.early
         if early and not self.short:

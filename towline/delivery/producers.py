@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from towline.clock import is_ahead
 from towline.errors import Conflict, Refused
 
 __all__ = ["Copy", "Producers", "ProducersSnapshot", "Remembered", "Window"]
@@ -48,7 +49,7 @@ class Copy(NamedTuple):
 class _Window:
     """The highest numbers of one producer, whatever order they came in."""
 
-    __slots__ = ("floor", "frames", "order", "token")
+    __slots__ = ("counts_us", "floor", "frames", "order", "token")
 
     def __init__(self) -> None:
         self.frames: dict[int, Remembered] = {}
@@ -56,6 +57,8 @@ class _Window:
         """The numbers in `frames`, sorted."""
         self.floor = NONE
         """The highest number that fell out of the window: what is not above it and not in the window cannot be told."""
+        self.counts_us = 0
+        """What stamps beyond it count as, for a clock was ahead when they were made; 0 if none is known to be."""
         self.token: bytes | None = None
         """Whose producer it is; None where that is not known any more, until it is heard of again."""
 
@@ -91,6 +94,14 @@ class _Window:
                 del self.frames[seq]
             self.floor = max(self.floor, gone[-1])
         return len(order) - before
+
+    @property
+    def heard_us(self) -> int:
+        """When the frame with the highest number came; 0 if none is remembered."""
+        return self.time_of(self.frames[self.order[-1]]) if self.order else 0
+
+    def time_of(self, frame: Remembered) -> int:
+        return min(frame.at_us, self.counts_us or frame.at_us)
 
     @property
     def highest(self) -> int:
@@ -183,16 +194,22 @@ class Producers:
                 del self._windows[producer_id]
                 self._fresh.discard(producer_id)
 
-    def forget_silent(self, before_us: int, most: int) -> bool:
-        """Forget some of the producers of whom nothing came since then; whether there may be more."""
+    def forget_silent(self, silent_us: int, now_us: int, most: int) -> bool:
+        """Forget some of the producers of whom nothing came for so long; whether there may be more. What a clock has
+        stamped that was ahead counts as of now, from the first time that it is seen."""
         windows = self._windows
         for _ in range(most):
             if not windows:
                 return False
-            window = next(iter(windows.values()))
-            if window.order and window.frames[window.order[-1]].at_us >= before_us:
+            producer_id, window = next(iter(windows.items()))
+            if is_ahead(window.heard_us, now_us):
+                window.counts_us = now_us
+                windows.move_to_end(producer_id)
+                self._fresh.add(producer_id)
+            elif window.heard_us >= now_us - silent_us:
                 return False
-            self._drop_first()
+            else:
+                self._drop_first()
         return True
 
     def take_fresh(self) -> list[int]:
@@ -216,7 +233,11 @@ class Producers:
         found = []
         for producer_id, floor, frames in copies:
             known = self._windows.get(producer_id)
-            kept = [] if known is None else [(seq, *one) for seq, one in frames if known.frames.get(seq) is one]
+            kept = (
+                []
+                if known is None
+                else [(seq, one.first, known.time_of(one)) for seq, one in frames if known.frames.get(seq) is one]
+            )
             if kept or floor != NONE:
                 found.append((producer_id, floor, sorted(kept)))
         return found
@@ -244,5 +265,6 @@ class Producers:
                     return None
                 window.token = token
             self._windows.move_to_end(producer_id)
+            window.counts_us = 0
         self._fresh.add(producer_id)
         return window
