@@ -82,6 +82,7 @@ class Staging:
         self._refusals = Refusals[str](clock)
         """Sinks of which something is held."""
         self._saved: tuple[int, int] | None = None
+        self._saved_mended = 0
         self._saving = asyncio.Lock()
         self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
         self.closing = False
@@ -177,24 +178,36 @@ class Staging:
             self._check_open()
             messages = sum(self._state.staged[record].messages for record in request.records)
             await self._record(mark, wanted)
-            await self._with_room(lambda: self._roll_forward(request.sink, wanted))
+            lost = await self._with_room(lambda: self._roll_forward(request.sink, wanted))
+            if lost:
+                raise StoreDamaged(
+                    f"epoch {request.epoch} of sink {request.sink} is published, but {lost} of {len(request.records)} "
+                    "staged records could not be read any more: the log of the broker names them"
+                )
             return wire.Published(messages)
 
-    async def _roll_forward(self, sink: str, durability: Durability) -> None:
-        """Publish what is left of the epoch that was decided. What is too large is told of in the end."""
+    async def _roll_forward(self, sink: str, durability: Durability) -> int:
+        """Publish what is left of the epoch that was decided, but for records that are damaged: how many they are. What
+        is too large is told of in the end."""
         while coming := [done for one, done in self._coming.values() if one == sink]:
             # Somebody began with it, and did not wait.
             await asyncio.wait(coming)
         running = self._state.running.get(sink)
         if running is None:
-            return
+            return 0
         under_way: list[asyncio.Future[Any]] = []
         refused: TooLarge | None = None
+        lost = 0
         for number in running.left:
             self._check_open()
-            chunk = await self._read(running.records[number])
             try:
+                chunk = await self._read(running.records[number])
                 under_way.append(self._append(chunk, sink, running.epoch, number + 1, durability))
+            except StoreDamaged as error:
+                # It would keep its sink, and all of the store behind it, waiting for ever.
+                log.error("epoch %d of sink %s goes on without what cannot be read: %s", running.epoch, sink, error)
+                lost += 1
+                under_way.append(self._record_when(self._advanced(sink, running.epoch, number + 1), durability))
             except TooLarge as error:
                 refused = error
                 under_way.append(self._hold(sink, running.epoch, number + 1, durability))
@@ -208,6 +221,7 @@ class Staging:
                 f"and are not published: {refused}"
             )
         await self._trim()
+        return lost
 
     def _append(self, chunk: Chunk, sink: str, epoch: int, done: int, durability: Durability) -> asyncio.Future[Any]:
         bodies = Frame(chunk.frame).bodies()
@@ -217,11 +231,14 @@ class Staging:
             for (topic, lane, _), body in zip(head.frames, bodies[1:], strict=True)
             if self._has_lane(topic, lane)
         ]
-        mark = Advanced(self._clock.now_us(), sink, epoch, done)
+        mark = self._advanced(sink, epoch, done)
         if not outgoing:
             return self._record_when(mark, durability)
         frames = [Frame(body).verify() for _, _, body in outgoing]
         return self._sender.append(outgoing, frames, durability, head.source, _AdvanceMark(self, mark))
+
+    def _advanced(self, sink: str, epoch: int, done: int) -> Advanced:
+        return Advanced(self._clock.now_us(), sink, epoch, done)
 
     def _hold(self, sink: str, epoch: int, done: int, durability: Durability) -> asyncio.Future[None]:
         return self._record_when(Advanced(self._clock.now_us(), sink, epoch, done, held=True), durability)
@@ -242,7 +259,10 @@ class Staging:
         return True
 
     async def _read(self, record: int) -> Chunk:
-        size = self._state.staged[record].size
+        waiting = self._state.staged.get(record)
+        if waiting is None:
+            raise StoreDamaged(f"staged record {record} cannot be read: its head is lost")
+        size = waiting.size
         read = await self._store.read(STAGED, record, size, FRAME_MAX)
         chunk = read.chunks[0] if read.chunks else None
         if chunk is None or (chunk.first, chunk.count, chunk.start) != (record, size, 0):
@@ -339,13 +359,13 @@ class Staging:
             await self._save()
 
     async def _save(self) -> None:
-        position = (self._next_record, min(self._coming, default=self._next_mark))
-        if position == (self._saved or (0, 0)):
+        position, mended = (self._next_record, min(self._coming, default=self._next_mark)), self._state.mended
+        if (*position, mended) == (*(self._saved or (0, 0)), self._saved_mended):
             return
         snapshot = self._state.snapshot(*position)
         await self._store.append([], Durability.FSYNC).done
         await self._store.save(DOCUMENT, await packed_struct(snapshot))
-        self._saved = position
+        self._saved, self._saved_mended = position, mended
 
     def pins(self) -> dict[str, int]:
         """What retention must leave alone, by stream."""

@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from towline.clock import is_ahead
 from towline.errors import Conflict, NotFound, QueueFull, Refused
 
 __all__ = [
@@ -116,7 +117,7 @@ def decode_staged(record: bytes) -> StagedHead:
     return _STAGED.decode(record)
 
 
-class Waiting(msgspec.Struct, frozen=True, array_like=True):
+class Waiting(msgspec.Struct, array_like=True):
     """A staged record."""
 
     size: int
@@ -174,6 +175,8 @@ class Publications:
         """The last epoch of each, the longest silent first."""
         self._owned: Counter[bytes] = Counter()
         """How many of them each token has."""
+        self.mended = 0
+        """How often times were set right that only a snapshot tells."""
 
     # Deciding
 
@@ -241,11 +244,20 @@ class Publications:
         taken = self._taken()
         old: list[int] = []
         for record, waiting in self.staged.items():
+            if is_ahead(waiting.at_us, now_us):
+                self._set_right(now_us)
             if waiting.at_us >= before_us:
                 break
             if record not in taken:
                 old.append(record)
         return Dropped(now_us, old) if old else None
+
+    def _set_right(self, now_us: int) -> None:
+        """What was staged by a clock that was ahead counts as staged now."""
+        for waiting in self.staged.values():
+            if is_ahead(waiting.at_us, now_us):
+                waiting.at_us = now_us
+        self.mended += 1
 
     def _taken(self) -> set[int]:
         return {record for running in self.running.values() for record in running.records}
