@@ -212,8 +212,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     dedup_max_ids: Annotated[
         int,
         _help(
-            "Dedup ids remembered, which take some 180 bytes of memory each, and their own length; if more come within "
-            "the window, the oldest are forgotten early, and that is said.",
+            "Dedup ids remembered, which take some 200 bytes of memory each, 300 at most, and the length of the id and "
+            "its topic; if more come within the window, the oldest are forgotten early, and that is said.",
             ge=1,
         ),
     ] = 2_000_000

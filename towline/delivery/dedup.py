@@ -92,8 +92,8 @@ class Screened:
 
 
 class Dedup:
-    """An id takes some 150 bytes besides its own and its topic's: one entry of bytes under bytes, which the collection
-    of garbage does not look into."""
+    """An id takes some 200 bytes besides its own and its topic's, and 300 at most, while the table is made anew: one
+    entry of bytes under bytes, which the collection of garbage does not look into."""
 
     def __init__(self, window_us: int, max_ids: int) -> None:
         self.window_us = window_us
@@ -136,6 +136,8 @@ class Dedup:
         if len(self._fresh) > 2 * self.max_ids + SPARE:
             # Nothing could be written for long; the first of them are forgotten by now.
             del self._fresh[: -self.max_ids]
+        if len(self._keys) > 2 * self.max_ids + SPARE:
+            self._compact()
 
     def _put(self, key: bytes, place: bytes) -> None:
         self._places[key] = place
@@ -151,6 +153,17 @@ class Dedup:
             if place is not None and _PLACE.unpack(place)[:3] == seen[:3]:
                 del self._places[key]
                 self.forgotten += 1
+        places, keys, values = self._places, self._keys, self._values
+        while keys and places.get(keys[-1]) is not values[-1]:
+            keys.pop()
+            values.pop()
+
+    def _compact(self) -> None:
+        """Many were refused, or remembered anew, behind one that is still remembered."""
+        places = self._places
+        live = [(key, place) for key, place in zip(self._keys, self._values, strict=True) if places.get(key) is place]
+        self._keys = deque(key for key, _ in live)
+        self._values = deque(place for _, place in live)
 
     def forget_topic(self, topic: str, now_us: int, *, delayed: bool = True) -> None:
         """The messages of the topic are gone; those that were delayed as well, or not. Their ids go with time."""
