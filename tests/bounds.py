@@ -187,7 +187,7 @@ BOUNDS: dict[str, str] = {
     """,
     "what never changes: a few names of fields, settings, or listeners": """
         broker.catalog.Catalog._lines
-        broker.census.Census.on_walk
+        broker.census.Census.on_walk broker.config_file.ConfigFile._lists
         broker.dispatcher.Dispatcher.counts delivery.group.Group.counters
         broker.answer_budget.AnswerBudget.reads
         broker.loop_lag.LoopLag._before broker.loop_lag.LoopLag._longest broker.loop_lag.LoopLag._remind_s

@@ -156,18 +156,19 @@ def _turn() -> Generator[None, None, None]:
     yield
 
 
-async def in_slices(items: Iterable[_T]) -> AsyncIterator[_T]:
-    """All of these. Others run in between, so what is gone through must not be changed by them."""
-    part = TimeSlice()
+async def in_slices(items: Iterable[_T], part: TimeSlice | None = None) -> AsyncIterator[_T]:
+    """All of these. Others run in between, so what is gone through must not be changed by them. It goes on with the
+    `part` of what came before it."""
+    part = part or TimeSlice()
     for item in items:
         if part.over:
             await part.rest()
         yield item
 
 
-async def in_steps(work: Generator[None, None, _T]) -> _T:
-    """Work that says itself where others may have their turn."""
-    part = TimeSlice()
+async def in_steps(work: Generator[None, None, _T], part: TimeSlice | None = None) -> _T:
+    """Work that says itself where others may have their turn. Where it is one of many, `part` is that of all."""
+    part = part or TimeSlice()
     while True:
         try:
             next(work)

@@ -21,7 +21,7 @@ from towline.broker.loop_lag import STALL_S, LoopLag
 from towline.broker.member import Member
 from towline.broker.metrics import exposition
 from towline.broker.opening import open_store
-from towline.clock import SECOND_US, ManualClock
+from towline.clock import SECOND_US, SYSTEM, Clock, ManualClock
 from towline.delivery import Group, Part, Start
 from towline.frame import encode
 from towline.model import GroupConfig
@@ -76,6 +76,31 @@ async def fill(bench: Bench) -> None:
     for producer_id in range(1, 391):
         unit = [("t1", 1, encode([b"y"], producer_id=producer_id, producer_seq=seq)) for seq in range(200)]
         await broker.send(unit)
+
+
+@contextmanager
+def garbage_as_in_a_process() -> Iterator[None]:
+    thresholds, callbacks = gc.get_threshold(), gc.callbacks[:]
+    try:
+        yield
+    finally:
+        gc.callbacks[:] = callbacks
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
+async def longest_step_of_a_start(disk: World, clock: Clock, check: Callable[[Broker], None]) -> float:
+    """The best of three, which find the same."""
+    best = []
+    for _ in range(3):
+        lag, store = LoopLag(), await open_store(disk.settings())
+        start = lag.timed("start", Broker.recovered(store, disk.settings(), clock=clock))
+        broker = await asyncio.create_task(start)
+        check(broker)
+        await broker._stop()
+        await store.close()
+        best.append(lag.longest()["start"])
+    return min(best)
 
 
 @pytest.mark.slow
@@ -135,13 +160,8 @@ def test_no_step_takes_long_with_100_000_ids_4_000_groups_and_20_000_topics(disk
         async with disk.open(segment_bytes=8 << 20, heartbeat_s=3600.0) as bench:
             await scenario(bench)
 
-    thresholds, callbacks = gc.get_threshold(), gc.callbacks[:]
-    try:
+    with garbage_as_in_a_process():
         asyncio.run(main())
-    finally:
-        gc.callbacks[:] = callbacks
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
     print(best)
     assert {name: seconds for name, seconds in best.items() if seconds >= STALL_S} == {}
     assert {"maintenance", "retention", "snapshots of groups", "snapshots of producers", "the census"} <= best.keys()
@@ -219,19 +239,31 @@ def test_no_step_of_a_start_takes_long_with_very_much_to_be_tried_again(disk: Wo
                     group.retries.add(Part(1, seq, 1, 2), clock.now_us() + HOUR_US + seq % 7, HOUR_US)
             group.next[1] = 2 * ENTRIES
         clock.advance(-set_back_s)
-        best = []
-        for _ in range(3):
-            lag, store = LoopLag(), await open_store(disk.settings())
-            broker = await asyncio.create_task(
-                lag.timed("start", Broker.recovered(store, disk.settings(), clock=clock))
-            )
+
+        def check(broker: Broker) -> None:
             retries = broker.groups.named("orders", "billing").group.retries
             assert retries.messages == ENTRIES
             assert retries.next_due_us() == clock.now_us() + HOUR_US
             # What was capped is not noted: the next start has as much to do.
-            await broker._stop()
-            await store.close()
-            best.append(lag.longest()["start"])
-        return min(best)
+
+        return await longest_step_of_a_start(disk, clock, check)
 
     assert asyncio.run(main()) < STALL_S
+
+
+@pytest.mark.slow
+def test_no_step_of_a_start_takes_long_with_100_000_ids_4_000_groups_and_20_000_topics(disk: World) -> None:
+    """On a shared database others are served meanwhile, by the same loop."""
+
+    def check(broker: Broker) -> None:
+        assert (len(broker.topics), len(list(broker.topics.dispatchers()))) == (TOPICS, GROUPS)
+        assert len(broker._dedup) == IDS
+
+    async def main() -> float:
+        async with disk.open(segment_bytes=8 << 20, heartbeat_s=3600.0) as bench:
+            await fill(bench)
+        GarbageCollector(lambda: 1).settle()
+        return await longest_step_of_a_start(disk, SYSTEM, check)
+
+    with garbage_as_in_a_process():
+        assert asyncio.run(main()) < STALL_S

@@ -14,7 +14,7 @@ from tests.broker.conftest import ACK, GIVE_BACK, Bench, World
 from tests.eventually import eventually_done
 from towline.broker.agenda import Agenda
 from towline.broker.member import Member
-from towline.clock import SECOND_US, ManualClock
+from towline.clock import SECOND_US, ManualClock, TimeSlice
 from towline.errors import DiskFull, LeaseLost
 from towline.model import GroupConfig
 from towline.protocol.messages import Act, Attach, Held, Pull
@@ -234,9 +234,9 @@ def test_the_time_to_come_back_begins_when_the_broker_has_started(disk: World, m
             _, pull = await _one_that_stops(bench, clock, "it breaks")
         recover = Agenda.recover
 
-        async def slowly(agenda: Agenda) -> None:
+        async def slowly(agenda: Agenda, part: TimeSlice) -> None:
             clock.advance(600)
-            await recover(agenda)
+            await recover(agenda, part)
 
         monkeypatch.setattr(Agenda, "recover", slowly)
         async with disk.open(clock, heartbeat_s=30.0) as bench:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from towline.broker.config_file import NEWER, ConfigFile, DataVersion
-from towline.clock import Clock
+from towline.clock import Clock, TimeSlice
 from towline.delivery.parcel import Parcel, decode_parcel, encode_parcels
 from towline.delivery.schedule import NEAR_US, Schedule, ScheduleSnapshot, Slot
 from towline.delivery.schedule_events import ScheduleEvent, decode_schedule_event, encode_schedule_event
@@ -236,7 +236,7 @@ class Agenda:
 
     # Coming back
 
-    async def recover(self) -> None:
+    async def recover(self, part: TimeSlice) -> None:
         schedule, ends = self.schedule, dict[str, int]()
         document = await self._load()
         if document is not None:
@@ -246,8 +246,8 @@ class Agenda:
         # Parcels before marks: so all slots are there that the marks speak of.
         for stream in self.store.streams("delay/"):
             if stream != MARKS:
-                await self._recover_slots(stream, ends.get(stream, 0))
-        await self._replay()
+                await self._recover_slots(stream, ends.get(stream, 0), part)
+        await self._replay(part)
         for slot in schedule.slots.values():
             slot.next = slot.loading = max(slot.next, self.store.bounds(slot.place.stream).first)
 
@@ -278,7 +278,7 @@ class Agenda:
         ends = any(end > bounds(stream).end for stream, end in document.ends.items())
         return ends or document.position > bounds(MARKS).end
 
-    async def _recover_slots(self, stream: str, first: int) -> None:
+    async def _recover_slots(self, stream: str, first: int, part: TimeSlice) -> None:
         level = int(stream.split("/")[1])
         bounds = self.store.bounds(stream)
         at, self._ends[stream] = max(first, bounds.first), bounds.end
@@ -286,9 +286,11 @@ class Agenda:
             read = await self.store.read(stream, at, READ_COUNT, READ_BYTES)
             for seq, parcel, at_us in parcels_in(read, stream):
                 self.schedule.register(Place(level, parcel.number), seq, parcel, at_us)
+                if part.over:
+                    await part.rest()
             at = max(read.next, at + 1)
 
-    async def _replay(self) -> None:
+    async def _replay(self, part: TimeSlice) -> None:
         first, end, _ = self.store.bounds(MARKS)
         at, self.position = max(first, self.position), end
         while at < end:
@@ -302,6 +304,8 @@ class Agenda:
                         self.schedule.apply(decode_schedule_event(record))
                     except msgspec.MsgspecError as error:
                         raise not_understood(f"{MARKS}: mark {number}", error) from None
+                    if part.over:
+                        await part.rest()
             at = max(read.next, at + 1)
 
     # Keeping

@@ -199,27 +199,30 @@ class Broker:
         await self.store.save(EPOCH, msgspec.json.encode({"epoch": self.epoch, "store": self.store_id}))
         self._pulls = itertools.count(self.epoch * PULLS_PER_EPOCH + 1)
         await self.registry.load(self.epoch)
-        await self._catalog.load()
-        await find_uncatalogued(self.store, self._catalog, self.clock)
-        await self._snapshots.load()
-        self.topics.recover()
-        await self.groups.recover(self._snapshots)
+        # On a broker that is at work, whoever is served by it goes on meanwhile.
+        part = TimeSlice()
+        await self._catalog.load(part)
+        await find_uncatalogued(self.store, self._catalog, self.clock, part)
+        await self._snapshots.load(part)
+        await self.topics.recover(part)
+        await self.groups.recover(self._snapshots, part)
         self._snapshots.groups.clear()
         await self.remains.recover()
-        await self.group_expiry.load()
-        await self._agenda.recover()
+        await self.group_expiry.load(part)
+        await self._agenda.recover(part)
         for name in self.scheduler.schedule.counts.keys() - self.topics.keys():
             log.warning("topic %s has delayed messages but is not in topics.json: added with default settings", name)
             self.topics.of_delayed(name)
         lanes = {
             lane.stream: (name, number)
-            for name, topic in self.topics.items()
+            async for name, topic in in_slices(self.topics.items(), part)
             for number, lane in enumerate(topic.lanes)
         }
         self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
         self._producers = await recover_producers(
-            self.store, self._producers_file, lanes, list(self._agenda.ends()), self._dedup, self.time.now_us()
+            self.store, self._producers_file, lanes, list(self._agenda.ends()), self._dedup, self.time.now_us(), part
         )
+        await part.rest()
         self._recollection = Recollection(self._producers, self._dedup, self.time)
         self._handbacks = Handbacks(self._producers, self._durability)
         self._sender = Sender(

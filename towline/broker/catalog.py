@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from towline.broker.config_file import NEWER, ConfigFile, DataVersion
-from towline.clock import Clock, in_slices
+from towline.clock import Clock, TimeSlice, in_slices
 from towline.delivery.catalog_changes import (
     GROUP_CHANGES,
     TOPIC_CHANGES,
@@ -47,13 +47,19 @@ TEMPLATE: Final = TopicConfig("template")
 """What the template says before anyone has changed it. Its name means nothing: it stands apart from the topics."""
 
 READ_BYTES: Final = 8 << 20
-READ_COUNT: Final = 100_000
+READ_COUNT: Final = 2_000
 UNIT_MAX: Final = 1_000
 """Changes that are appended together."""
 WRITE_S: Final = 1.0
 """The pause between two times that the documents are written, at least, ..."""
 WRITE_SHARE: Final = 20
 """... and so many times as long as it took: large ones are not written all the time."""
+
+
+class _Template(msgspec.Struct):
+    """Of a document with very many topics, it alone is decoded quickly."""
+
+    template: TopicConfig = TEMPLATE
 
 
 class _Topics(msgspec.Struct):
@@ -104,15 +110,16 @@ class Catalog:
 
     # Coming back
 
-    async def load(self) -> None:
+    async def load(self, part: TimeSlice) -> None:
         """The documents, and what has changed since they were written."""
-        topics = await self._topics.load() or _Topics()
-        groups = await self._groups.load() or _Groups()
+        topics = await self._topics.load(part) or _Topics()
+        groups = await self._groups.load(part) or _Groups()
         self.template = topics.template
         self.topics = {config.name: config for config in topics.topics}
+        await part.rest()
         self.groups = {(config.topic, config.name): config for config in groups.groups}
         for changes in (self._topics, self._groups):
-            for number, change in await changes.replay():
+            async for number, change in changes.replay(part):
                 self._note_dropped(change)
                 if number < changes.position:
                     continue
@@ -135,7 +142,7 @@ class Catalog:
     @staticmethod
     def template_in(document: bytes) -> TopicConfig:
         """The template that a `topics.json` holds."""
-        return msgspec.json.decode(document, type=_Topics).template
+        return msgspec.json.decode(document, type=_Template).template
 
     # Changing
 
@@ -305,8 +312,8 @@ class _Changes(Generic[_Document]):
     def pin(self) -> int:
         return self._store.bounds(self.stream).first if self._before is None else self._before
 
-    async def load(self) -> _Document | None:
-        found = await self._file.load()
+    async def load(self, part: TimeSlice) -> _Document | None:
+        found = await self._file.load(part)
         first, self.end, _ = self._store.bounds(self.stream)
         if found is None:
             return None
@@ -324,9 +331,8 @@ class _Changes(Generic[_Document]):
             )
         return found
 
-    async def replay(self) -> list[tuple[int, CatalogChange]]:
+    async def replay(self, part: TimeSlice) -> AsyncIterator[tuple[int, CatalogChange]]:
         """The changes that there are, by number: what has changed since the document was written, and those before."""
-        found: list[tuple[int, CatalogChange]] = []
         at = self._store.bounds(self.stream).first
         while at < self.end:
             read = await self._store.read(self.stream, at, READ_COUNT, READ_BYTES)
@@ -336,9 +342,11 @@ class _Changes(Generic[_Document]):
                 if last >= self.position:
                     log.error("%s: changes %d to %d are lost: %s", self.stream, lost.first, last, lost.reason)
             for chunk in read.chunks:
-                found += self._changes_of(chunk)
+                for change in self._changes_of(chunk):
+                    yield change
+                    if part.over:
+                        await part.rest()
             at = max(read.next, at + 1)
-        return found
 
     def _changes_of(self, chunk: Chunk) -> Iterator[tuple[int, CatalogChange]]:
         frame = Frame(chunk.frame)

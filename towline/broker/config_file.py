@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
+from towline.clock import TimeSlice, in_slices
 from towline.errors import StoreDamaged
 from towline.store import Store
 
@@ -48,7 +49,7 @@ def fits_log(store: Store, name: str, ends: Mapping[str, int]) -> bool:
     return False
 
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class ConfigFile(Generic[_T]):
@@ -59,18 +60,24 @@ class ConfigFile(Generic[_T]):
         self.backup = f"{name}.bak"
         self._store = store
         self._kind = kind
+        self._lists = {
+            field.encode_name: (field.name, msgspec.json.Decoder(get_args(field.type)[0]))
+            for field in msgspec.structs.fields(kind)
+            if get_origin(field.type) is list
+        }
+        """Of fields that may be long, by their names in the document: how an item is decoded."""
         self._indent = indent
         self._good = b""
         """What is in the file, if it is whole: the next `.bak`."""
 
-    async def load(self) -> _T | None:
+    async def load(self, part: TimeSlice | None = None) -> _T | None:
         """The document; from its `.bak` if the file is damaged or missing, which is said loudly. None if there is
         neither. Raises `StoreDamaged` if neither can be read."""
         document = await self._store.load(self.name)
         problem = "it is missing"
         if document is not None:
             try:
-                found = msgspec.json.decode(document, type=self._kind)
+                found = await self._decoded(document, part)
             except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
                 problem = f"it cannot be read: {error}"
             else:
@@ -82,7 +89,7 @@ class ConfigFile(Generic[_T]):
                 return None
             raise self._damaged(problem, "it is missing")
         try:
-            found = msgspec.json.decode(older, type=self._kind)
+            found = await self._decoded(older, part)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
             raise self._damaged(problem, f"it cannot be read: {error}") from None
         log.error(
@@ -96,9 +103,24 @@ class ConfigFile(Generic[_T]):
         """What the `.bak` holds; None if it is missing or damaged."""
         older = await self._store.load(self.backup)
         try:
-            return None if older is None else msgspec.json.decode(older, type=self._kind)
+            return None if older is None else await self._decoded(older)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
             return None
+
+    async def _decoded(self, document: bytes, part: TimeSlice | None = None) -> _T:
+        """Lists are decoded item by item, and others have their turn in between."""
+        part = part or TimeSlice()
+        raw = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
+        lists: dict[str, list[Any]] = {}
+        for key in self._lists.keys() & raw.keys():
+            name, decoder = self._lists[key]
+            items = msgspec.json.decode(raw[key], type=list[msgspec.Raw])
+            raw[key] = msgspec.Raw(b"[]")
+            lists[name] = [decoder.decode(item) async for item in in_slices(items, part)]
+        found = msgspec.json.decode(msgspec.json.encode(raw), type=self._kind)
+        for name, items in lists.items():
+            msgspec.structs.force_setattr(found, name, items)
+        return found
 
     async def save(self, document: _T) -> None:
         await self.replace(msgspec.json.format(msgspec.json.encode(document), indent=self._indent) + b"\n")

@@ -19,7 +19,7 @@ import msgspec
 from towline.broker.dispatcher import Dispatcher
 from towline.broker.groups import Groups
 from towline.broker.topics import Topics
-from towline.clock import Clock
+from towline.clock import Clock, TimeSlice, in_slices
 from towline.model import PRIVATE, GroupConfig
 from towline.settings import BrokerSettings
 from towline.store import Store
@@ -84,7 +84,7 @@ class GroupExpiry:
         topic used; None if one of them does not say."""
         groups.on_made = self._made
 
-    async def load(self) -> None:
+    async def load(self, part: TimeSlice) -> None:
         """Go on from where the last broker on this store was."""
         document = await self._store.load(DOCUMENT)
         if document is None:
@@ -96,7 +96,7 @@ class GroupExpiry:
             return
         self._written, self._noted = document, known.groups
         self._removed = {(one.topic, one.group): one.at_us for one in known.removed[-REMEMBERED_MAX:]}
-        for topic, groups in known.groups.items():
+        async for topic, groups in in_slices(known.groups.items(), part):
             for name, unused_s in groups.items():
                 if topic in self._topics and name in self._topics[topic].groups:
                     self._topics[topic].groups[name].use(before_s=max(unused_s, 0.0))

@@ -19,7 +19,7 @@ from towline.broker.snapshots import Snapshots
 from towline.broker.starting import resumed, start_of
 from towline.broker.topic import Topic
 from towline.broker.topics import Topics
-from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice, in_steps
+from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice, in_slices, in_steps
 from towline.delivery import Group, Start
 from towline.delivery.events import Paused, Resumed
 from towline.errors import BadRequest, NotFound, TooMany, TowlineError, Unavailable
@@ -81,15 +81,16 @@ class Groups:
         self._may_be_left = False
         """Whether streams of groups that are there no more could not be forgotten yet."""
 
-    async def recover(self, snapshots: Snapshots) -> None:
+    async def recover(self, snapshots: Snapshots, part: TimeSlice) -> None:
         ahead_us = 0
-        for (topic, name), config in list(self._catalog.groups.items()):
+        async for (topic, name), config in in_slices(list(self._catalog.groups.items()), part):
             if topic not in self._topics:
                 self._catalog.drop_group(topic, name)
                 continue
             shards, known = self._topics[topic].config.shards, snapshots.groups.get((topic, name))
-            group = await recover_group(self._store, config, known, shards, snapshots.rests.pop((topic, name), None))
-            ahead_us = max(await in_steps(group.cap_waits(self._time.now_us())), ahead_us)
+            rest = snapshots.rests.pop((topic, name), None)
+            group = await recover_group(self._store, config, known, part, shards=shards, rest=rest)
+            ahead_us = max(await in_steps(group.cap_waits(self._time.now_us()), part), ahead_us)
             self._install(self._topics[topic], group)
         if ahead_us > SET_US:
             log.warning(

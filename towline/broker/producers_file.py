@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ from crc32c import crc32c
 from towline.broker.config_file import NEWER
 from towline.broker.generations import Generations, PartName, Plan, Slots, packed
 from towline.broker.topic import Topic
-from towline.clock import SECOND_US, SteadyClock, TimeSlice
+from towline.clock import SECOND_US, SteadyClock, TimeSlice, in_slices
 from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Gone, Key, Seen
 from towline.delivery.producers import Copy, ProducersSnapshot, Window
@@ -73,7 +73,9 @@ class ProducersFile:
 
     # Coming back
 
-    async def load(self, streams: Iterable[str], producers: Producers, dedup: Dedup, now_us: int) -> dict[str, int]:
+    async def load(
+        self, streams: Iterable[str], producers: Producers, dedup: Dedup, now_us: int, part: TimeSlice
+    ) -> dict[str, int]:
         """Restore what is on file; from where on frames are to be read, by stream."""
         kept = await self._store.load(PRODUCERS)
         if kept is None:
@@ -85,17 +87,17 @@ class ProducersFile:
         self._slots.named = {name.slot for name in (*head.lanes, *head.producers, *head.ids)}
         lost: list[str] = []
         ends: dict[str, int] = {}
-        for _, entries in await self._parts(head.lanes, tuple[str, int], lost):
+        async for _, entries in self._parts(head.lanes, tuple[str, int], lost, part):
             ends.update(entries)
         ends |= head.ends
-        if any(end > self._store.bounds(stream).end for stream, end in ends.items()):
+        if [stream async for stream, end in in_slices(ends.items(), part) if end > self._store.bounds(stream).end]:
             # A frame that is sent again would be taken for one that is stored.
             log.error("%s speaks of messages that the log does not have: %s. All of it is read", PRODUCERS, NEWER)
             return {}
-        for _, windows in await self._parts(head.producers, Window, lost):
+        async for _, windows in self._parts(head.producers, Window, lost, part, at_once=1):
             producers.restore(ProducersSnapshot(windows))
         producers.restore(head.remembered)
-        for name, ids in await self._parts(head.ids, tuple[Key, Seen], lost):
+        async for name, ids in self._parts(head.ids, tuple[Key, Seen], lost, part):
             ahead_us = head.set_us - name.set_us
             dedup.restore(((key, seen._replace(since_us=seen.since_us + ahead_us)) for key, seen in ids), now_us)
         dedup.restore(head.seen, now_us)
@@ -104,18 +106,23 @@ class ProducersFile:
             return await self._from_log(f"{', '.join(lost)}: missing or damaged", streams, dedup, now_us)
         return ends
 
-    async def _parts(self, names: Iterable[PartName], kind: Any, lost: list[str]) -> list[tuple[PartName, list[Any]]]:
-        found = []
+    async def _parts(
+        self, names: Iterable[PartName], kind: Any, lost: list[str], part: TimeSlice, at_once: int = 100
+    ) -> AsyncIterator[tuple[PartName, list[Any]]]:
+        """The entries of documents, some at a time: others have their turn in between."""
+        decode = msgspec.msgpack.Decoder(kind).decode
         for name in names:
             document = await self._store.load(_name(name.slot)) or b""
             if crc32c(document) != name.checksum:
                 lost.append(_name(name.slot))
                 continue
             try:
-                found.append((name, msgspec.msgpack.decode(document, type=list[kind])))
+                entries = msgspec.msgpack.decode(document, type=list[msgspec.Raw])
+                for at in range(0, len(entries), at_once):
+                    yield name, [decode(entry) for entry in entries[at : at + at_once]]
+                    await part.rest()
             except msgspec.MsgspecError:
                 lost.append(_name(name.slot))
-        return found
 
     async def _from_log(self, problem: str, streams: Iterable[str], dedup: Dedup, now_us: int) -> dict[str, int]:
         back_us = max(dedup.window_us, round(BACK_S * SECOND_US))

@@ -21,7 +21,7 @@ from towline.broker.generations import packed_struct
 from towline.broker.ordering import refuse_mixed
 from towline.broker.refusals import Refusals
 from towline.broker.sending import Outgoing, Sender
-from towline.clock import SECOND_US, Clock
+from towline.clock import SECOND_US, Clock, TimeSlice
 from towline.delivery.dedup import Repeat, dedup_ids_of
 from towline.delivery.publishing import (
     Advanced,
@@ -327,12 +327,13 @@ class Staging:
                     raise not_understood(f"{MARKS}: mark {number}", error) from None
 
     async def _chunks(self, stream: str, at: int) -> AsyncIterator[Chunk]:
-        end = self._store.bounds(stream).end
+        end, part = self._store.bounds(stream).end, TimeSlice()
         while at < end:
             read = await self._store.read(stream, at, READ_COUNT, READ_BYTES)
             for lost in read.lost:
                 log.error("%s: %d records from %d on are lost: %s", stream, lost.count, lost.first, lost.reason)
             for chunk in read.chunks:
+                await part.rest()
                 yield chunk
             at = max(read.next, at + 1)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ from towline.broker.maintenance import every
 from towline.broker.member import Member
 from towline.broker.opening import sql_settings
 from towline.broker.scanning import topic_of_stream
-from towline.clock import SYSTEM, Clock
+from towline.clock import SYSTEM, Clock, in_slices
 from towline.errors import BadRequest, NotFound, NotOwner, TowlineError
 from towline.model import is_pattern
 from towline.protocol import messages as wire
@@ -83,6 +83,8 @@ __all__ = ["Realms"]
 log = logging.getLogger("towline.cluster")
 
 MAIN: Final = "main"
+TAKING: Final = "taking over a realm"
+GIVING: Final = "handing over a realm"
 LOOK_S: Final = 0.2
 SOON_S: Final = 0.05
 SHORTEST_S: Final = 0.02
@@ -212,13 +214,16 @@ class Realms:
     def start(self, address: str) -> None:
         """Begin to take realms; we are reached at this address by now."""
         self._ownership = Ownership(self.database, self.front.registry.id, address)
-        self._spawn(self._work())
-        self._spawn(every(NUMBER_S, "raising the format of the database", self.number.look))
-        self._spawn(every(EVERY_S, "following what other brokers have changed", self.front.follow))
+        self._spawn("looking after realms", self._work())
+        self._repeat(NUMBER_S, "raising the format of the database", self.number.look)
+        self._repeat(EVERY_S, "following what other brokers have changed", self.front.follow)
 
-    def _spawn(self, work: Any, tasks: set[asyncio.Task[None]] | None = None) -> None:
+    def _repeat(self, seconds: float, what: str, task: Callable[[], Awaitable[None]]) -> None:
+        self._spawn(what, every(seconds, what, task))
+
+    def _spawn(self, what: str, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]] | None = None) -> None:
         tasks = self._tasks if tasks is None else tasks
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(self.front.lag.timed(what, work), name=what)
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -384,12 +389,12 @@ class Realms:
             if realm in self.owned:
                 heir = _chosen(realm, settled)
                 if heir and heir != self.front.registry.id and self.front.registry.id in settled:
-                    self._move(realm, self._hand_over(realm, heir))
+                    self._move(realm, GIVING, self._hand_over(realm, heir))
             elif free:
                 # Whoever let its lease run out does not live, whatever its last beat said.
                 first = _chosen(realm, [one.id for one in alive if one.id != owner]) == self.front.registry.id
                 if first or now_s - since_s > PATIENCE_S:
-                    self._move(realm, self._take(realm, owner if owner in self._dead else ""))
+                    self._move(realm, TAKING, self._take(realm, owner if owner in self._dead else ""))
         self._note_news()
 
     def _settled(self) -> list[str]:
@@ -420,7 +425,7 @@ class Realms:
                 log.warning("the broker at %s is dead: its realms are taken", address)
                 self._dead.add(owner)
 
-    def _move(self, realm: str, work: Any) -> None:
+    def _move(self, realm: str, what: str, work: Coroutine[Any, Any, None]) -> None:
         self._moving.add(realm)
 
         async def move() -> None:
@@ -433,7 +438,7 @@ class Realms:
             finally:
                 self._moving.discard(realm)
 
-        self._spawn(move(), self._moves)
+        self._spawn(what, move(), self._moves)
 
     async def _take(self, realm: str, dead_owner: str = "") -> None:
         lease = await self._ownership.acquire(realm, dead_owner)
@@ -452,7 +457,7 @@ class Realms:
         broker.registry = self.front.registry
         try:
             await self.front.instruct(broker)
-            self._refuse_strangers(realm, broker)
+            await self._refuse_strangers(realm, broker)
         except BaseException:
             # Else its lease would be held, and nobody would serve the realm.
             await broker.close()
@@ -464,13 +469,13 @@ class Realms:
         # What counts may have changed while nobody knew that this realm is here.
         await self.front.instruct(broker)
 
-    def _refuse_strangers(self, realm: str, broker: Broker) -> None:
-        strangers = [name for name in broker.topics if self.realm_of(name) != realm]
-        if strangers:
-            raise BadRequest(
-                f"topic {strangers[0]} is in it, but with realms={len(self._names)} it would belong to "
-                f"{self.realm_of(strangers[0])}: start all brokers with the number of realms that this database has"
-            )
+    async def _refuse_strangers(self, realm: str, broker: Broker) -> None:
+        async for name in in_slices(list(broker.topics)):
+            if self.realm_of(name) != realm:
+                raise BadRequest(
+                    f"topic {name} is in it, but with realms={len(self._names)} it would belong to "
+                    f"{self.realm_of(name)}: start all brokers with the number of realms that this database has"
+                )
 
     def _lost(self, realm: str, broker: Broker) -> None:
         """Another one has it, or the database failed: nothing that we know of it counts any more."""
@@ -478,7 +483,7 @@ class Realms:
             del self.owned[realm]
             self._note_news()
             log.warning("realm %s was lost", realm)
-            self._spawn(self._drop(broker), self._moves)
+            self._spawn("letting go of a realm", self._drop(broker), self._moves)
 
     async def _drop(self, broker: Broker) -> None:
         broker.release_waiters()
@@ -513,7 +518,8 @@ class Realms:
         me = self.front.registry.id
         others = [one.id for one in self.front.registry.states() if one.state == "alive" and one.id != me]
         while self.owned or self._moves:
-            given = [self._leave_to(realm, _chosen(realm, others) or "") for realm in list(self.owned)]
+            leaving = [self._leave_to(realm, _chosen(realm, others) or "") for realm in list(self.owned)]
+            given = [self.front.lag.timed(GIVING, one) for one in leaving]
             # What was being taken just now is given away, too: else nobody else gets it before its lease ends.
             await asyncio.gather(self._moved(), *given)
 

@@ -13,7 +13,7 @@ from towline.broker.catalog import Catalog
 from towline.broker.ordering import shards_in
 from towline.broker.producers_file import ProducersFile
 from towline.broker.scheduling import delay_mark
-from towline.clock import Clock, TimeSlice, in_steps
+from towline.clock import Clock, TimeSlice, in_slices, in_steps
 from towline.delivery import Dedup, Event, Group, GroupSnapshot, Producers, decode_event, mend, restore
 from towline.delivery.dedup import Seen
 from towline.delivery.events import Started
@@ -30,11 +30,18 @@ __all__ = ["find_uncatalogued", "may_forget", "recover_group", "recover_producer
 log = logging.getLogger("towline.broker")
 
 READ_BYTES: Final = 8 << 20
-READ_COUNT: Final = 100_000
+READ_COUNT: Final = 2_000
+"""What comes with one read is looked for in one step."""
 
 
 async def recover_group(
-    store: Store, config: GroupConfig, document: GroupSnapshot | None, shards: int = 0, rest: Rest | None = None
+    store: Store,
+    config: GroupConfig,
+    document: GroupSnapshot | None,
+    part: TimeSlice,
+    *,
+    shards: int = 0,
+    rest: Rest | None = None,
 ) -> Group:
     """The group as it was: from its snapshot, then event by event through the same `apply` as ever."""
     stream = pull_stream(config.topic, config.name)
@@ -45,8 +52,7 @@ async def recover_group(
         log.error("the snapshot of %s is of other lanes than the topic has: the pull log is replayed instead", stream)
         document = None
     if document is not None:
-        group, at = await in_steps(restore(config, document, shards, rest)), max(document.position, first)
-    part = TimeSlice()
+        group, at = await in_steps(restore(config, document, shards, rest), part), max(document.position, first)
     while at < end:
         read = await store.read(stream, at, READ_COUNT, READ_BYTES)
         for lost in read.lost:
@@ -102,12 +108,13 @@ async def recover_producers(  # noqa: PLR0917 all of it is what they have sent
     slots: Sequence[str],
     dedup: Dedup,
     now_us: int,
+    part: TimeSlice,
 ) -> Producers:
     """What producers sent, and the dedup ids of it: from the snapshot, then from the frames that came after it. `lanes`
     are the topic and number of each lane, by stream; `slots` the streams of delayed messages."""
     producers = Producers()
-    ends = await file.load([*lanes, *slots], producers, dedup, now_us)
-    for stream, (topic, lane) in lanes.items():
+    ends = await file.load([*lanes, *slots], producers, dedup, now_us, part)
+    async for stream, (topic, lane) in in_slices(lanes.items(), part):
         async for chunk in _frames_since(store, stream, ends.get(stream, 0)):
             frame = _known(Frame(chunk.frame), stream, chunk.first)
             if frame.producer_id:
@@ -115,10 +122,12 @@ async def recover_producers(  # noqa: PLR0917 all of it is what they have sent
                     frame.producer_id, frame.producer_seq, chunk.first, chunk.appended_at_us, frame.token
                 )
             dedup.replay(topic, frame, Seen(lane, chunk.first, chunk.appended_at_us), now_us)
+            await part.rest()
     for stream in slots:
         async for parcel, at_us in _parcels_since(store, stream, ends.get(stream, 0)):
             _remember_parcel(parcel, at_us, producers, dedup, now_us)
-    dedup.replayed(now_us)
+            await part.rest()
+    await in_steps(dedup.replayed(now_us), part)
     return producers
 
 
@@ -168,17 +177,17 @@ def may_forget(stream: str) -> bool:
     return kind == "pull" or (kind == "dead" and group.startswith(PRIVATE))
 
 
-async def find_uncatalogued(store: Store, catalog: Catalog, clock: Clock) -> None:
+async def find_uncatalogued(store: Store, catalog: Catalog, clock: Clock, part: TimeSlice) -> None:
     """Topics and groups that were made just before a crash: their streams are there, their entry is not yet. And groups
     that were deleted just before it: their entry is gone, their streams are not yet."""
-    for stream in store.streams("lane/"):
+    async for stream in in_slices(store.streams("lane/"), part):
         topic = stream.split("/")[1]
         first, end, _ = store.bounds(stream)
         if topic not in catalog.topics and first < end:
             log.warning("topic %s is in the store but not in topics.json: added from the template", topic)
             shards = shards_in(store, topic)
             catalog.put_topic(msgspec.structs.replace(catalog.from_template(topic), shards=shards))
-    for stream in store.streams("pull/"):
+    async for stream in in_slices(store.streams("pull/"), part):
         _, topic, group = stream.split("/")
         first, end, _ = store.bounds(stream)
         if (topic, group) in catalog.dropped:

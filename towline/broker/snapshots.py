@@ -94,9 +94,9 @@ class Snapshots:
 
     # Coming back
 
-    async def load(self) -> None:
+    async def load(self, part: TimeSlice) -> None:
         try:
-            offsets = await self._file.load()
+            offsets = await self._file.load(part)
         except StoreDamaged as error:
             log.error("%s. The pull logs are replayed from their beginning instead", error)
             return
@@ -104,7 +104,7 @@ class Snapshots:
             return
         self._version = offsets.version
         self.groups = {(one.topic, one.group): one for one in offsets.groups}
-        ahead = [name for name, one in self.groups.items() if self._is_ahead(one)]
+        ahead = [name async for name, one in in_slices(self.groups.items(), part) if self._is_ahead(one)]
         if ahead:
             await self._go_back(ahead, f"it speaks of events that the log does not have: {NEWER}")
         for name in [name for name, one in self.groups.items() if one.rest]:

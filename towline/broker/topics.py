@@ -13,7 +13,7 @@ from towline.broker.dispatcher import Dispatcher
 from towline.broker.ordering import wrong_shard
 from towline.broker.remains import Remains, streams_of_topic
 from towline.broker.topic import Topic
-from towline.clock import Clock
+from towline.clock import Clock, TimeSlice, in_slices
 from towline.errors import BadRequest, Conflict, NotFound, TooMany, TowlineError, Unavailable
 from towline.model import MAX_SHARDS_IN_ALL, MAX_TOPICS, Durability, TopicConfig, check_topic
 from towline.protocol import messages as wire
@@ -58,8 +58,9 @@ class Topics(dict[str, Topic]):
         self._asked: dict[str, float] = {}
         """Topics that no other broker had, and when they were asked for."""
 
-    def recover(self) -> None:
-        self.update({name: Topic(config, self._store) for name, config in self._catalog.topics.items()})
+    async def recover(self, part: TimeSlice) -> None:
+        async for name, config in in_slices(self._catalog.topics.items(), part):
+            self[name] = Topic(config, self._store)
 
     # Finding
 

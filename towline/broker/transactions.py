@@ -22,7 +22,7 @@ from towline.broker.ordering import refuse_mixed
 from towline.broker.rights import May
 from towline.broker.sending import Outgoing, Sender
 from towline.broker.snapshots import BYTES_PER_S, LARGE_BYTES
-from towline.clock import SECOND_US, SET_US, Clock, SteadyClock
+from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice
 from towline.delivery.dedup import Repeat, dedup_ids_of
 from towline.delivery.transactions import (
     Committed,
@@ -358,12 +358,13 @@ class Escrow:
         self.asking.arm()
 
     async def _chunks(self, stream: str, at: int) -> AsyncIterator[Chunk]:
-        end = self._store.bounds(stream).end
+        end, part = self._store.bounds(stream).end, TimeSlice()
         while at < end:
             read = await self._store.read(stream, at, READ_COUNT, READ_BYTES)
             for lost in read.lost:
                 log.error("%s: %d records from %d on are lost: %s", stream, lost.count, lost.first, lost.reason)
             for chunk in read.chunks:
+                await part.rest()
                 yield chunk
             at = max(read.next, at + 1)
 

@@ -6,10 +6,12 @@ the oldest are forgotten before their time, which is counted.
 
 from __future__ import annotations
 
+import heapq
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from towline.errors import BadRequest, TooLarge
@@ -23,6 +25,8 @@ DEDUP_ID_MAX: Final = 200
 
 SPARE: Final = 64
 FORGOTTEN_AT_ONCE: Final = 1_000
+SORTED_AT_ONCE: Final = 2_000
+_SINCE: Final = itemgetter(0)
 LOOKED_AT: Final = 1_000
 _PLACE: Final = struct.Struct("<Iqqq")
 
@@ -271,14 +275,24 @@ class Dedup:
             if not known and place.at_us > now_us - self.window_us:
                 self._restore(topic, dedup_id, place, now_us)
 
-    def replayed(self, now_us: int) -> None:
-        """All stored frames have been met: lanes were gone through one after another, time goes through all of them."""
-        ordered = sorted(self._places.items(), key=lambda item: _PLACE.unpack(item[1])[3])
-        self._keys = deque(key for key, _ in ordered)
-        self._values = deque(place for _, place in ordered)
-        self._fresh = list(self._keys)
+    def replayed(self, now_us: int) -> Generator[None, None, None]:
+        """All stored frames have been met: lanes were gone through one after another, time goes through all of them.
+        Bit by bit: there may be very many."""
+        items, runs = iter(self._places.items()), list[list[tuple[int, bytes, bytes]]]()
+        while some := list(islice(items, SORTED_AT_ONCE)):
+            runs.append(sorted(((_PLACE.unpack(place)[3], key, place) for key, place in some), key=_SINCE))
+            yield
+        ordered = heapq.merge(*runs, key=_SINCE)
+        self._keys.clear()
+        self._values.clear()
+        self._fresh = []
+        while batch := list(islice(ordered, SORTED_AT_ONCE)):
+            self._keys.extend(key for _, key, _ in batch)
+            self._values.extend(place for _, _, place in batch)
+            self._fresh.extend(key for _, key, _ in batch)
+            yield
         while self._forget_old(now_us, FORGOTTEN_AT_ONCE):
-            pass
+            yield
         self.early = 0
 
     def take_fresh(self, now_us: int) -> tuple[list[bytes], int]:
