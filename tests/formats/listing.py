@@ -10,7 +10,6 @@ import pkgutil
 import re
 import struct
 import sys
-import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +18,12 @@ from typing import Any
 
 import msgspec
 
-from towline.format import FORMAT, NOTE, RELEASED
+from tests.hints import text_of
+from towline.broker.rights import ROLES
+from towline.format import FORMAT, NOTE, RELEASED, Note
 from towline.frame import layout
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
+from towline.protocol import access
 from towline.store.eras import ERAS, Era
 from towline.store.log import index, keys, record
 from towline.store.sql import tables
@@ -39,12 +41,12 @@ NOT_STORED = {
     "towline.alarms.watch.Notice",
 }
 """Structs of those packages that stay in memory, or are written by people; commands of groups do as well."""
-DOCUMENT = re.compile(r'^[A-Z_]+(?:: Final)? = "([A-Za-z0-9-]+\.(?:json|bin|jsonl))"', re.MULTILINE)
+DOCUMENT = re.compile(r'"([A-Za-z][A-Za-z0-9{}-]*\.(?:json|bin|jsonl))"')
 
 
 def listing() -> str:
     """A line for each thing, sorted."""
-    return "\n".join(sorted({*_flags(), *_layouts(), *_structs(), *_documents(), *_columns()})) + "\n"
+    return "\n".join(sorted({*_flags(), *_layouts(), *_structs(), *_words(), *_documents(), *_columns()})) + "\n"
 
 
 def path_of(number: int) -> Path:
@@ -78,7 +80,7 @@ def _layouts() -> Iterator[str]:
 
 
 def _structs() -> Iterator[str]:
-    roots: list[type] = [TopicConfig, GroupConfig, RetryPolicy, keys.KeyRun, keys._Head]
+    roots: list[type] = [Note, TopicConfig, GroupConfig, RetryPolicy, keys.KeyRun, keys._Head]
     for module in _modules():
         if module.__name__ != "towline.delivery.commands":
             roots += [
@@ -93,10 +95,10 @@ def _structs() -> Iterator[str]:
         if one in seen or name in NOT_STORED:
             continue
         seen.add(one)
-        hints = typing.get_type_hints(one)
+        hints = typing.get_type_hints(one, include_extras=True)
         fields = one.__struct_fields__ if issubclass(one, msgspec.Struct) else one._fields  # type: ignore[attr-defined]
         roots += [part for field in fields for part in _parts(hints[field])]
-        yield f"{name}{_kind(one)}: " + "; ".join(f"{field}: {_text(hints[field])}" for field in fields)
+        yield f"{name}{_kind(one)}: " + "; ".join(f"{field}: {text_of(hints[field])}" for field in fields)
 
 
 def _kind(one: type) -> str:
@@ -116,16 +118,10 @@ def _parts(hint: Any) -> Iterator[type]:
         yield from _parts(inner)
 
 
-def _text(hint: Any) -> str:
-    """A type in words that are the same with every Python."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is None:
-        return "…" if hint is ... else "None" if hint is type(None) else str(getattr(hint, "__qualname__", hint))
-    if origin in (typing.Union, types.UnionType):
-        return " | ".join(map(_text, inner))
-    if origin is typing.Literal:
-        return " | ".join(map(repr, sorted(inner)))
-    return f"{origin.__qualname__}[{', '.join(map(_text, inner))}]"
+def _words() -> Iterator[str]:
+    """Of fields that are any text as far as their struct goes."""
+    for name, words in {"action": access.ACTIONS, "resource": access.RESOURCES, "role": ROLES}.items():
+        yield f"words of {name}: {' '.join(sorted(words))}"
 
 
 def _documents() -> Iterator[str]:

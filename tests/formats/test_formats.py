@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests.broker.conftest import ACK, Bench
 from tests.formats.listing import listing, path_of
+from towline.broker.access_book import AccessBook
 from towline.broker.broker import Broker
 from towline.broker.opening import open_store
+from towline.clock import SYSTEM
 from towline.delivery import events, schedule_events
 from towline.delivery.events import decode_event, encode_event
 from towline.errors import NewerFormat, StoreFailed, StoreLocked
 from towline.format import FORMAT, NOTE, RELEASED
 from towline.frame import encode_events
 from towline.model import Durability
+from towline.protocol import access
 from towline.settings import BrokerSettings
 from towline.store import Append
 from towline.store.log import record
+from towline.store.memory import MemoryStore
 
 WHAT_TO_DO = (
     "what a broker stores is not what format {number} covers. If that was released (RELEASED in towline/format.py), "
@@ -48,7 +54,7 @@ def test_every_number_has_its_listing_and_all_before_the_last_are_released() -> 
     assert {*range(1, FORMAT)} <= {*RELEASED}
 
 
-def test_a_new_event_field_and_frame_flag_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_event_field_frame_flag_and_word_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class Borrowed(events._Event, frozen=True, array_like=True, tag=15):
         parts: tuple[events.Part, ...]
 
@@ -60,6 +66,9 @@ def test_a_new_event_field_and_frame_flag_are_found(monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr("towline.frame.layout.UNKNOWN_FLAGS", 0xF800)
         assert "frame flags known: 0x7ff" in _compared(listing())
+    with monkeypatch.context() as patch:
+        patch.setattr("towline.protocol.access.ACTIONS", ("publish", *access.ACTIONS))
+        assert "+words of action: admin alter consume create delete describe publish send" in _compared(listing())
     assert not _compared(listing())
 
 
@@ -134,6 +143,56 @@ def test_a_field_of_a_later_version_refuses_the_start_as_well(tmp_path: Path) ->
         await _append(tmp_path, "pull/orders/billing", msgspec.msgpack.encode([*event, "more"]))
         with pytest.raises(NewerFormat, match="pull/orders/billing: event"):
             await _start(tmp_path)
+
+    asyncio.run(main())
+
+
+UNKNOWN: dict[str, Callable[[Any], Any]] = {
+    "topics.json": lambda it: it["topics"][0].update(start="yesterday"),
+    "subscriptionGroup.json": lambda it: it["groups"][0].update(mode="perhaps-once"),
+    "consumerOffset.json": lambda it: it["groups"][0].update(turns="many"),
+    "delayOffset.json": lambda it: it.update(untilUs="noon"),
+    "alarms.json": lambda it: it.update(rules=[{"name": "a", "what": "moonrise", "threshold": 1.0}]),
+    "cluster.json": lambda it: it.update(id=7),
+    "unused.json": lambda it: it.update(groups=7),
+    "producers.bin": lambda it: it.append("more"),
+    "staging.bin": lambda it: it.append("more"),
+    "transactions.bin": lambda it: it.append("more"),
+}
+
+EMPTY = {"staging.bin": [0, 0, [], [], []], "transactions.bin": [0, 0, [], []]}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_document_with_a_value_of_a_later_version_is_not_taken_for_damage(tmp_path: Path, name: str) -> None:
+    """The one before it says less."""
+
+    async def main() -> None:
+        for _ in range(2):
+            await _fill(tmp_path)
+        coder: Any = msgspec.json if name.endswith(".json") else msgspec.msgpack
+        path = tmp_path / "config" / name
+        document = coder.decode(path.read_bytes()) if path.exists() else EMPTY.get(name, {})
+        UNKNOWN[name](document)
+        path.write_bytes(coder.encode(document))
+        (tmp_path / "config" / NOTE).write_bytes(msgspec.json.encode({"format": 2, "towline": "9.8.7"}))
+        with pytest.raises(NewerFormat, match=rf"{name} is not understood .*use Towline 9\.8\.7 or newer"):
+            await _start(tmp_path)
+        assert coder.decode(path.read_bytes()) == document
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("change", [{"effect": "forbid"}, {"action": "publish"}, {"resource": "realm"}], ids=str)
+def test_a_right_of_a_later_version_is_not_passed_over(change: dict[str, str]) -> None:
+    store = MemoryStore()
+    rule = {"id": 1, "subject": "*", "effect": "deny", "action": "send", "resource": "topic", "name": "*"} | change
+    document = msgspec.json.encode({"version": 1, "rules": [list(rule.values())]})
+
+    async def main() -> None:
+        await store.save("access.json", document)
+        with pytest.raises(NewerFormat, match=r"access\.json is not understood"):
+            await AccessBook(store, SYSTEM).load()
 
     asyncio.run(main())
 

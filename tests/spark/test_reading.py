@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import Counter
@@ -14,8 +15,11 @@ import pytest
 import towline
 from tests.server.process import BrokerProcess
 from tests.spark.jobs.history import Writer
-from towline.errors import BadRequest, NotFound, StoreDamaged, TowlineError
-from towline.model import GroupConfig, RetryPolicy
+from towline.broker.opening import open_store
+from towline.errors import BadRequest, NewerFormat, NotFound, StoreDamaged, TowlineError
+from towline.frame import encode_events
+from towline.model import Durability, GroupConfig, RetryPolicy
+from towline.settings import BrokerSettings
 from towline.spark.catalog import FolderCatalog
 from towline.spark.options import ReadOptions
 from towline.spark.places import Door, open_place
@@ -33,6 +37,7 @@ from towline.spark.ranges import (
     plan,
 )
 from towline.spark.reading import Wants, read_batches
+from towline.store import Append
 
 COLUMNS = ["topic", "lane", "seq", "key", "body"]
 
@@ -49,6 +54,12 @@ def read(door: Door, selection: Selection, wants: Wants = Wants(COLUMNS), **boun
             for batch in read_batches(place, each, wants):
                 rows += batch.to_pylist()
     return rows
+
+
+def read_and_list(door: Door, selection: Selection) -> None:
+    read(door, selection, Wants(skip_damaged=True))
+    with open_place(door) as place:
+        place.catalogue()
 
 
 def fill(mq: towline.Client, topic: str, count: int, *, size: int = 100) -> None:
@@ -278,6 +289,28 @@ def test_events_and_dead_letters_are_decoded(broker: BrokerProcess, mq: towline.
         assert (dead["origin"], dead["body"], dead["key"]) == ("orders/middle/1", b"bad", "k2")
         assert (dead["attempt"], dead["reason"], dead["group"]) == (1, "no such customer", "billing")
         assert abs(dead["died_at"].timestamp() - time.time()) < 60
+
+
+@pytest.mark.parametrize("stream", ["pull/orders/billing", "delay/marks", "catalog/groups"])
+def test_a_record_of_a_later_version_is_not_taken_for_damage(
+    broker: BrokerProcess, mq: towline.Client, tmp_path: Path, stream: str
+) -> None:
+    mq.send("orders", b"x", delay=3600.0)
+    mq.put_group(GroupConfig("orders", "billing"))
+    broker.stop()
+    assert broker.wait() == 0, broker.errors
+    path = tmp_path / "data"
+
+    async def append() -> None:
+        store = await open_store(BrokerSettings(store=f"file:{path}"))
+        await store.append([Append(stream, encode_events([b"\x92\x63\x01"]), 1)], Durability.FSYNC).done
+        await store.close()
+
+    asyncio.run(append())
+    (path / "config" / "format.json").write_text('{"format": 2, "towline": "9.8.7"}')
+    kind = {"pull": "events", "delay": "schedule", "catalog": "messages"}[stream.partition("/")[0]]
+    with pytest.raises(NewerFormat, match=r"is not understood .*: use Towline 9\.8\.7 or newer$"):
+        read_and_list(Door(path=str(path)), Selection.parse("*", kind))
 
 
 def test_the_schedule_is_read_from_a_broker_and_from_its_folder(

@@ -17,7 +17,8 @@ import msgspec
 from towline.broker.rights import ANY
 from towline.clock import Clock
 from towline.errors import BadName, BadRequest, Conflict, NotFound, StoreDamaged, TooMany
-from towline.protocol.access import Grant, Quota, Rule
+from towline.format import decode_document, not_understood
+from towline.protocol.access import ACTIONS, RESOURCES, Grant, Quota, Rule
 from towline.store import Store
 
 __all__ = [
@@ -124,7 +125,7 @@ class AccessBook:
         if raw is None:
             return False
         try:
-            document = msgspec.json.decode(raw, type=_Document)
+            document = decode_document(DOCUMENT, raw, _Document)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
             raise StoreDamaged(
                 f"{DOCUMENT} in the store's config folder cannot be read: {error}. Bring it back from a backup; or "
@@ -132,6 +133,12 @@ class AccessBook:
             ) from None
         if document.version == self.version:
             return False
+        rights = [(one.action, one.resource) for one in document.rules]
+        rights += [(one.action, one.resource) for token in document.tokens for one in token.scopes]
+        for action, resource in rights:
+            if action not in {ANY, *ACTIONS} or resource not in {ANY, *RESOURCES}:
+                # It may be what somebody must not do.
+                raise not_understood(DOCUMENT, f"the right to {action[:40]!r} a {resource[:40]!r}")
         self._take(document)
         return True
 

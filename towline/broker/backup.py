@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from towline.broker.epoch import Epoch
 from towline.clock import Clock
 from towline.errors import BadRequest, Conflict, QueueFull
 from towline.protocol.backup import BackupBegun, BackupHeld, HoldBackup
@@ -139,8 +140,9 @@ def _messages(broker: Broker) -> int:
 def renewed_epoch(document: bytes) -> bytes:
     """The epoch of a restored store: behind all that the broker may have had since the backup, so that no consumer of
     that time takes a new pull for one of its own."""
-    known = msgspec.json.decode(document, type=dict[str, int])
-    return msgspec.json.encode({**known, "epoch": known["epoch"] + RESTARTS_MAX})
+    known = msgspec.json.decode(document, type=Epoch)
+    known.epoch += RESTARTS_MAX
+    return msgspec.json.encode(known)
 
 
 @contextmanager

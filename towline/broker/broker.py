@@ -23,6 +23,7 @@ from towline.broker.catalog import WRITE_S, Catalog
 from towline.broker.consumers import Consumers
 from towline.broker.delayed import cancel_delayed, list_delayed, move_delayed
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.epoch import EPOCH, Epoch
 from towline.broker.fan import Fan, chosen
 from towline.broker.finding import find
 from towline.broker.group_expiry import GroupExpiry
@@ -56,7 +57,7 @@ from towline.broker.waiter import Taker
 from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock, TimeSlice, in_slices
 from towline.delivery import Dedup
 from towline.errors import NewerFormat, QueueFull, TowlineError
-from towline.format import FORMAT, NOTE, instead_of
+from towline.format import FORMAT, NOTE, Note, instead_of, writer_in
 from towline.frame import FRAME_MAX
 from towline.model import (
     Durability,
@@ -79,7 +80,6 @@ __all__ = ["Broker"]
 
 log = logging.getLogger("towline.broker")
 
-EPOCH = "epoch.json"
 PULLS_PER_EPOCH = 1 << 40
 
 
@@ -187,16 +187,16 @@ class Broker:
         others = (
             f"Towline {self._writer} has written to this store last" if self._writer else "Another version wrote it"
         )
-        return f"{others}, and this is Towline {__version__}: {instead_of(self._writer)}, or bring back a backup"
+        return f"{others}: {instead_of(self._writer)}, or bring back a backup"
 
     async def _recover(self) -> None:
         note = await self.store.load(NOTE)
-        self._writer = str(msgspec.json.decode(note, type=dict[str, int | str]).get("towline", "")) if note else ""
+        self._writer = writer_in(note or b"")
         document = await self.store.load(EPOCH)
-        known = msgspec.json.decode(document, type=dict[str, int]) if document else {"epoch": 0}
-        self.epoch = known["epoch"] + 1
-        self.store_id = known.get("store", 0) or secrets.randbits(52)
-        await self.store.save(EPOCH, msgspec.json.encode({"epoch": self.epoch, "store": self.store_id}))
+        known = msgspec.json.decode(document, type=Epoch) if document else Epoch()
+        self.epoch = known.epoch + 1
+        self.store_id = known.store or secrets.randbits(52)
+        await self.store.save(EPOCH, msgspec.json.encode(Epoch(self.epoch, self.store_id)))
         self._pulls = itertools.count(self.epoch * PULLS_PER_EPOCH + 1)
         await self.registry.load(self.epoch)
         # On a broker that is at work, whoever is served by it goes on meanwhile.
@@ -252,7 +252,7 @@ class Broker:
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
         await self._catalog.renew()
         await self._catalog.save()
-        if note != (mine := msgspec.json.encode({"format": FORMAT, "towline": __version__})):
+        if note != (mine := msgspec.json.encode(Note(FORMAT, __version__))):
             await self.store.save(NOTE, mine)
         delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
         self.outlook = Outlook(

@@ -12,7 +12,8 @@ from typing import Any, Final, Generic, TypeVar, get_args, get_origin
 import msgspec
 
 from towline.clock import TimeSlice, in_slices
-from towline.errors import StoreDamaged
+from towline.errors import NewerFormat, StoreDamaged
+from towline.format import understood
 from towline.store import Store
 
 __all__ = ["NEWER", "ConfigFile", "DataVersion", "fits_log"]
@@ -72,12 +73,13 @@ class ConfigFile(Generic[_T]):
 
     async def load(self, part: TimeSlice | None = None) -> _T | None:
         """The document; from its `.bak` if the file is damaged or missing, which is said loudly. None if there is
-        neither. Raises `StoreDamaged` if neither can be read."""
+        neither. Raises `StoreDamaged` if neither can be read, and `NewerFormat` if it is whole and not understood: what
+        another version has changed would be undone by the one before it."""
         document = await self._store.load(self.name)
         problem = "it is missing"
         if document is not None:
             try:
-                found = await self._decoded(document, part)
+                found = await self._decoded(self.name, document, part)
             except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
                 problem = f"it cannot be read: {error}"
             else:
@@ -89,7 +91,7 @@ class ConfigFile(Generic[_T]):
                 return None
             raise self._damaged(problem, "it is missing")
         try:
-            found = await self._decoded(older, part)
+            found = await self._decoded(self.backup, older, part)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
             raise self._damaged(problem, f"it cannot be read: {error}") from None
         log.error(
@@ -100,26 +102,27 @@ class ConfigFile(Generic[_T]):
         return found
 
     async def load_older(self) -> _T | None:
-        """What the `.bak` holds; None if it is missing or damaged."""
+        """What the `.bak` holds; None if it is missing or damaged, or not understood."""
         older = await self._store.load(self.backup)
         try:
-            return None if older is None else await self._decoded(older)
-        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError):
+            return None if older is None else await self._decoded(self.backup, older)
+        except (NewerFormat, msgspec.MsgspecError, UnicodeDecodeError, ValueError):
             return None
 
-    async def _decoded(self, document: bytes, part: TimeSlice | None = None) -> _T:
+    async def _decoded(self, name: str, document: bytes, part: TimeSlice | None = None) -> _T:
         """Lists are decoded item by item, and others have their turn in between."""
         part = part or TimeSlice()
-        raw = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
         lists: dict[str, list[Any]] = {}
-        for key in self._lists.keys() & raw.keys():
-            name, decoder = self._lists[key]
-            items = msgspec.json.decode(raw[key], type=list[msgspec.Raw])
-            raw[key] = msgspec.Raw(b"[]")
-            lists[name] = [decoder.decode(item) async for item in in_slices(items, part)]
-        found = msgspec.json.decode(msgspec.json.encode(raw), type=self._kind)
-        for name, items in lists.items():
-            msgspec.structs.force_setattr(found, name, items)
+        with understood(name, document):
+            raw = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
+            for key in self._lists.keys() & raw.keys():
+                field, decoder = self._lists[key]
+                items = msgspec.json.decode(raw[key], type=list[msgspec.Raw])
+                raw[key] = msgspec.Raw(b"[]")
+                lists[field] = [decoder.decode(item) async for item in in_slices(items, part)]
+            found = msgspec.json.decode(msgspec.json.encode(raw), type=self._kind)
+        for field, items in lists.items():
+            msgspec.structs.force_setattr(found, field, items)
         return found
 
     async def save(self, document: _T) -> None:

@@ -24,6 +24,7 @@ from towline.broker.scanning import Scanning
 from towline.broker.surveying import Surveyor, split_lines
 from towline.clock import SYSTEM, TimeSlice
 from towline.errors import BadRequest, Overtaken
+from towline.format import decode_document
 from towline.model import TopicConfig
 from towline.protocol import access
 from towline.protocol import messages as wire
@@ -98,7 +99,7 @@ class Front(Broker):
     async def _load_template(self) -> TopicConfig:
         kept = await self.store.load(TEMPLATE_FILE)
         if kept is not None:
-            return msgspec.json.decode(kept, type=TopicConfig)
+            return decode_document(TEMPLATE_FILE, kept, TopicConfig)
         # From before the brokers were joined.
         earlier = await self.store.load("main-topics.json")
         return Catalog.template_in(earlier) if earlier is not None else TEMPLATE

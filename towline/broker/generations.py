@@ -22,7 +22,7 @@ K = TypeVar("K")
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 
-class PartName(msgspec.Struct, frozen=True, array_like=True):
+class PartName(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A part as the document tells of it."""
 
     slot: int

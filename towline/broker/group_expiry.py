@@ -20,6 +20,7 @@ from towline.broker.dispatcher import Dispatcher
 from towline.broker.groups import Groups
 from towline.broker.topics import Topics
 from towline.clock import Clock, TimeSlice, in_slices
+from towline.format import decode_document
 from towline.model import PRIVATE, GroupConfig
 from towline.settings import BrokerSettings
 from towline.store import Store
@@ -90,7 +91,7 @@ class GroupExpiry:
         if document is None:
             return
         try:
-            known = msgspec.json.decode(document, type=_Unused)
+            known = decode_document(DOCUMENT, document, _Unused)
         except msgspec.MsgspecError as error:
             log.error("%s cannot be read (%s): no group counts as unused before this start", DOCUMENT, error)
             return

@@ -22,6 +22,7 @@ from towline.clock import SECOND_US, SteadyClock, TimeSlice, in_slices
 from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Gone, Key, Seen
 from towline.delivery.producers import Copy, ProducersSnapshot, Window
+from towline.format import decode_document, not_understood
 from towline.model import Durability
 from towline.store import Store
 
@@ -39,7 +40,7 @@ K = TypeVar("K")
 _ENCODE = msgspec.msgpack.Encoder().encode
 
 
-class _Document(msgspec.Struct, array_like=True):
+class _Document(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """The loose entries of three tables, and where the rest of them is."""
 
     ends: dict[str, int]
@@ -81,7 +82,7 @@ class ProducersFile:
         if kept is None:
             return {}
         try:
-            head = msgspec.msgpack.decode(kept, type=_Document)
+            head = decode_document(PRODUCERS, kept, _Document)
         except msgspec.MsgspecError as error:
             return await self._from_log(f"{PRODUCERS} cannot be read ({error})", streams, dedup, now_us)
         self._slots.named = {name.slot for name in (*head.lanes, *head.producers, *head.ids)}
@@ -121,8 +122,8 @@ class ProducersFile:
                 for at in range(0, len(entries), at_once):
                     yield name, [decode(entry) for entry in entries[at : at + at_once]]
                     await part.rest()
-            except msgspec.MsgspecError:
-                lost.append(_name(name.slot))
+            except msgspec.MsgspecError as error:
+                raise not_understood(_name(name.slot), error) from None
 
     async def _from_log(self, problem: str, streams: Iterable[str], dedup: Dedup, now_us: int) -> dict[str, int]:
         back_us = max(dedup.window_us, round(BACK_S * SECOND_US))

@@ -35,7 +35,7 @@ from towline.delivery.publishing import (
     encode_staged,
 )
 from towline.errors import BadRequest, NotFound, QueueFull, StoreDamaged, TooLarge, TowlineError, Unavailable
-from towline.format import not_understood
+from towline.format import decode_document, not_understood
 from towline.frame import FRAME_MAX, Frame, encode_events
 from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability
@@ -305,7 +305,7 @@ class Staging:
         staged = marks = 0
         if document is not None:
             try:
-                snapshot = msgspec.msgpack.decode(document, type=PublicationsSnapshot)
+                snapshot = decode_document(DOCUMENT, document, PublicationsSnapshot)
             except msgspec.MsgspecError as error:
                 log.error("%s cannot be read (%s): it is replayed as far as it is kept", DOCUMENT, error)
             else:

@@ -18,7 +18,7 @@ import msgspec
 
 from towline.clock import Clock
 from towline.errors import Conflict, NotFound, TooMany
-from towline.format import FORMAT
+from towline.format import FORMAT, decode_document
 from towline.protocol.cluster import BROKERS_MAX, Brokers, BrokerState, ClientState, ListClients
 from towline.protocol.messages import VERSION
 from towline.settings import BrokerSettings
@@ -105,7 +105,7 @@ class Registry:
             self._changed = True
             await self.save()
             return
-        kept = msgspec.json.decode(document, type=_Kept)
+        kept = decode_document(DOCUMENT, document, _Kept)
         self.id = kept.id
         self.nodes = {one.id: Node(one, None) for one in kept.brokers if one.id != self.id}
         self.clear = set(kept.clear)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -28,6 +28,24 @@ LOOK_S: Final = 2.0
 BEAT_S: Final = 10.0
 GONE_S: Final = 60.0
 NAME_MAX: Final = 200
+
+
+class _Broker(msgspec.Struct):
+    name: str
+    epoch: int
+    realms: list[str]
+    format: int
+    towline: str
+
+
+class _Consumer(msgspec.Struct):
+    broker: str
+    topic: str
+    group: str
+    consumer: str
+    rank: int
+    total: int
+    token: str
 
 
 class Roll:
@@ -93,8 +111,8 @@ class Roll:
         if self._itself:
             me = registry.me()
             realms = sorted(self._broker.realms.owned) if self._broker.realms is not None else []
-            data = {"name": me.name, "epoch": me.epoch, "realms": realms, "format": FORMAT, "towline": __version__}
-            mine.append(Entry(BROKER, registry.id, registry.address, data))
+            data = _Broker(me.name, me.epoch, realms, FORMAT, __version__)
+            mine.append(Entry(BROKER, registry.id, registry.address, msgspec.to_builtins(data)))
         states = [one for visitor in list(registry.visitors) for one in visitor.describe() if one.consumer]
         return [*mine, *(self._entry(one) for one in states)]
 
@@ -102,8 +120,6 @@ class Roll:
         name = "/".join((self._registry.id, one.topic, one.group, one.consumer))
         if len(name) > NAME_MAX:
             name = name[: NAME_MAX - 17] + "~" + blake2b(name.encode(), digest_size=8).hexdigest()
-        data: dict[str, Any] = {
-            "broker": self._broker.settings.name,
-            **{key: getattr(one, key) for key in ("topic", "group", "consumer", "rank", "total", "token")},
-        }
+        place = (one.topic, one.group, one.consumer, one.rank, one.total)
+        data = _Consumer(self._broker.settings.name, *place, one.token)
         return Entry(CONSUMER, name, one.address, msgspec.to_builtins(data))

@@ -22,6 +22,7 @@ from towline.clock import Clock, SteadyClock, TimeSlice, in_slices
 from towline.delivery import GroupSnapshot, snapshot
 from towline.delivery.snapshot import EXCERPT, Rest, excerpt, open_parts, rest_of
 from towline.errors import StoreDamaged
+from towline.format import not_understood
 from towline.model import Durability, pull_stream
 from towline.store import Store
 
@@ -130,8 +131,8 @@ class Snapshots:
             return False
         try:
             self.rests[name] = msgspec.msgpack.decode(found, type=Rest)
-        except msgspec.MsgspecError:
-            return False
+        except msgspec.MsgspecError as error:
+            raise not_understood(document, error) from None
         return True
 
     def _is_ahead(self, one: GroupSnapshot) -> bool:

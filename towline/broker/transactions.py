@@ -49,7 +49,7 @@ from towline.errors import (
     Unreadable,
     WrongShard,
 )
-from towline.format import not_understood
+from towline.format import decode_document, not_understood
 from towline.frame import FRAME_MAX, Frame, encode_events
 from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability, check_producer_group
@@ -331,7 +331,7 @@ class Escrow:
         prepared = marks = 0
         if document is not None:
             try:
-                snapshot = msgspec.msgpack.decode(document, type=TransactionsSnapshot)
+                snapshot = decode_document(DOCUMENT, document, TransactionsSnapshot)
             except msgspec.MsgspecError as error:
                 log.error("%s cannot be read (%s): transactions are replayed as far as they are kept", DOCUMENT, error)
             else:

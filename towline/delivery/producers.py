@@ -32,7 +32,7 @@ Window = tuple[int, int, list[tuple[int, int, int]]]
 """What is remembered of a producer: its id, floor, [(sequence, first, at_us), …]."""
 
 
-class ProducersSnapshot(msgspec.Struct, array_like=True):
+class ProducersSnapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """What is remembered, the longest silent producer first."""
 
     producers: list[Window]

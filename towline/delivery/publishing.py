@@ -117,7 +117,7 @@ def decode_staged(record: bytes) -> StagedHead:
     return _STAGED.decode(record)
 
 
-class Waiting(msgspec.Struct, array_like=True):
+class Waiting(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A staged record."""
 
     size: int
@@ -127,7 +127,7 @@ class Waiting(msgspec.Struct, array_like=True):
     token: bytes
 
 
-class Running(msgspec.Struct, array_like=True):
+class Running(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """An epoch that is being published."""
 
     epoch: int
@@ -145,7 +145,7 @@ class Running(msgspec.Struct, array_like=True):
         return [*self.held, *range(self.done, len(self.records))]
 
 
-class Sink(msgspec.Struct, frozen=True, array_like=True):
+class Sink(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     epoch: int
     at_us: int
     digests: dict[int, bytes] = {}
@@ -156,7 +156,7 @@ class Sink(msgspec.Struct, frozen=True, array_like=True):
     """Who published it; empty is not known."""
 
 
-class PublicationsSnapshot(msgspec.Struct, frozen=True, array_like=True):
+class PublicationsSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     staged_end: int
     """The staged records before this number are in here …"""
     marks_end: int

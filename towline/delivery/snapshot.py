@@ -65,7 +65,7 @@ class GroupSnapshot(msgspec.Struct, frozen=True):
         return [self.offsets[name] for name in names] if self.offsets.keys() == set(names) else None
 
 
-class Rest(msgspec.Struct, frozen=True, array_like=True):
+class Rest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a group has open, compact: where that is very much, its snapshot shows only some of it."""
 
     leases: list[LeaseSnapshot]

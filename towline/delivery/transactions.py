@@ -124,7 +124,7 @@ def decode_prepared(record: bytes) -> Prepared:
     return _PREPARED.decode(record)
 
 
-class Open(msgspec.Struct, array_like=True):
+class Open(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A transaction that is not decided yet."""
 
     head: Prepared
@@ -146,7 +146,7 @@ class Open(msgspec.Struct, array_like=True):
         return min(first_us << min(self.checks, 20), max(CHECK_MAX_US, first_us))
 
 
-class Finished(msgspec.Struct, frozen=True, array_like=True):
+class Finished(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     committed: bool
     at_us: int
     producer_group: str
@@ -159,7 +159,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
     delayed: list[int] = []
 
 
-class TransactionsSnapshot(msgspec.Struct, frozen=True, array_like=True):
+class TransactionsSnapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     prepared: int
     """The records of prepared transactions before this one are in here …"""
     marks: int

@@ -18,6 +18,7 @@ from towline.delivery.catalog_changes import (
     TopicPut,
     decode_catalog_change,
 )
+from towline.format import decode_document, not_understood
 from towline.frame import Frame
 from towline.store.log.disk import reading
 from towline.store.log.outside import Lost, Outside, read_range
@@ -88,7 +89,10 @@ class FolderCatalog:
         for chunk in read_range(self._path, stream, first, seen.end, outside.place_of(stream, first)):
             if not isinstance(chunk, Lost):
                 bodies = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
-                found += map(decode_catalog_change, bodies)
+                try:
+                    found += map(decode_catalog_change, bodies)
+                except msgspec.MsgspecError as error:
+                    raise not_understood(stream, error) from None
         return found
 
     def _document(self, name: str, kind: type[T]) -> T:
@@ -96,7 +100,8 @@ class FolderCatalog:
         for path in (self._path / "config" / name, self._path / "config" / f"{name}.bak"):
             try:
                 with reading(path):
-                    return msgspec.json.decode(path.read_bytes(), type=kind)
+                    document = path.read_bytes()
+                return decode_document(str(path), document, kind)
             except (FileNotFoundError, msgspec.MsgspecError):
                 continue
         return kind(position=0)

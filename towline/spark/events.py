@@ -29,7 +29,7 @@ from towline.delivery.events import (
     Skipped,
     Started,
 )
-from towline.errors import StoreDamaged
+from towline.format import not_understood
 from towline.frame import Frame
 from towline.model import LANES, lane_name
 from towline.spark.arrow import TIME, Origin, Records
@@ -123,7 +123,8 @@ def _events_of(piece: Records) -> list[Event]:
     try:
         return _EVENTS.decode(b"\xdd" + len(bodies).to_bytes(4, "big") + b"".join(bodies))
     except msgspec.MsgspecError as error:
-        raise StoreDamaged(f"events {piece.first} to {piece.first + piece.count - 1} do not decode: {error}") from None
+        # Their frame has a checksum, and that is right.
+        raise not_understood(f"one of the events {piece.first} to {piece.first + piece.count - 1}", error) from None
 
 
 def _runs(event: Event, shards: int) -> Iterator[_Run]:

@@ -13,12 +13,14 @@ from towline.client.blocking import Client, connect
 from towline.client.delays import DelayedEntry, delayed
 from towline.client.nodes import Node, is_shared, node_of, nodes_of
 from towline.client.scanning import Missing, StreamReader
-from towline.errors import BadRequest, Unavailable
+from towline.errors import BadRequest, NewerFormat, Unavailable
+from towline.format import instead_of
 from towline.model import PRIVATE
 from towline.spark.catalog import FolderCatalog
 from towline.spark.events import begins_group
 from towline.spark.ranges import Catalogued, Lane, Range, Selection, Where, check_known
 from towline.spark.schedule import Delayed, FolderSchedule
+from towline.store.log.folder import writer_of
 from towline.store.log.outside import Lost, Outside, Place, read_range
 
 __all__ = ["BrokerPlace", "Door", "FolderPlace", "open_place", "why_gap"]
@@ -75,6 +77,7 @@ class BrokerPlace:
         self._client = door.connect()
         self._wanted = door.brokers
         self._name = door.url
+        self.writer = ""
 
     def close(self) -> None:
         self._client.close()
@@ -171,6 +174,11 @@ class FolderPlace:
         self._outside: Outside | None = None
         self._selection: Selection | None = None
 
+    @property
+    def writer(self) -> str:
+        """The version of Towline that has written there last, if that is known."""
+        return writer_of(self._path)
+
     def close(self) -> None:
         self._outside = None
 
@@ -228,6 +236,8 @@ def open_place(door: Door) -> Iterator[BrokerPlace | FolderPlace]:
     place = BrokerPlace(door) if door.url else FolderPlace(door)
     try:
         yield place
+    except NewerFormat as error:
+        raise NewerFormat(f"{error}: {instead_of(place.writer)}") from None
     finally:
         place.close()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -14,6 +14,7 @@ from towline.delivery.schedule import Position, Schedule, ScheduleSnapshot
 from towline.delivery.schedule_events import decode_schedule_event
 from towline.delivery.wheel import Place
 from towline.errors import StoreDamaged
+from towline.format import decode_document, not_understood
 from towline.frame import Frame
 from towline.model import DELAY, lane_name, message_id
 from towline.spark.arrow import TIME
@@ -21,6 +22,8 @@ from towline.store.log.disk import reading
 from towline.store.log.outside import Chunk, Outside, Seen, read_range
 
 __all__ = ["SCHEDULE", "Delayed", "FolderSchedule", "schedule_batches"]
+
+T = TypeVar("T")
 
 SCHEDULE: Final = pa.schema(
     [
@@ -126,7 +129,8 @@ class FolderSchedule:
         for path in (self._path / "config" / OFFSETS, self._path / "config" / f"{OFFSETS}.bak"):
             try:
                 with reading(path):
-                    return msgspec.json.decode(path.read_bytes(), type=ScheduleSnapshot)
+                    document = path.read_bytes()
+                return decode_document(str(path), document, ScheduleSnapshot)
             except FileNotFoundError:
                 continue
             except msgspec.MsgspecError as error:
@@ -144,12 +148,12 @@ class FolderSchedule:
             if name != MARKS:
                 level, at = int(name.split("/")[1]), 0 if snapshot is None else snapshot.ends.get(name, 0)
                 for seq, record in self._records(seen, at, seen.end):
-                    parcel = decode_parcel(record)
+                    parcel = _understood(name, decode_parcel, record)
                     schedule.register(Place(level, parcel.number), seq, parcel, 0)
         marks = self._streams.get(MARKS)
         if marks is not None:
             for _, record in self._records(marks, 0 if snapshot is None else snapshot.position, marks.end):
-                schedule.apply(decode_schedule_event(record))
+                schedule.apply(_understood(MARKS, decode_schedule_event, record))
         for slot in schedule.slots.values():
             slot_stream = self._streams.get(slot.place.stream)
             slot.next = max(slot.next, slot_stream.first if slot_stream is not None else slot.end)
@@ -163,3 +167,10 @@ class FolderSchedule:
                     f"schedule cannot be read: {chunk.reason}"
                 )
             yield from enumerate(Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count), chunk.first)
+
+
+def _understood(stream: str, decode: Callable[[bytes], T], record: bytes) -> T:
+    try:
+        return decode(record)
+    except msgspec.MsgspecError as error:
+        raise not_understood(stream, error) from None

@@ -7,14 +7,12 @@ import os
 import re
 from pathlib import Path
 
-import msgspec
-
 from towline.errors import StoreFailed
 from towline.files import file_mode, folder_mode, make_folder, narrow
-from towline.format import FORMAT, NOTE, refuse_newer
+from towline.format import FORMAT, NOTE, refuse_newer, writer_in
 from towline.store.log.disk import DiskIo
 
-__all__ = ["check_format", "close_to_others", "is_secret", "prepare_folder", "raise_format", "sweep"]
+__all__ = ["check_format", "close_to_others", "is_secret", "prepare_folder", "raise_format", "sweep", "writer_of"]
 
 log = logging.getLogger("towline.store")
 
@@ -109,14 +107,13 @@ def check_format(root: Path) -> int | None:
     if len(words) != 3 or words[:2] != ["towline", "log"] or not words[2].isdigit():
         raise StoreFailed(f"{root / 'format'} does not say 'towline log {FORMAT}': is this the folder of a log store?")
     version = int(words[2])
-    refuse_newer(str(root), version, _writer(root) if version > FORMAT else "")
+    refuse_newer(str(root), version, writer_of(root) if version > FORMAT else "")
     return version
 
 
-def _writer(root: Path) -> str:
+def writer_of(root: Path) -> str:
     """The version of Towline that wrote to the folder last, if it says so."""
     try:
-        note = msgspec.json.decode((root / "config" / NOTE).read_bytes(), type=dict[str, int | str])
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return writer_in((root / "config" / NOTE).read_bytes())
+    except OSError:
         return ""
-    return str(note.get("towline", ""))

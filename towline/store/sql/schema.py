@@ -12,13 +12,12 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-import msgspec
 from sqlalchemy import Index, Table, bindparam, func, select
 from sqlalchemy.dialects.mysql import insert
 from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.sql import ClauseElement
 
-from towline.format import NOTE, refuse_newer
+from towline.format import NOTE, refuse_newer, writer_in
 from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.faults import code_of
@@ -86,8 +85,7 @@ async def _writer(connection: Connection) -> str:
     """The version of Towline that wrote to the database last, if it says so."""
     try:
         rows = await connection.rows(_WRITER)
-        writers = (str(msgspec.json.decode(body).get("towline", "")) for (body,) in rows)
-        return max(writers, key=order_of, default="")
+        return max((writer_in(body) for (body,) in rows), key=order_of, default="")
     except Exception:
         # The tables may be others by then; that they are newer is what counts.
         log.debug("who wrote the tables cannot be told", exc_info=True)
