@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from sqlalchemy import bindparam, select
 
-from towline.clock import SYSTEM, Clock
+from towline.clock import SYSTEM, Clock, TimeSlice
 from towline.errors import BadName, Closed, QueueFull, TooLarge, TowlineError
 from towline.model import Durability
 from towline.store.eras import ERAS, Era, Eras, Times, decode_eras, encode_eras
@@ -93,6 +93,7 @@ class SqlStore:
         if (document := await store.load(ERAS)) is not None:
             store._eras = Eras(decode_eras(document, last_us))
         store._row_max = int((await database.variables()).get("max_allowed_packet", 16 << 20)) - _PACKET_SPARE
+        part = TimeSlice()  # a broker that takes a realm over serves others meanwhile
         for number, name, first, end, size_bytes, swept in streams:
             stream = Stream(number, name, first, end, size_bytes)  # type: ignore[arg-type]
             if not stream.name.endswith("/"):
@@ -100,6 +101,9 @@ class SqlStore:
             store._streams.add(stream)
             store._writer.knows(stream)
             store._sweeper.sweep(stream)
+            if part.over:
+                await part.rest()
+        store._streams.list_all()
         return store
 
     @property

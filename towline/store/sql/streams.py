@@ -82,12 +82,16 @@ class Streams:
         return self._by_name.get(name)
 
     def add(self, stream: Stream) -> None:
-        """One that was in the database."""
+        """One that was in the database; it is listed by `list_all`."""
         self._next_id = max(self._next_id, stream.id + 1)
         self._last_id = max(self._last_id, stream.id)
         if not stream.is_gone:
             self._by_name[stream.name] = stream
-            self.show(stream)
+            self.note(stream)
+
+    def list_all(self) -> None:
+        """List all that were added: very many one by one would take seconds."""
+        self._names = sorted(name for name in self._by_name if not name.endswith("/"))
 
     def make(self, name: str) -> Stream:
         """A new one; it is listed when its first unit is committed."""
