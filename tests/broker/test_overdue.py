@@ -140,8 +140,27 @@ def test_many_scattered_ones_are_given_up_and_others_stay(aged: World, clock: Ma
             clock.advance(300)
             await maintain(bench)
             assert bench.broker.group_state("orders", "billing").retrying == 1
-            clock.advance(30 * 86400)
+            clock.advance(31 * 86400)
             assert (await bench.pull(member)).bodies == [b"young"]
+
+    asyncio.run(main())
+
+
+def test_what_failed_together_with_it_and_is_younger_goes_on_waiting(aged: World, clock: ManualClock) -> None:
+    async def main() -> None:
+        async with aged.open(clock, **SMALL) as bench:
+            member = await bench.attach(delays_s=(30 * 86400.0,))
+            await bench.send("orders", b"old")
+            clock.advance(1200)
+            await bench.send("orders", b"young", b"younger")
+            await bench.act(member, NACK, await bench.pull(member, wait_ms=30_000))
+            clock.advance(3100)
+            await maintain(bench)
+            state = bench.broker.group_state("orders", "billing")
+            assert (state.retrying, state.lag) == (2, 2)
+            assert (await bench.pull(member)).bodies == [], "it is not due"
+            clock.advance(31 * 86400)
+            assert (await bench.pull(member)).bodies == [b"young", b"younger"]
 
     asyncio.run(main())
 

@@ -209,8 +209,10 @@ class RetryQueue:
             if not row.first < end or not first < row.end:
                 continue
             while (found := row.overlap(first, end)) is not None:
-                self._ready.setdefault(lane, Ranges()).add(*found, joined=False)
-                row.remove(found[0], found[0] + found[1])
+                # What else is in the entry goes on waiting.
+                begin, stop = max(found[0], first), min(found[0] + found[1], end)
+                ready = self._ready.setdefault(lane, Ranges())
+                self.size += ready.add(begin, stop - begin, found[2], joined=False) + row.remove(begin, stop)
                 exposed = True
             if not row:
                 del self._waiting[due_us][lane]
@@ -249,7 +251,7 @@ class RetryQueue:
         lane, first, count, attempt = part
         end = first + count
         while first < end:
-            found = self._find(lane, first)
+            found = self._find(lane, first, end)
             assert found is not None, f"message {first} of {part} is not in the retry queue"
             assert self._kinds[found[2]][0] == attempt, (self._retry(lane, found), part)
             stop = min(found[0] + found[1], end)
@@ -283,7 +285,7 @@ class RetryQueue:
         """Whether a part is here, whole and under the same attempt."""
         first = part.first
         while first < part.end:
-            found = self._find(part.lane, first)
+            found = self._find(part.lane, first, part.end)
             if found is None or self._kinds[found[2]][0] != part.attempt:
                 return False
             first = found[0] + found[1]
@@ -302,12 +304,12 @@ class RetryQueue:
                 lowest[lane] = min(row.first, lowest.get(lane, row.first))
         return lowest
 
-    def _find(self, lane: int, number: int) -> Range | None:
+    def _find(self, lane: int, number: int, end: int) -> Range | None:
         """The ready entry of a message. A replayed pull may carry an earlier time than the retry that it took, when the
-        clock was set back between them: then the entry is made ready early."""
+        clock was set back between them: then what is taken, up to `end`, is made ready early."""
         row = self._ready.get(lane)
         found = row.find(number) if row is not None else None
-        if found is None and self._expose(lane, number, number + 1):
+        if found is None and self._expose(lane, number, end):
             found = self._ready[lane].find(number)
         return found
 
