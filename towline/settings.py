@@ -150,6 +150,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             ge=0,
         ),
     ] = 86400.0
+    open_max_bytes: Annotated[
+        int,
+        _help(
+            "How much more than `retention_bytes` is kept because of such messages; then the oldest of them go all the "
+            "same.",
+            ge=0,
+        ),
+    ] = 10 << 30
     maintenance_s: Annotated[float, _help("How often retention and snapshots run.", gt=0, le=3600)] = 10.0
     segment_bytes: Annotated[int, _help("Size of a file of the message log (file store).", ge=64 << 10, le=2 << 30)] = (
         128 << 20

@@ -537,3 +537,57 @@ def test_one_of_many_is_cancelled_without_reading_all_of_them(world: World) -> N
             assert again.count == 0
 
     asyncio.run(main())
+
+
+def test_a_store_with_a_size_is_not_kept_too_large_by_one_message_that_waits(disk: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        disk.store_clock = clock
+        given: dict[str, Any] = {"retention_s": 0.0, "retention_bytes": 1 << 20, "segment_bytes": 64 << 10}
+        async with disk.open(clock, heartbeat_s=1e6, **given) as bench:
+            due_us = [clock.now_us() + days * DAY_S * SECOND_US for days in range(20, 320)]
+            for at_us in due_us[:-1]:
+                await bench.send("orders", b"waits", deliver_at_us=[at_us])
+            await bench.send("orders", b"in a year", deliver_at_us=due_us[-1:])
+            clock.advance(60)
+            for _ in range(40):
+                await bench.send("other", bytes(200_000))
+            for _ in range(5):
+                clock.advance(10)
+                await bench.broker.maintain()
+                await bench.broker.scheduler.catch_up()
+            assert sum(bench.store.bounds(name).size_bytes for name in bench.store.streams("lane/")) < 1 << 20
+            for _ in range(5):
+                clock.advance(10)
+                await bench.broker.maintain()
+                await bench.broker.scheduler.catch_up()
+            slots = [name for name in bench.store.streams("delay/") if name != MARKS]
+            assert sum(bench.store.bounds(name).end for name in slots) == 600, "each was written anew once"
+            assert bench.broker.topic_state("orders").delayed == 300
+            clock.advance(320 * DAY_S)
+            await bench.broker.scheduler.catch_up()
+            assert bench.broker.topic_state("orders").delayed == 0
+        async with disk.open(clock, **given) as bench:
+            assert bench.broker.topic_state("orders").delayed == 0
+
+    asyncio.run(main())
+
+
+def test_what_waits_is_not_written_over_and_over_where_it_is_most_of_the_store(disk: World) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        disk.store_clock = clock
+        given: dict[str, Any] = {"retention_s": 0.0, "retention_bytes": 1 << 20, "segment_bytes": 64 << 10}
+        async with disk.open(clock, heartbeat_s=1e6, **given) as bench:
+            at_us = clock.now_us() + 300 * DAY_S * SECOND_US
+            for _ in range(15):
+                await bench.send("orders", bytes(100_000), deliver_at_us=[at_us])
+            [stream] = [name for name in bench.store.streams("delay/") if name != MARKS]
+            for _ in range(6):
+                clock.advance(10)
+                await bench.broker.maintain()
+                await bench.broker.scheduler.catch_up()
+            assert bench.store.bounds(stream).end == 15
+            assert bench.broker.topic_state("orders").delayed == 15
+
+    asyncio.run(main())

@@ -87,6 +87,9 @@ async def test_a_pin_holds_its_segment_and_all_behind_it(tmp_path: Path) -> None
     trimmed = await store.retain(0, 1, {"h3": 1, "a": 8, "nobody": 0})
     assert store.bounds("a").first == 3
     assert "record 1 of h3" in trimmed.held_back
+    assert trimmed.holders == ("h3",)
+    first, second = [(await store.retain(0, 1, pins)).holders for pins in ({"h3": 1, "a": 3}, {"a": 3, "h3": 1})]
+    assert (first, second) == (("h3",), ("a",)), "of two with the same file, the one that comes first in the pins"
     trimmed = await store.retain(0, 1, {"h3": 2, "a": 8})
     assert store.bounds("a").first == 8
     assert "record 8 of a" in trimmed.held_back

@@ -17,7 +17,7 @@ from towline.clock import SECOND_US, Clock, SteadyClock, TimeSlice
 from towline.delivery import Dedup, Producers
 from towline.errors import TowlineError
 from towline.settings import BrokerSettings
-from towline.store import Store
+from towline.store import Store, Trimmed
 
 __all__ = ["Recollection", "every", "parting_members", "reclaim", "retain"]
 
@@ -112,14 +112,15 @@ async def retain(  # noqa: PLR0917 all of it says what may go
     store: Store,
     clock: Clock,
     topics: Mapping[str, Topic],
-    pins: dict[str, int],
+    letters: Mapping[str, int],
     needed: Callable[[], dict[str, int]],
     settings: BrokerSettings,
     holds: Holds,
     overdue: Overdue,
-) -> None:
-    """Drop what is older or more than is to be kept; never what is `needed` for recovery, and not at once what is
-    leased, retrying or dying, or somebody has a hold on. Groups may be made meanwhile: what is needed is asked last."""
+) -> Trimmed:
+    """Drop what is older or more than is to be kept; never what is `needed` for recovery or `letters` says, and not at
+    once what is leased, retrying or dying, or somebody has a hold on. Groups may be made meanwhile: what is needed is
+    asked last. Gives what the store did at last."""
     retention_s, held = settings.retention_s, await holds.pins()
     ages, part = dict[str, float](), TimeSlice()
     for name, topic in topics.items():
@@ -130,50 +131,58 @@ async def retain(  # noqa: PLR0917 all of it says what may go
     longest_us = round(longest_s * SECOND_US)
     own_us = {name: round(age_s * SECOND_US) for name, age_s in ages.items() if _own(age_s, retention_s)}
     await overdue.look((topic, kept) for name, topic in topics.items() if (kept := own_us.get(name, longest_us)))
+    pins: dict[str, int] = {}
     for name, topic in topics.items():
         if part.over:
             await part.rest()
         topic_pins = lane_pins(topic)
-        for stream, first in topic_pins.items():
-            pins[stream] = min(first, pins.get(stream, first))
-        if _own(ages[name], retention_s):
-            before_us = clock.now_us() - round(ages[name] * SECOND_US)
+        pins |= topic_pins
+        if name in own_us:
+            before_us = clock.now_us() - own_us[name]
             for lane in topic.lanes:
                 pin = min(topic_pins.get(lane.stream, lane.end), lane.end)
                 await _trim(store, lane.stream, before_us, pin, held, holds)
             topic.look_again()
             await trim_arrivals(store, topic)
-    both = pins | needed()
-    both |= {stream: min(at, both.get(stream, at)) for stream, at in held.items()}
-    trimmed = await store.retain(longest_us, settings.retention_bytes, both)
-    freed = trimmed.bytes_freed
-    if held and trimmed.held_back:
+    max_bytes = settings.retention_bytes
+    # Open messages come last: they are given up only where nothing else keeps the same file.
+    needs = {**letters, **needed(), **pins}
+    both = needs | {stream: min(at, needs.get(stream, at)) for stream, at in held.items()}
+    trimmed = await store.retain(longest_us, max_bytes, both)
+    freed, beyond_bytes = trimmed.bytes_freed, trimmed.surplus_bytes
+    if any(stream in held and held[stream] < needs.get(stream, held[stream] + 1) for stream in trimmed.holders):
         holds.waits(trimmed.held_back)
         longer_us = longest_us and longest_us + holds.max_us
-        more = settings.retention_bytes and settings.retention_bytes + holds.max_bytes
-        forced = await store.retain(longer_us, more, pins | needed())
-        freed += forced.bytes_freed
-        if forced.bytes_freed:
-            holds.broke(f"{forced.bytes_freed:,} bytes were")
+        more = max_bytes and max_bytes + holds.max_bytes
+        trimmed = await store.retain(longer_us, more, {**letters, **needed(), **pins})
+        freed += trimmed.bytes_freed
+        beyond_bytes = trimmed.surplus_bytes and trimmed.surplus_bytes + holds.max_bytes
+        if trimmed.bytes_freed:
+            holds.broke(f"{trimmed.bytes_freed:,} bytes were")
     await _tell_groups(topics.values(), anew=bool(freed))
     if freed:
         log.info("retention freed %d bytes", freed)
-    if trimmed.held_back and settings.retention_bytes and not held:
-        log.warning("retention could not free more: %s", trimmed.held_back)
-        await overdue.make_room(topics.values())  # it goes in the next round
+    if beyond_bytes:
+        overdue.remind("store", f"retention could not free more: {trimmed.held_back}")
+    by_open = any(stream in pins for stream in trimmed.holders)
+    await overdue.make_room(topics.values(), beyond_bytes if by_open else 0)  # it goes in the next round
+    return trimmed
 
 
 async def _trim(  # noqa: PLR0917 all of it says how far
     store: Store, stream: str, before_us: int, pin: int, held: Mapping[str, int], holds: Holds
 ) -> None:
     """Trim one lane of a topic that has a retention of its own."""
+    first, end, _ = store.bounds(stream)
+    if first == end:
+        return
     at = min(await store.locate(stream, before_us), pin)
     if at > held.get(stream, at):
         late = min(await store.locate(stream, before_us - holds.max_us), pin)
         if late > held[stream]:
             holds.broke(f"records {held[stream]} to {late - 1} of {stream} were")
         at = max(held[stream], late)
-    if at > store.bounds(stream).first:
+    if at > first:
         await store.trim(stream, at)
 
 

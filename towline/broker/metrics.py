@@ -54,6 +54,12 @@ BROKER: Final = (
         "retention_held_s",
     ),
     (
+        "towline_retention_held_bytes",
+        "gauge",
+        "By how much the store is larger than its limit because of open messages.",
+        "retention_held_bytes",
+    ),
+    (
         "towline_retention_dropped_open_total",
         "counter",
         "Open messages that retention waited for in vain, and dropped.",

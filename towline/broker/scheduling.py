@@ -11,7 +11,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -45,6 +45,8 @@ UNITS_MAX: Final = 4
 """Units on their way to the disk at a time."""
 MOVE_BYTES: Final = 1 << 20
 BOOK_LAG_US: Final = 8 * SECOND_US
+ROOM_US: Final = 3600 * SECOND_US
+"""Where the store is too large, what was written in so long a time is written anew at a time."""
 CANCELLED_PER_SLOT: Final = 20_000
 """A slot with more cancelled messages than this is rewritten without them."""
 
@@ -438,6 +440,22 @@ class Scheduler:
         for slot in self.schedule.older(before_us, self.follow_clock()):
             self._rewriting.setdefault(slot.place, slot.end)
         self._move_pace.soon.set()
+
+    def make_room(self, streams: Collection[str], store_max_bytes: int) -> None:
+        """The store is larger than it should be, and what waits in these streams keeps it so: have the oldest written
+        anew. Where what waits is much of the store, that would go on for ever and free little."""
+        bounds, slots = self.agenda.store.bounds, self.schedule.slots
+        # What has been written anew is let go of some time later.
+        times = [
+            slot.since_us
+            for place, slot in slots.items()
+            if place.level and place.stream in streams and slot.next <= bounds(place.stream).first
+        ]
+        waiting_bytes = sum(bounds(stream).size_bytes for stream in {place.stream for place in slots})
+        if not times or 2 * waiting_bytes > store_max_bytes:
+            return
+        oldest_us = min(times)
+        self.rewrite_older(oldest_us + 1 + min((self.agenda.clock.now_us() - oldest_us) // 2, ROOM_US))
 
     def tidy(self, place: Place) -> None:
         """A slot with very many cancelled messages is rewritten without them."""

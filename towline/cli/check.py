@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from towline.cli.options import Connection
-from towline.cli.output import Output, about, many, print_json, print_line, span
+from towline.cli.output import Output, about, many, print_json, print_line, size, span
 from towline.cli.times import Duration
 from towline.errors import TowlineError
 from towline.model import PRIVATE
@@ -87,13 +87,18 @@ def check(
 
 
 def _look_at_retention(broker: dict[str, Any]) -> list[Finding]:
-    """Open messages that hold it back, from half of the time on for which it waits for them."""
+    """Open messages that hold it back, from half of the time on for which it waits for them, or half of the bytes."""
     held_s, most_s = broker.get("retention_held_s", 0), broker.get("retention_held_max_s", 0)
-    if not held_s or 2 * held_s < most_s:
-        return []
-    left = span(round(max(most_s - held_s, 0)))
-    text = f"open messages of {broker['retention_held_by']} hold retention back for {span(round(held_s))}"
-    return [Finding(WARNING, f"{text}, and are dropped in {left}")]
+    held_bytes, most_bytes = broker.get("retention_held_bytes", 0), broker.get("retention_held_max_bytes", 0)
+    found = []
+    if held_s and 2 * held_s >= most_s:
+        left = span(round(max(most_s - held_s, 0)))
+        text = f"open messages of {broker['retention_held_by']} hold retention back for {span(round(held_s))}"
+        found.append(Finding(WARNING, f"{text}, and are dropped in {left}"))
+    if held_bytes and 2 * held_bytes >= most_bytes:
+        text = f"open messages of {broker['retention_held_by']} keep {size(held_bytes)} too many"
+        found.append(Finding(WARNING, f"{text}, and are dropped at {size(most_bytes)}"))
+    return found
 
 
 def _look_at_lag(broker: dict[str, Any]) -> list[Finding]:

@@ -219,7 +219,7 @@ class MemoryStore:
         oldest_us = times.now_us - max_age_us if max_age_us else 0
         surplus_bytes = self._bytes - max_bytes if max_bytes else 0
         before = self._bytes
-        held_back, held_too_old = "", False
+        held_back, held_too_old, holders = "", False, list[str]()
         drops: dict[str, int] = {}
         # The oldest frame of every stream; all frames in the order of their age come out of it one by one.
         heads = [(stream.kept[0].chunk.serial, name) for name, stream in self._streams.items() if stream.kept]
@@ -234,6 +234,7 @@ class MemoryStore:
             if name in pinned and pinned[name] < chunk.first + chunk.count:
                 held_back = held_back or f"record {pinned[name]} of stream {name} is still needed"
                 held_too_old = held_too_old or too_old
+                holders.append(name)
                 heapq.heappop(heads)
                 continue
             surplus_bytes -= len(chunk.frame)
@@ -244,7 +245,10 @@ class MemoryStore:
                 heapq.heappop(heads)
         for name, count in drops.items():
             self._drop(self._streams[name], count)
-        return Trimmed(before - self._bytes, held_back if held_too_old or surplus_bytes > 0 else "")
+        freed = before - self._bytes
+        if not held_too_old and surplus_bytes <= 0:
+            return Trimmed(freed, "")
+        return Trimmed(freed, held_back, tuple(holders), max(surplus_bytes, 0))
 
     async def load(self, name: str) -> bytes | None:
         self._check_open()

@@ -98,6 +98,10 @@ class Trimmed(NamedTuple):
     bytes_freed: int
     held_back: str
     """Empty, or why more could not be freed: for example the stream and record that a pin holds."""
+    holders: tuple[str, ...] = ()
+    """The streams whose pins hold it back; of several with the same file the one that comes first in `pinned`."""
+    surplus_bytes: int = 0
+    """By how much the store is larger than it should be, still."""
 
 
 def kind_of(stream: str) -> str:

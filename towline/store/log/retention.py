@@ -19,6 +19,8 @@ class Verdict(NamedTuple):
 
     segments: int
     held_back: str
+    holders: tuple[str, ...] = ()
+    surplus_bytes: int = 0
 
 
 async def what_may_go(
@@ -34,14 +36,14 @@ async def what_may_go(
     if not sealed:
         return Verdict(0, "")
     needed_from = await _first_needed(streams)
-    pin_segment, pin_reason = await _first_pinned(streams, pinned)
+    pin_segment, pin_reason, holder = await _first_pinned(streams, pinned)
     total = active_bytes + sum(segment.size_bytes for segment in sealed)
     for count, segment in enumerate(sealed):
         aged = bool(max_age_us) and times.time_of(segment.number, segment.last_at_us) < times.now_us - max_age_us
         if segment.number >= needed_from and not aged and not (max_bytes and total > max_bytes):
             return Verdict(count, "")
         if segment.number >= pin_segment:
-            return Verdict(count, pin_reason)
+            return Verdict(count, pin_reason, (holder,), max(total - max_bytes, 0) if max_bytes else 0)
         total -= segment.size_bytes
     return Verdict(len(sealed), "")
 
@@ -57,9 +59,9 @@ async def _first_needed(streams: Catalogue) -> int:
     return lowest
 
 
-async def _first_pinned(streams: Catalogue, pinned: Mapping[str, int]) -> tuple[int, str]:
-    """The first segment that holds a record at or behind its stream's pin."""
-    lowest, reason, part = _NONE, "", TimeSlice()
+async def _first_pinned(streams: Catalogue, pinned: Mapping[str, int]) -> tuple[int, str, str]:
+    """The first segment that holds a record at or behind its stream's pin, why it is held, and the stream."""
+    lowest, reason, holder, part = _NONE, "", "", TimeSlice()
     for name, seq in pinned.items():
         if part.over:
             await part.rest()
@@ -68,8 +70,8 @@ async def _first_pinned(streams: Catalogue, pinned: Mapping[str, int]) -> tuple[
             continue
         number = _segment_of(stream, max(seq, stream.first))
         if number < lowest:
-            lowest, reason = number, f"record {max(seq, stream.first)} of {name} is held"
-    return lowest, reason
+            lowest, reason, holder = number, f"record {max(seq, stream.first)} of {name} is held", name
+    return lowest, reason, holder
 
 
 def _segment_of(stream: Stream, seq: int) -> int:

@@ -283,7 +283,8 @@ class SqlStore:
             )
             if planned.trims:
                 await self._trim(planned.trims)
-            return Trimmed(sum(trim.freed_bytes for trim in planned.trims), planned.held_back)
+            freed = sum(trim.freed_bytes for trim in planned.trims)
+            return Trimmed(freed, planned.held_back, planned.holders, planned.surplus_bytes)
 
     async def _trim(self, trims: list[Trim]) -> None:
         job = Job(self._loop.create_future())

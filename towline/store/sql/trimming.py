@@ -74,6 +74,8 @@ class _Frame(NamedTuple):
 class Plan(NamedTuple):
     trims: list[Trim]
     held_back: str
+    holders: tuple[str, ...] = ()
+    surplus_bytes: int = 0
 
 
 class _Oldest:
@@ -130,7 +132,7 @@ async def plan(
         if head is not None and (surplus > 0 or times.time_of(head.serial, head.at_us) < oldest_us):
             heads.append((head.serial, source.stream.id, source, head))
     heapq.heapify(heads)
-    held_back, held_too_old = "", False
+    held_back, held_too_old, holders = "", False, list[str]()
     while heads:
         _, _, source, frame = heads[0]
         name = source.stream.name
@@ -141,6 +143,7 @@ async def plan(
         if name in pinned and pinned[name] < frame.end:
             held_back = held_back or f"record {pinned[name]} of stream {name} is still needed"
             held_too_old = held_too_old or too_old
+            holders.append(name)
             continue
         source.drop(frame)
         surplus -= frame.length
@@ -148,7 +151,9 @@ async def plan(
         if following is not None:
             heapq.heappush(heads, (following.serial, source.stream.id, source, following))
     trims = [Trim(source.stream, source.at, source.freed) for source in sources if source.freed]
-    return Plan(trims, held_back if held_too_old or surplus > 0 else "")
+    if not held_too_old and surplus <= 0:
+        return Plan(trims, "")
+    return Plan(trims, held_back, tuple(holders), max(surplus, 0))
 
 
 def _sweep_frames(table: Table) -> ClauseElement:
