@@ -12,6 +12,7 @@ from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, World
 from towline.broker import snapshots
 from towline.clock import SYSTEM, ManualClock
 from towline.model import TopicConfig
+from towline.protocol.ordering import EditTopic
 
 SMALL: dict[str, Any] = {"segment_bytes": 64 << 10, "retention_bytes": 64 << 10}
 
@@ -113,5 +114,72 @@ def test_retention_spares_what_is_leased_or_will_be_tried_again(disk: World, sta
             else:
                 clock.advance(86400)
             assert (await bench.pull(member, wait_ms=60_000)).bodies == [b"held"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["log", "sql"])
+@pytest.mark.parametrize("longest_s", [0.0, 30 * 86400.0])
+def test_one_topic_that_is_kept_for_longer_does_not_keep_the_others(
+    tmp_path: Path, kind: str, longest_s: float
+) -> None:
+    async def main() -> None:
+        world = World(kind, tmp_path)
+        clock = ManualClock(SYSTEM.now_us())
+        world.store_clock = clock
+        async with world.open(clock, retention_s=600.0, heartbeat_s=1e6) as bench:
+            await bench.broker.create_topic(TopicConfig("archive", retention_s=longest_s))
+            await bench.broker.create_topic(TopicConfig("fleeting", retention_s=60.0))
+            member = await bench.attach(delays_s=(86400.0,))
+            for topic in ("archive", "orders", "fleeting"):
+                await bench.send(topic, b"old")
+            clock.advance(120)
+            await bench.send("orders", b"open")
+            await bench.act(member, ACK, await bench.pull(member, 1))
+            await bench.act(member, NACK, await bench.pull(member, 1))
+            await bench.broker.maintain()
+            assert firsts(bench) == (0, 0, 1)
+            clock.advance(500)
+            await bench.broker.maintain()
+            assert firsts(bench) == (0, 1, 1)
+            clock.advance(600)
+            await bench.send("orders", b"new")
+            await bench.broker.maintain()
+            assert firsts(bench) == (0, 1, 1), "it is open"
+            assert bench.broker.figures()["retention_held_s"] > 0
+            clock.advance(86400)
+            await bench.broker.maintain()
+            await bench.broker.maintain()
+            assert firsts(bench) == (0, 3, 1)
+
+    asyncio.run(main())
+
+
+def firsts(bench: Bench) -> tuple[int, ...]:
+    return tuple(bench.store.bounds(f"lane/{topic}/middle").first for topic in ("archive", "orders", "fleeting"))
+
+
+def test_a_new_retention_of_a_topic_counts_at_once(disk: World) -> None:
+    """Those with a long one are looked at every few minutes only."""
+
+    async def main() -> None:
+        clock = ManualClock(SYSTEM.now_us())
+        disk.store_clock = clock
+        async with disk.open(clock, retention_s=0.0, heartbeat_s=1e6) as bench:
+            await bench.broker.create_topic(TopicConfig("orders", retention_s=86400.0))
+            await bench.send("orders", b"old")
+            clock.advance(86300)
+            await bench.broker.maintain()
+            clock.advance(200)
+            await bench.broker.maintain()
+            assert bench.store.bounds("lane/orders/middle").first == 0
+            clock.advance(600)
+            await bench.broker.maintain()
+            assert bench.store.bounds("lane/orders/middle").first == 1
+            await bench.send("orders", b"young")
+            clock.advance(60)
+            await bench.broker.edit_topic(EditTopic("orders", 30.0))
+            await bench.broker.maintain()
+            assert bench.store.bounds("lane/orders/middle").first == 2
 
     asyncio.run(main())

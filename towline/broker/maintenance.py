@@ -129,7 +129,7 @@ async def retain(  # noqa: PLR0917 all of it says what may go
             await part.rest()
     longest_s = 0.0 if 0.0 in ages.values() or not retention_s else max([*ages.values(), retention_s])
     longest_us = round(longest_s * SECOND_US)
-    own_us = {name: round(age_s * SECOND_US) for name, age_s in ages.items() if _own(age_s, retention_s)}
+    own_us = {name: round(age_s * SECOND_US) for name, age_s in ages.items() if _own(age_s, longest_s)}
     await overdue.look((topic, kept) for name, topic in topics.items() if (kept := own_us.get(name, longest_us)))
     pins: dict[str, int] = {}
     for name, topic in topics.items():
@@ -137,7 +137,7 @@ async def retain(  # noqa: PLR0917 all of it says what may go
             await part.rest()
         topic_pins = lane_pins(topic)
         pins |= topic_pins
-        if name in own_us:
+        if name in own_us and topic.is_to_trim(clock.steady_s(), ages[name]):
             before_us = clock.now_us() - own_us[name]
             for lane in topic.lanes:
                 pin = min(topic_pins.get(lane.stream, lane.end), lane.end)
@@ -198,9 +198,9 @@ async def _tell_groups(topics: Iterable[Topic], *, anew: bool = False) -> None:
             topic.look_again()
 
 
-def _own(age_s: float, retention_s: float) -> bool:
-    """Whether a topic is trimmed by itself: its messages are kept for a shorter time than the others'."""
-    return 0 < age_s < retention_s or bool(age_s and not retention_s)
+def _own(age_s: float, longest_s: float) -> bool:
+    """Whether a topic is trimmed by itself: messages of others are kept for longer, or for ever, which is 0."""
+    return bool(age_s) and (not longest_s or age_s < longest_s)
 
 
 def _age_s(topic: Topic, retention_s: float) -> float:
