@@ -106,6 +106,13 @@ def test_what_begins_while_its_rule_is_silenced_is_listed_and_told_when_that_is_
     assert watch.look(silenced(rule, 100), late, 101 * S) == []
 
 
+def test_a_silence_that_a_clock_has_begun_that_was_ahead_keeps_nothing_back() -> None:
+    watch, rule = Watch(), AlarmRule("slow", "backlog", 10, emails=OPS)
+    late, year_s = [Reading("backlog", 11, "orders", "billing")], 366 * 86_400
+    assert watch.look(silenced(rule, year_s), late, 1 * S) == []
+    assert states(watch.look(silenced(rule, 20 * year_s), late, 2 * S)) == [("begun", "orders", "billing")]
+
+
 def test_what_was_told_before_the_silence_is_not_repeated_in_it_but_after_it() -> None:
     watch, rule = Watch(), AlarmRule("dead", "dead", 1, emails=OPS, repeat_s=600)
     dead = [Reading("dead", 1, "orders", "billing")]

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from towline.clock import SECOND_US, is_ahead
 from towline.errors import BadName, BadRequest
 from towline.model import EMAILS_MAX, check_emails
 
@@ -93,7 +94,9 @@ class AlarmRule(msgspec.Struct, frozen=True):
         return matches(self.topic, topic) and matches(self.group, group)
 
     def silenced(self, now_us: int) -> bool:
-        return now_us < self.silenced_until_us
+        """One that would last longer than it may was begun by a clock that was ahead."""
+        until_us = self.silenced_until_us
+        return now_us < until_us and not is_ahead(until_us - SILENCE_MAX_S * SECOND_US, now_us)
 
     def exceeded(self, value: float) -> bool:
         return value < self.threshold if self.what == "disk" else value >= self.threshold and value > 0
