@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -462,3 +465,47 @@ def test_a_large_snapshot_is_not_written_each_time_something_happens(disk: World
             assert states(bench.broker, "before-7") == [("before-7", "committed")]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("case", ["ahead", "behind", "damaged"])
+def test_a_prepared_transaction_does_not_keep_the_log(
+    disk: World, case: str, restarted: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    off_s = {"ahead": 20, "behind": -20, "damaged": 0}[case] * 365 * 86_400.0
+    small = {"segment_bytes": 64 << 10, "retention_s": 2 * 86_400.0, "maintenance_s": 1e9, "heartbeat_s": 1e9}
+
+    async def main() -> None:
+        clock = disk.store_clock = ManualClock()
+        async with AsyncExitStack() as stack:
+            bench = await stack.enter_async_context(disk.open(clock, **small))
+            await bench.send("orders", b"before")
+            clock.advance(off_s)
+            await prepare(bench.broker, "t1", [("orders", 1, [b"prepared"])])
+            clock.advance(-off_s)
+            if case == "damaged":
+                [path] = (disk.folder / "data" / "log").glob("*.log")
+                content = path.read_bytes()
+                path.write_bytes(content.replace(b"prepared", b"PREPARED"))
+            for _ in range(10):
+                for _ in range(4):
+                    await bench.send("other", os.urandom(50_000))
+                clock.advance(86_400)
+                for _ in range(3):
+                    await bench.broker.maintain()
+                if restarted:
+                    await stack.aclose()
+                    bench = await stack.enter_async_context(disk.open(clock, **small))
+            assert sum(path.stat().st_size for path in (disk.folder / "data" / "log").glob("*.log")) < 15 * 50_000
+            if case == "damaged":
+                with pytest.raises(StoreDamaged):
+                    await decide(bench.broker, True)
+                await decide(bench.broker, False)
+            else:
+                await decide(bench.broker, True)
+                assert (await stored(bench))["orders"] == [b"prepared"]
+
+    with caplog.at_level(logging.WARNING, "towline.broker"):
+        asyncio.run(main())
+    said = [one for one in caplog.records if "transaction t1 cannot be read" in one.getMessage()]
+    assert len(said) == (case == "damaged" and (10 if restarted else 1))

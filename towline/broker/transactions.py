@@ -104,6 +104,8 @@ class Escrow:
         """Until then a large snapshot is not written again."""
         self._refusals = 0
         """What a database did not take."""
+        self._damaged: set[str] = set()
+        """Transactions whose messages cannot be read any more: they can only be rolled back."""
         self._turns: dict[str, _Turns] = {}
         self._closing = False
         self.asking = Asking(self._state, clock, time, lambda marks: self._record(marks, Durability.OS))
@@ -397,13 +399,16 @@ class Escrow:
     def pins(self) -> dict[str, int]:
         """What retention must leave alone, by stream."""
         prepared, marks = self._saved or (0, 0)
-        return {PREPARED: min(self._state.first_needed(prepared), prepared), MARKS: marks}
+        return {PREPARED: min(self._state.first_needed(prepared, self._damaged), prepared), MARKS: marks}
 
     async def tidy(self) -> None:
         """Carry old records forward, lest one transaction hold a whole store back; then let go of what was decided."""
         now_us = self._clock.now_us()  # a stamp far ahead is one of a clock that was wrong
+        self._damaged &= self._state.open.keys()
         old = [
-            name for name, waiting in self._state.open.items() if abs(now_us - waiting.written_at_us) > CARRY_AFTER_US
+            name
+            for name, waiting in self._state.open.items()
+            if abs(now_us - waiting.written_at_us) > CARRY_AFTER_US and name not in self._damaged
         ]
         for name in old[:CARRY_MAX]:
             async with self._alone(name):
@@ -419,7 +424,11 @@ class Escrow:
         try:
             chunk = await self._read(waiting)
             await self._append_prepared(waiting.head, chunk.frame, int(Durability.FSYNC))
-        except (StoreDamaged, QueueFull, TooLarge, Unreadable) as error:
+        except StoreDamaged as error:
+            # To hold on to it would hold on to all that comes behind it in the log.
+            self._damaged.add(waiting.head.id)
+            log.error("%s", error)
+        except (QueueFull, TooLarge, Unreadable) as error:
             log.warning("transaction %s stays where it is: %s", waiting.head.id, error)
 
     def _wanted(self, durability: int) -> Durability:

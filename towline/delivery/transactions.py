@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Final
 
 import msgspec
@@ -298,9 +298,9 @@ class Transactions:
 
     # Coming back
 
-    def first_needed(self, end: int) -> int:
+    def first_needed(self, end: int, without: Set[str] = frozenset()) -> int:
         """The first record of prepared frames that somebody may still ask for; `end` if there is none."""
-        return min((waiting.first for waiting in self.open.values()), default=end)
+        return min((waiting.first for name, waiting in self.open.items() if name not in without), default=end)
 
     def snapshot(self, prepared: int, marks: int, set_us: int = 0) -> TransactionsSnapshot:
         """By a clock that is ahead by `set_us` of the one that they wait by."""
