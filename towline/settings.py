@@ -302,6 +302,14 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             max_length=10_000,
         ),
     ] = ""
+    gateways: Annotated[
+        str,
+        _help(
+            "Addresses and networks of consoles and REST doors on other machines, with commas between: wrong passwords "
+            "from there are counted by the addresses of those for whom they ask, as from loopback.",
+            max_length=10_000,
+        ),
+    ] = ""
     alarm_wait_s: Annotated[float, _help("Alarms that begin within this time are told together.", ge=0, le=3600)] = 30.0
     drain_s: Annotated[float, _help("How long a stopping broker waits for running requests.", ge=0, le=600)] = 10.0
     exit_on_store_failure: Annotated[

@@ -26,7 +26,7 @@ from towline.broker.tries import GATEWAY_FACTOR, TRIES, TRIES_OF_ORIGIN, Tries
 from towline.broker.turns import Turns
 from towline.clock import SYSTEM, ManualClock
 from towline.console import sessions
-from towline.errors import Conflict, NotLetIn, Refused
+from towline.errors import BadRequest, Conflict, NotLetIn, Refused
 from towline.model import origin_of
 from towline.protocol.access import PutUser
 from towline.protocol.envelope import PREFACE
@@ -37,13 +37,13 @@ WRONG = "this broker asks for a token and its secret, and these are not right"
 HERE, ATTACKER = "127.0.0.1", "127.0.0.66"
 
 
-def log_in(port: int, logins: Sequence[tuple[str, str]], *, host: str = HERE) -> list[str]:
+def log_in(port: int, logins: Sequence[tuple[str, str]], *, host: str = HERE, caller: str = "") -> list[str]:
     """Log in so often at once from an address: what the broker said, or nothing if it let us in."""
     clients = []
     for name, secret in logins:
         client = RawClient(socket.create_connection((HERE, port), source_address=(host, 0)))
         client.write(PREFACE)
-        client.post(Hello(1, 1, name, secret))
+        client.post(Hello(1, 2, name, secret, caller=caller))
         clients.append(client)
     said = []
     for client in clients:
@@ -136,6 +136,48 @@ def test_console_and_rest_on_this_machine_speak_for_many() -> None:
     with pytest.raises(NotLetIn, match="too many wrong passwords for root"):
         counted.count("127.0.0.1", "root")
     counted.count("127.0.0.1", "alice")
+
+
+def test_a_gateway_says_for_whom_it_asks_and_others_are_not_believed() -> None:
+    counted = Tries(ManualClock(), "10.1.0.0/16, 2001:db8::7")
+    for gateway in ("127.0.0.1", "::1", "10.1.2.3", "2001:db8::/64"):
+        assert counted.origin(gateway, "192.0.2.1") == f"192.0.2.1 via {gateway}"
+        assert counted.origin(gateway, "") == gateway
+    for other in ("10.2.0.1", "2001:db9::/64", "local"):
+        assert counted.origin(other, "192.0.2.1") == other
+    with pytest.raises(BadRequest, match=r"gateways: '10\.0\.0\.0/40' is neither"):
+        Tries(ManualClock(), "10.0.0.0/40")
+
+
+def test_who_guesses_at_a_gateway_locks_nobody_else_out_there_and_it_does_not_make_up_callers_for_ever() -> None:
+    counted = Tries(ManualClock(), "10.0.0.9")
+    for guesser in ("192.0.2.1", "192.0.2.2"):
+        for _ in range(TRIES):
+            counted.count(counted.origin("10.0.0.9", guesser), "root")
+        with pytest.raises(NotLetIn, match=r"too many wrong passwords for root from 192\.0\.2"):
+            counted.count(counted.origin("10.0.0.9", guesser), "root")
+        for number in range(TRIES_OF_ORIGIN - TRIES):
+            counted.count(counted.origin("10.0.0.9", guesser), f"name {number}")
+        with pytest.raises(NotLetIn, match=r"too many wrong passwords from 192\.0\.2"):
+            counted.count(counted.origin("10.0.0.9", guesser), "alice")
+    counted.count(counted.origin("10.0.0.9", "192.0.2.3"), "root")
+    for number in range(TRIES_OF_ORIGIN * (GATEWAY_FACTOR - 2) - 1):
+        counted.count(counted.origin("10.0.0.9", f"192.0.3.{number % 250}"), f"name {number}")
+    with pytest.raises(NotLetIn, match=r"too many wrong passwords from 10\.0\.0\.9:"):
+        counted.count(counted.origin("10.0.0.9", "192.0.2.4"), "root")
+    counted.count("192.0.2.3", "root")
+
+
+def test_a_broker_counts_by_the_callers_of_the_gateways_that_it_is_told_of(tmp_path: Path) -> None:
+    gateway = "127.0.0.70"
+    with secured(tmp_path, store="memory:", gateways=gateway) as broker:
+        broker.admin.access.create_user("guessed", PASSWORD)
+        port, guesses = broker.process.port, [("guessed", f"guess {number}") for number in range(TRIES + 1)]
+        too_many = f"too many wrong passwords for guessed from 192.0.2.1 via {gateway}: try again in a minute"
+        said = log_in(port, guesses, host=gateway, caller="192.0.2.1")
+        assert sorted(said) == [WRONG] * TRIES + [too_many]
+        assert log_in(port, [("guessed", PASSWORD)], host=gateway, caller="192.0.2.1") == [too_many]
+        assert log_in(port, [("guessed", PASSWORD)], host=gateway, caller="192.0.2.2") == [""]
 
 
 def test_many_names_from_one_address_are_many_tries_and_others_are_not_concerned() -> None:

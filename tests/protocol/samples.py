@@ -81,7 +81,7 @@ GROUP_ROW = survey.GroupRow(
 PLACES = m.Places(1 << 51, [m.Place("orders", 64, [(0, 17), (66, 1 << 40)], [(0, 3, 2, 1), (0, 9, 1, 4)])])
 
 REQUESTS: list[m.Request] = [
-    m.Hello(1, 2, "appid-340101;sid-p0912", "s3cret", "towline-test 1"),
+    m.Hello(1, 2, "appid-340101;sid-p0912", "s3cret", "towline-test 1", "10.0.0.5"),
     m.Beat(3, [7, 1 << 41]),
     m.Send([m.FrameHead("orders", 0, 100), m.FrameHead("stock", 12, 70_000, 64)], 1),
     m.Attach("orders", "billing", "c1", GROUP, [7, 1 << 41], PLACES),

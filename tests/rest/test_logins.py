@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -26,3 +28,15 @@ def test_who_guesses_has_to_wait_and_who_comes_from_elsewhere_or_is_in_has_not(t
         assert ask(door, PASSWORD, "127.0.0.66").status_code == 429
         assert ask(door, PASSWORD, "127.0.0.1").status_code == 200
         assert ask(door, PASSWORD, "127.0.0.66").status_code == 200, "it is in"
+
+
+def test_who_guesses_many_at_once_locks_nobody_else_out(tmp_path: Path) -> None:
+    """They count before the broker has answered: else all of them would go to it, from one address."""
+    with secured(tmp_path, store="memory:") as broker, rest_door(broker.url) as door, ThreadPoolExecutor(120) as pool:
+        guesses = [f"guess{number}" for number in range(120)]
+        said = [one.status_code for one in pool.map(partial(ask, door, host="127.0.0.66"), guesses)]
+        assert set(said) <= {401, 429, 503}, "a broker that is slow to answer cannot be reached"
+        assert said.count(401) <= TRIES
+        while (answer := ask(door, PASSWORD, "127.0.0.67")).status_code == 503:
+            pass
+        assert answer.status_code == 200, answer.text

@@ -63,6 +63,7 @@ class Access:
         setup: SetupSecret | None = None,
         audit: AuditLog | None = None,
         clock: Clock = SYSTEM,
+        gateways: str = "",
     ) -> None:
         self.clock = clock
         self.book = book
@@ -73,7 +74,7 @@ class Access:
         self._setup = setup
         self._meters: dict[str, Meter] = {}
         if book is not None:
-            self.passwords = Passwords(clock)
+            self.passwords = Passwords(clock, gateways)
 
     @classmethod
     async def open(cls, settings: BrokerSettings, store: Store, clock: Clock = SYSTEM) -> Access:
@@ -102,7 +103,7 @@ class Access:
                 "nobody may administer access yet: make the first user with the token %r and the secret in %s",
                 SETUP, setup.path,
             )  # fmt: skip
-        return cls(book=book, setup=setup, audit=audit, clock=clock)
+        return cls(book=book, setup=setup, audit=audit, clock=clock, gateways=settings.gateways)
 
     async def close(self) -> None:
         if self.audit is not None:

@@ -34,14 +34,18 @@ NOBODYS_HASH: Final = (
 
 
 class Passwords:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, gateways: str = "") -> None:
         self._clock = clock
         self._turns = Turns(AT_ONCE)
-        self._tries = Tries(clock)
+        self._tries = Tries(clock, gateways)
         self._key = os.urandom(32)
         self._right: OrderedDict[bytes, float] = OrderedDict()
         self._changing: set[str] = set()
         self._looking: dict[tuple[str, str, bytes], asyncio.Task[bool]] = {}
+
+    def origin(self, origin: str, caller: str) -> str:
+        """By what wrong ones of this caller are counted, see `tries`."""
+        return self._tries.origin(origin, caller)
 
     async def hash(self, password: str, origin: str) -> str:
         if len(password) < PASSWORD_MIN:

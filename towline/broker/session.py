@@ -182,8 +182,13 @@ class Session(Connection):
             return
         # It takes a while, in a thread; nothing else is taken from this client meanwhile.
         self.hold(HOLD_LOGIN)
-        work = self._log_in(number, request, self._access.admit_user(request.token, request.secret, self.peer.origin))
+        work = self._log_in(
+            number, request, self._access.admit_user(request.token, request.secret, self._origin(request))
+        )
         self._login = self._loop.create_task(work)
+
+    def _origin(self, request: Hello) -> str:
+        return self._access.passwords.origin(self.peer.origin, request.caller)
 
     async def _log_in(self, number: int, request: Hello, verdict: Awaitable[Principal]) -> None:
         try:
@@ -203,7 +208,12 @@ class Session(Connection):
         if self._access.book is not None:
             view = View(self._broker, self._members, principal.name.encode())
             self._guard = Guard(
-                self._access, principal, view, self.peer.address, self._members.in_flight, origin=self.peer.origin
+                self._access,
+                principal,
+                view,
+                self.peer.address,
+                self._members.in_flight,
+                origin=self._origin(request),
             )
             self._access.watchers.add(self._recheck)
             if principal.kind != "token" and self._access.audit is not None:

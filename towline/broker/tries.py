@@ -6,11 +6,13 @@ others try.
 
 from __future__ import annotations
 
+import ipaddress
 from collections import OrderedDict
 from typing import Final, TypeVar
 
 from towline.clock import Clock
-from towline.errors import NotLetIn
+from towline.errors import BadRequest, NotLetIn
+from towline.model import origin_of
 
 __all__ = ["TRIES", "TRIES_OF_ORIGIN", "Tries"]
 
@@ -19,9 +21,10 @@ TRIES: Final = 10
 TRIES_S: Final = 60.0
 TRIES_OF_ORIGIN: Final = 100
 """So many for all names together."""
-GATEWAYS: Final = frozenset({"127.0.0.1", "::1"})
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
 GATEWAY_FACTOR: Final = 10
-"""So many times more from here: console and REST speak for people elsewhere, and count by their addresses."""
+"""So many times more from gateways: console and REST speak for people elsewhere, and say where these are."""
+VIA: Final = " via "
 KNOWN_MAX: Final = 10_000
 """Beyond it the oldest are forgotten: of names, and of origins."""
 
@@ -29,36 +32,72 @@ _Key = TypeVar("_Key")
 
 
 class Tries:
-    def __init__(self, clock: Clock) -> None:
+    """An origin is an address; or one and the gateway by way of which it came."""
+
+    def __init__(self, clock: Clock, gateways: str = "") -> None:
         self._clock = clock
+        self._gateways = [_network(one.strip()) for one in gateways.split(",") if one.strip()]
         self._by_name: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._by_origin: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def origin(self, origin: str, caller: str) -> str:
+        """By what to count: of those for whom a gateway asks, their own address. Each gateway has its own: it could
+        say anything."""
+        return f"{origin_of(caller)}{VIA}{origin}" if caller and self._is_gateway(origin) else origin
+
+    def _is_gateway(self, origin: str) -> bool:
+        if origin in LOOPBACK:
+            return True
+        try:
+            network = ipaddress.ip_network(origin)
+        except ValueError:
+            return False
+        return any(one.version == network.version and one.overlaps(network) for one in self._gateways)
 
     def count(self, origin: str, name: str) -> None:
         """One more, before it is known to be wrong, so that many at once are many. Raises `NotLetIn` if that is too
         many: in the same words whether there is such a name or not."""
-        own, of_name = self._of_minute(self._by_origin, origin), self._of_minute(self._by_name, (origin, name))
-        factor = GATEWAY_FACTOR if origin in GATEWAYS else 1
-        if of_name[0] >= TRIES * factor:
+        of_name = self._of_minute(self._by_name, (origin, name))
+        if of_name[0] >= TRIES * self._factor(origin):
             raise NotLetIn(f"too many wrong passwords for {name} from {origin}: try again in a minute")
-        if own[0] >= TRIES_OF_ORIGIN * factor:
-            raise NotLetIn(f"too many wrong passwords from {origin}: try again in a minute")
-        _note(self._by_origin, origin, (own[0] + 1, own[1]))
+        places = {one: self._of_minute(self._by_origin, one) for one in _places(origin)}
+        for one, (count, _) in places.items():
+            if count >= TRIES_OF_ORIGIN * self._factor(one):
+                raise NotLetIn(f"too many wrong passwords from {one}: try again in a minute")
+        for one, (count, since_s) in places.items():
+            _note(self._by_origin, one, (count + 1, since_s))
         _note(self._by_name, (origin, name), (of_name[0] + 1, of_name[1]))
 
     def was_right(self, origin: str, name: str) -> None:
         self._by_name.pop((origin, name), None)
         # Only this one: who has a password of their own could guess those of others for ever.
-        count, since_s = self._by_origin.get(origin, (0, 0.0))
-        if count > 1:
-            self._by_origin[origin] = (count - 1, since_s)
-        else:
-            self._by_origin.pop(origin, None)
+        for one in _places(origin):
+            count, since_s = self._by_origin.get(one, (0, 0.0))
+            if count > 1:
+                self._by_origin[one] = (count - 1, since_s)
+            else:
+                self._by_origin.pop(one, None)
+
+    def _factor(self, origin: str) -> int:
+        return GATEWAY_FACTOR if self._is_gateway(origin) else 1
 
     def _of_minute(self, table: OrderedDict[_Key, tuple[int, float]], key: _Key) -> tuple[int, float]:
         now_s = self._clock.steady_s()
         count, since_s = table.get(key, (0, now_s))
         return (0, now_s) if now_s - since_s > TRIES_S else (count, since_s)
+
+
+def _places(origin: str) -> list[str]:
+    """It, and the gateway by way of which it came: that one may say of each try that it is somebody else's."""
+    _, via, gateway = origin.rpartition(VIA)
+    return [origin, gateway] if via else [origin]
+
+
+def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError:
+        raise BadRequest(f"setting gateways: {text!r} is neither an address nor a network, as 10.0.0.0/24") from None
 
 
 def _note(table: OrderedDict[_Key, tuple[int, float]], key: _Key, value: tuple[int, float]) -> None:

@@ -94,6 +94,24 @@ def connect(
     )
 
 
+def connect_for(
+    caller: str,
+    url: str,
+    *,
+    token: str = "",
+    secret: str = "",
+    timeout: float = 30.0,
+    ssl_context: ssl.SSLContext | None = None,
+    ca_file: str | None = None,
+    cert_file: str | None = None,
+    key_file: str | None = None,
+) -> Opening[Client]:
+    """The same for a gateway that asks for others: wrong passwords count for the address of its caller, if the broker
+    knows it for a gateway."""
+    certificates = Certificates(ssl_context, ca_file, cert_file, key_file)
+    return Opening(Client(Options(url, token, secret, timeout, certificates, caller=caller)))
+
+
 class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying, Looking, Reviving):
     """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have connections
     of their own: what one waits for never holds up another."""

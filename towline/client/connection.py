@@ -44,6 +44,7 @@ from towline.protocol.messages import (
     Request,
     Welcome,
 )
+from towline.protocol.opening import CALLER_MAX
 from towline.protocol.versions import show_version
 
 __all__ = ["Buffer", "Call", "Connection", "Member", "State"]
@@ -166,10 +167,10 @@ class Call:
 
 
 class Connection:
-    def __init__(self, token: str = "", secret: str = "") -> None:
+    def __init__(self, token: str = "", secret: str = "", caller: str = "") -> None:
         self.address = ""
         """Of the broker that was met last, for people."""
-        self._hello = Hello(VERSION_MIN, VERSION, token, secret, "towline-python")
+        self._hello = Hello(VERSION_MIN, VERSION, token, secret, "towline-python", caller[:CALLER_MAX])
         self.state = State.DOWN
         self._closed_unmet = 0
         self.follows = False

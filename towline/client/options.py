@@ -52,6 +52,7 @@ class Options:
         certificates: Certificates,
         *,
         spool_dir: str | Path | None = None,
+        caller: str = "",
     ) -> None:
         if not 0 < timeout <= 86400:
             raise BadRequest(f"timeout={timeout}: give seconds, more than 0 and up to 86,400")
@@ -59,6 +60,7 @@ class Options:
         self.token = token
         self.timeout_s = timeout
         self.spool_dir = spool_dir
+        self.caller = caller
         self.ssl_context = make_ssl_context(self.target, certificates)
         self._secret = secret
         if len(secret) > 512:
@@ -71,7 +73,7 @@ class Options:
         return Route(self.target._replace(addresses=addresses) if addresses else self.target)
 
     def connection(self) -> Connection:
-        return Connection(self.token, self._secret)
+        return Connection(self.token, self._secret, self.caller)
 
     def sender(self) -> Sender:
         return Sender(self.token)

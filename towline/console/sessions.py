@@ -10,10 +10,11 @@ import asyncio
 import logging
 import secrets
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from towline.client.aio import Client, connect
+from towline.client.aio import Client, connect_for
 from towline.clock import SYSTEM, Clock
 from towline.errors import Refused, TooMany, TowlineError
 from towline.model import origin_of
@@ -56,26 +57,63 @@ class Session:
         """The pages that are open, each with the way to the login."""
 
 
+_Key = tuple[str, str | None]
+
+
 class Limiter:
     """How often a login may fail: by address and name, and by address. Never in all: that would lock everybody out."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._failed: OrderedDict[tuple[str, str | None], deque[float]] = OrderedDict()
+        self._failed: OrderedDict[_Key, deque[float]] = OrderedDict()
+        self._under_way = Counter[_Key]()
+        self._ended = asyncio.Condition()
+
+    @asynccontextmanager
+    async def trying(self, address: str, name: str, refuse: Callable[[float], TowlineError]) -> AsyncIterator[None]:
+        """One try, which fails if this is left by `Refused`, or before it is known. It counts before the broker is
+        asked: what would be too many if all that are under way failed, waits for them."""
+        keys = _limits(address, name)
+        async with self._ended:
+            while any(self._is_taken(key, most) for key, most in keys):
+                await self._ended.wait()
+            wait_s = self.wait_s(address, name)
+            if wait_s > 0:
+                raise refuse(wait_s)
+            self._under_way.update(key for key, _ in keys)
+        try:
+            yield
+        except (Refused, asyncio.CancelledError):
+            self.failed(address, name)
+            raise
+        else:
+            self.succeeded(address, name)
+        finally:
+            for key, _ in keys:
+                self._under_way[key] -= 1
+                if not self._under_way[key]:
+                    del self._under_way[key]
+            async with self._ended:
+                self._ended.notify_all()
+
+    def _is_taken(self, key: _Key, most: int) -> bool:
+        """Whether those that are under way may be all that are left."""
+        since_s = self._clock.steady_s() - TRIES_S
+        failed = sum(one > since_s for one in self._failed.get(key, ()))
+        return failed < most <= failed + self._under_way[key]
 
     def wait_s(self, address: str, name: str) -> float:
         """How long it takes until another try is allowed."""
-        now_s, origin = self._clock.steady_s(), origin_of(address)
+        now_s = self._clock.steady_s()
         waits = [
             tries[0] + TRIES_S - now_s
-            for key in ((origin, name[:64]), (origin, None))
+            for key, _ in _limits(address, name)
             if (tries := self._failed.get(key)) is not None and len(tries) == tries.maxlen
         ]
         return max([0.0, *waits])
 
     def failed(self, address: str, name: str) -> None:
-        origin = origin_of(address)
-        for key, most in (((origin, name[:64]), TRIES), ((origin, None), TRIES_OF_ADDRESS)):
+        for key, most in _limits(address, name):
             self._failed.setdefault(key, deque(maxlen=most)).append(self._clock.steady_s())
             self._failed.move_to_end(key)
         while len(self._failed) > TRIES_KNOWN:
@@ -83,6 +121,15 @@ class Limiter:
 
     def succeeded(self, address: str, name: str) -> None:
         self._failed.pop((origin_of(address), name[:64]), None)
+
+
+def _limits(address: str, name: str) -> tuple[tuple[_Key, int], ...]:
+    origin = origin_of(address)
+    return ((origin, name[:64]), TRIES), ((origin, None), TRIES_OF_ADDRESS)
+
+
+def _too_many(wait_s: float) -> TowlineError:
+    return TooMany(f"too many tries: wait {wait_s:.0f} seconds")
 
 
 class Sessions:
@@ -127,8 +174,8 @@ class Sessions:
         """Whether somebody else has found it out meanwhile."""
         return self._everyone is not None
 
-    async def _open(self, name: str, secret: str) -> Session:
-        client = await connect(self._url, token=name, secret=secret, **self._options)
+    async def _open(self, name: str, secret: str, address: str = "") -> Session:
+        client = await connect_for(address, self._url, token=name, secret=secret, **self._options)
         try:
             me = await client.access.who_am_i()
         except BaseException:
@@ -147,18 +194,10 @@ class Sessions:
 
     async def login(self, address: str, name: str, secret: str) -> Session:
         """Raises `Refused` if the broker does not let them in, and `TooMany` if it was tried too often."""
-        wait_s = self.limiter.wait_s(address, name)
-        if wait_s > 0:
-            raise TooMany(f"too many tries: wait {wait_s:.0f} seconds")
-        if not name or not secret or len(name) > 64 or len(secret) > 512:
-            self.limiter.failed(address, name)
-            raise Refused("a name and a password, or a token and its secret")
-        try:
-            session = await self._open(name, secret)
-        except Refused:
-            self.limiter.failed(address, name)
-            raise
-        self.limiter.succeeded(address, name)
+        async with self.limiter.trying(address, name, _too_many):
+            if not name or not secret or len(name) > 64 or len(secret) > 512:
+                raise Refused("a name and a password, or a token and its secret")
+            session = await self._open(name, secret, address)
         while len(self._sessions) >= SESSIONS_MAX:
             await self.end(self._least_needed())
         self._sessions[session.key] = session
@@ -172,14 +211,11 @@ class Sessions:
 
     async def prove(self, session: Session, address: str, secret: str) -> None:
         """Whoever sits there is still the one who logged in."""
-        wait_s = self.limiter.wait_s(address, session.name)
-        if wait_s > 0:
-            raise TooMany(f"too many tries: wait {wait_s:.0f} seconds")
-        try:
-            again = await self._open(session.name, secret)
-        except Refused:
-            self.limiter.failed(address, session.name)
-            raise Refused("that is not the password") from None
+        async with self.limiter.trying(address, session.name, _too_many):
+            try:
+                again = await self._open(session.name, secret, address)
+            except Refused:
+                raise Refused("that is not the password") from None
         await again.client.close()
         session.proved_s = self._clock.steady_s()
 

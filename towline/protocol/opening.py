@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
 from towline.errors import TowlineError, from_code
 from towline.protocol.base import MANY, Answer, Name, Natural, Request
 
-__all__ = ["Beat", "Done", "Failed", "Hello", "Welcome"]
+__all__ = ["CALLER_MAX", "Beat", "Done", "Failed", "Hello", "Welcome"]
+
+CALLER_MAX: Final = 64
 
 
 class Hello(Request, frozen=True, array_like=True):
@@ -23,6 +25,8 @@ class Hello(Request, frozen=True, array_like=True):
     secret: Annotated[str, msgspec.Meta(max_length=512)] = ""
     """Proves who is calling, where the broker asks for it."""
     software: Name = ""
+    caller: Annotated[str, msgspec.Meta(max_length=CALLER_MAX)] = ""
+    """The address of whoever is asked for, if a gateway is calling."""
 
 
 class Welcome(Answer, frozen=True, array_like=True):

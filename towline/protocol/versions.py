@@ -62,6 +62,7 @@ KINDS: Final[dict[type[msgspec.Struct], Newer]] = {
 """Requests and answers."""
 
 FIELDS: Final[dict[type[msgspec.Struct], dict[str, Newer]]] = {
+    m.Hello: {"caller": Newer(2)},
     m.Attach: {"places": Newer(2)},
     m.Attached: {"places": Newer(2)},
     m.Beat: {"subscription": Newer(2), "holding": Newer(2)},

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Final
 
 from fastapi import Depends, Request
 
-from towline.client.aio import Client, connect
+from towline.client.aio import Client, connect_for
 from towline.clock import SYSTEM
 from towline.console.sessions import Limiter
-from towline.errors import NotLetIn, QueueFull, Refused, TowlineError
+from towline.errors import NotLetIn, QueueFull, TowlineError
 
 __all__ = ["Caller", "Callers", "Mq", "Who"]
 
@@ -61,18 +61,17 @@ class Callers:
         return found
 
     async def _log_in(self, name: str, secret: str, address: str) -> Client:
-        wait_s = self._limiter.wait_s(address, name) if secret else 0.0
-        if wait_s > 0:
-            raise QueueFull(f"too many wrong secrets from {address}: wait {wait_s:.0f} seconds")
-        try:
-            return await self._open(name, secret)
-        except Refused:
-            if secret:
-                self._limiter.failed(address, name)
-            raise
+        if not secret:
+            return await self._open(name, secret, address)
 
-    async def _open(self, name: str, secret: str) -> Client:
-        client = await connect(self._url, **{**self._options, "token": name, "secret": secret})
+        def refuse(wait_s: float) -> TowlineError:
+            return QueueFull(f"too many wrong secrets from {address}: wait {wait_s:.0f} seconds")
+
+        async with self._limiter.trying(address, name, refuse):
+            return await self._open(name, secret, address)
+
+    async def _open(self, name: str, secret: str, address: str) -> Client:
+        client = await connect_for(address, self._url, **{**self._options, "token": name, "secret": secret})
         if secret or not self._shows_certificate:
             return client
         # The certificate says who this process is, and not who is calling it.
