@@ -14,6 +14,7 @@ Need = tuple[str, tuple[str, str]]
 
 CLUSTER = ("cluster", "*")
 BILLING = ("group", "billing")
+SEE_ALL: list[Need] = [("describe", ("topic", "*")), ("describe", ("group", "*"))]
 
 
 def topic(name: str) -> tuple[str, str]:

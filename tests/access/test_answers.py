@@ -20,7 +20,7 @@ from tests.rest.door import rest_door
 from tests.server.raw_client import RawClient
 from towline.alarms.rule import AlarmRule
 from towline.client.blocking import Client
-from towline.errors import Refused
+from towline.errors import NotFound, Refused
 from towline.protocol import access, backup, cluster, ordering, publishing, scanning, survey
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
@@ -242,6 +242,38 @@ def test_a_rule_of_alarms_is_seen_by_those_who_may_describe_all_that_it_watches(
         assert seen() == {"many", *(name for name, *_ in WATCHED)} - {"of-topic", "prefix-of-topic"}
         broker.admin.access.deny("watcher", "describe", "group", "a*")
         assert seen() == {"many", "open", "all-of-prefix", "wider-prefix"}
+
+
+def test_a_rule_of_alarms_is_made_and_changed_by_those_who_may_describe_all_that_it_watches(broker: Secured) -> None:
+    """Its notices name groups and their figures, and go where the rule says."""
+    rights = [("describe", "topic", "*"), ("describe", "group", "bill*"), ("alter", "cluster", "*")]
+    secret = half_blind(broker, "maker", rights)
+    broker.admin.access.deny("maker", "describe", "topic", "payroll")
+
+    def put(client: Client, topic: str, group: str, name: str = "mine") -> None:
+        client.put_alarm(AlarmRule(name, "dead", 9, topic=topic, group=group, webhooks=("http://192.0.2.1/mine",)))
+
+    with broker.connect("maker", secret) as client:
+        put(client, "orders*", "bill*")
+        client.silence_alarm("mine", "for a while", for_s=60)
+        client.drop_alarm("mine")
+        client.put_alarm(AlarmRule("room", "disk", 5))
+        client.drop_alarm("room")
+        for topic, group in (("orders", "auditors"), ("orders", "*"), ("*", "billing"), ("pay*", "billing")):
+            with pytest.raises(Refused, match="you may not describe all of"):
+                put(client, topic, group)
+        with pytest.raises(Refused, match="all of topic orders and group auditors, of which alarm of-group is"):
+            put(client, "orders", "billing", "of-group")
+        for name in ("of-group", "none"):
+            missing = f"there is no alarm '{name}'"
+            with pytest.raises(NotFound, match=missing):
+                client.drop_alarm(name)
+            with pytest.raises(NotFound, match=missing):
+                client.silence_alarm(name, "hush", for_s=60)
+            with pytest.raises(NotFound, match=missing):
+                client.unsilence_alarm(name)
+            with pytest.raises(NotFound, match=missing):
+                client.test_alarm(name)
 
 
 def test_metrics_tell_of_topics_and_groups_that_the_token_may_see(broker: Secured, secret: str) -> None:

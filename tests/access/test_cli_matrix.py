@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from tests.access.expected import BILLING, CLUSTER, Need, furnish, granted, group, hold_against, topic
+from tests.access.expected import BILLING, CLUSTER, SEE_ALL, Need, furnish, granted, group, hold_against, topic
 from tests.access.secured import Secured, secured
 from towline import cli
 from towline.broker.rights import ROLES
@@ -60,7 +60,7 @@ COMMANDS: dict[str, tuple[str, list[Need]]] = {
     "tx ls": ("", SEE),
     "tx resolve": ("{tx} commit", [("alter", CLUSTER)]),
     "alarm ls": ("", SEE),
-    "alarm add": ("late age 300", [("alter", CLUSTER)]),
+    "alarm add": ("late age 300", [("alter", CLUSTER), *SEE_ALL]),
     "alarm rm": ("none --yes", [("alter", CLUSTER)]),
     "alarm test": ("none", [("alter", CLUSTER)]),
     "alarm silence": ("none --for 1h --reason x", [("alter", CLUSTER)]),

@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from tests.access.expected import BILLING, CLUSTER, Need, furnish, granted, group, hold_against, topic
+from tests.access.expected import BILLING, CLUSTER, SEE_ALL, Need, furnish, granted, group, hold_against, topic
 from tests.access.secured import Secured, secured
 from tests.console.process import ConsoleProcess
 from towline.alarms.rule import AlarmRule
@@ -74,7 +74,7 @@ ACTIONS: dict[str, tuple[Callable[[Client], Awaitable[object]], list[Need]]] = {
     "pulse": (lambda mq: mq.pulse(), SEE),
     "purge": (lambda mq: mq.purge("nowhere"), [("delete", topic("nowhere"))]),
     "purge_dead": (lambda mq: mq.purge_dead("orders", "none", 0), of_group("delete")),
-    "put_alarm": (lambda mq: mq.put_alarm(AlarmRule("late", "age", 300)), ALTER),
+    "put_alarm": (lambda mq: mq.put_alarm(AlarmRule("late", "age", 300)), [*ALTER, *SEE_ALL]),
     "put_group": (lambda mq: mq.put_group(GroupConfig("orders", "billing")), of_group("alter", "billing")),
     "put_topic": (lambda mq: mq.put_topic(TopicConfig("orders")), [("alter", ORDERS)]),
     "reschedule": (lambda mq: mq.reschedule("orders", "orders/delay/9", delay=60), [("send", ORDERS)]),

@@ -94,7 +94,7 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     survey.Pulse: [("describe", BILLING), ("describe", ORDERS)],
     survey.Storage: [("describe", CLUSTER)],
     survey.ListAlarms: [("describe", CLUSTER)],
-    survey.PutAlarm: [("alter", CLUSTER)],
+    survey.PutAlarm: [("alter", CLUSTER), ("describe", ("topic", "orders.*")), ("describe", BILLING)],
     survey.DropAlarm: [("alter", CLUSTER)],
     survey.SilenceAlarm: [("alter", CLUSTER)],
     survey.TestAlarm: [("alter", CLUSTER)],

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from tests.access.expected import BILLING, CLUSTER, Need, furnish, granted, group, hold_against, topic
+from tests.access.expected import BILLING, CLUSTER, SEE_ALL, Need, furnish, granted, group, hold_against, topic
 from tests.access.secured import Secured, secured
 from tests.rest.door import rest_door
 from towline.broker.rights import ROLES
@@ -102,7 +102,7 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("GET", "/alarms"): Route("/alarms", [("describe", CLUSTER)]),
     ("GET", "/alarms/active"): Route("/alarms/active", [("describe", CLUSTER)]),
     ("GET", "/alarms/notices"): Route("/alarms/notices", [("describe", CLUSTER)]),
-    ("PUT", "/alarms/{name}"): Route("/alarms/late", [("alter", CLUSTER)], {"what": "age", "threshold": 300}),
+    ("PUT", "/alarms/{name}"): Route("/alarms/late", [("alter", CLUSTER), *SEE_ALL], {"what": "age", "threshold": 300}),
     ("DELETE", "/alarms/{name}"): Route("/alarms/none", [("alter", CLUSTER)]),
     ("POST", "/alarms/{name}/silence"): Route(
         "/alarms/none/silence", [("alter", CLUSTER)], {"for_s": 60, "reason": "x"}

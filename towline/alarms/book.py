@@ -11,7 +11,7 @@ import msgspec
 from towline.alarms.rule import RULES_MAX, AlarmRule, Until
 from towline.errors import NotFound, TooMany
 
-__all__ = ["BOOK_MAX", "Changed", "RuleBook"]
+__all__ = ["BOOK_MAX", "Changed", "RuleBook", "no_rule"]
 
 DROPPED_MAX: Final = 1_000
 """Rules that are gone, and known to be: whoever was away longer than so many brings an old one back."""
@@ -50,7 +50,7 @@ class RuleBook:
     def rule(self, name: str) -> AlarmRule:
         rule = self.rules.get(name)
         if rule is None:
-            raise NotFound(f"there is no alarm {name[:80]!r}: `towline alarm ls` lists them")
+            raise no_rule(name)
         return rule
 
     def put(self, rule: AlarmRule, now_us: int) -> None:
@@ -131,3 +131,7 @@ def _silence_of(rule: AlarmRule | None) -> tuple[int, str]:
 def _bytes_of(rule: AlarmRule | None) -> bytes:
     """Some order, for changes of the same microsecond."""
     return b"" if rule is None else msgspec.msgpack.encode(_silenced_like(rule, None))
+
+
+def no_rule(name: str) -> NotFound:
+    return NotFound(f"there is no alarm {name[:80]!r}: `towline alarm ls` lists them")

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
-from towline.alarms.book import Changed, RuleBook
+from towline.alarms.book import Changed, RuleBook, no_rule
 from towline.alarms.notice import as_json, subject, text
-from towline.alarms.rule import ALL, SILENCE_MAX_S, AlarmRule
+from towline.alarms.rule import ALL, OF_BROKER, SILENCE_MAX_S, AlarmRule
 from towline.alarms.watch import Alarm, Change, Look, Notice, Reading, Watch, hold_back
 from towline.broker.census import Census
 from towline.broker.config_file import ConfigFile, DataVersion
@@ -27,7 +27,7 @@ from towline.broker.storage import Room
 from towline.broker.turns import Turns
 from towline.broker.webhooks import Webhooks, masked
 from towline.clock import SECOND_US, Clock, in_slices
-from towline.errors import BadRequest, Conflict, TowlineError, Unavailable
+from towline.errors import BadRequest, Conflict, Refused, TowlineError, Unavailable
 from towline.model import PRIVATE
 from towline.protocol.survey import BOOK_PART, AlarmBook, Alarms, AskAlarmBook, Told
 from towline.settings import BrokerSettings
@@ -57,6 +57,11 @@ class _Document(msgspec.Struct):
     rules: list[AlarmRule] = []
     active: list[Alarm] = []
     changes: dict[str, Changed] = {}
+
+
+def _may_see_all(rule: AlarmRule, may: May | None) -> bool:
+    places = () if rule.what in OF_BROKER else (("topic", rule.topic), ("group", rule.group))
+    return may is None or all(may("describe", kind, name) for kind, name in places)
 
 
 _Addressees = tuple[tuple[str, ...], tuple[str, ...]]
@@ -165,8 +170,15 @@ class AlarmDesk:
         told = [one for one, places in reversed(self._told) if all(sees(*place) for place in places)]
         return Alarms(rules, active, told, bool(self._settings.smtp))
 
-    async def put(self, rule: AlarmRule) -> None:
+    async def put(self, rule: AlarmRule, may: May | None = None) -> None:
+        """With `may`, of what one may describe: notices name it, and go wherever the rule says."""
         old = self.rules.get(rule.name)
+        for one in (rule, old):
+            if one is not None and not _may_see_all(one, may):
+                raise Refused(
+                    f"you may not describe all of topic {one.topic} and group {one.group}, of which alarm {rule.name} "
+                    "is: its notices would tell of them; an administrator can allow it (towline acl allow)"
+                )
         known = {masked(url): url for url in (old.webhooks if old is not None else ())}
         for url in rule.webhooks:
             if url.endswith("…") and url not in known:
@@ -187,13 +199,20 @@ class AlarmDesk:
             except BadRequest as error:
                 raise BadRequest(f"alarm {rule.name}: {error}") from None
 
-    async def drop(self, name: str) -> None:
+    def _check_sight(self, name: str, may: May | None) -> None:
+        """A rule is not there for those who may not describe all that it watches."""
+        rule = self.rules.get(name)
+        if rule is None or not _may_see_all(rule, may):
+            raise no_rule(name)
+
+    async def drop(self, name: str, may: May | None = None) -> None:
+        self._check_sight(name, may)
         self._book.drop(name, self._clock.now_us())
         await self._changed()
 
-    async def silence(self, name: str, until_us: int, reason: str) -> None:
+    async def silence(self, name: str, until_us: int, reason: str, may: May | None = None) -> None:
         """Tell nobody of a rule until then; 0 ends it."""
-        self._book.rule(name)
+        self._check_sight(name, may)
         now_us = self._clock.now_us()
         if not until_us:
             reason = ""
@@ -204,8 +223,9 @@ class AlarmDesk:
         self._book.silence(name, until_us, reason.strip(), now_us)
         await self.save()
 
-    async def test(self, name: str) -> None:
+    async def test(self, name: str, may: May | None = None) -> None:
         """Send a notice to all that a rule names, now, and say what went wrong. One at a time: it may take minutes."""
+        self._check_sight(name, may)
         if self._testing.locked():
             raise Conflict(f"another rule is being tested: test alarm {name} when that is over")
         async with self._testing:

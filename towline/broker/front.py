@@ -258,14 +258,14 @@ class _Desk(AlarmDesk):
         async with self._changing:
             await self.load()
 
-    async def put(self, rule: AlarmRule) -> None:
-        await self._change(lambda: AlarmDesk.put(self, rule))
+    async def put(self, rule: AlarmRule, may: May | None = None) -> None:
+        await self._change(lambda: AlarmDesk.put(self, rule, may))
 
-    async def drop(self, name: str) -> None:
-        await self._change(lambda: AlarmDesk.drop(self, name))
+    async def drop(self, name: str, may: May | None = None) -> None:
+        await self._change(lambda: AlarmDesk.drop(self, name, may))
 
-    async def silence(self, name: str, until_us: int, reason: str) -> None:
-        await self._change(lambda: AlarmDesk.silence(self, name, until_us, reason))
+    async def silence(self, name: str, until_us: int, reason: str, may: May | None = None) -> None:
+        await self._change(lambda: AlarmDesk.silence(self, name, until_us, reason, may))
 
     async def _change(self, change: Any) -> None:
         async with self._changing:

@@ -91,6 +91,11 @@ NOW: dict[int, Callable[[Broker, Any], Answer]] = {
 """Answered at once, without waiting for anything. The audit log tells of none of them."""
 
 
+async def _simply(work: Awaitable[None]) -> Answer:
+    await work
+    return Done()
+
+
 async def _done(work: Awaitable[None]) -> tuple[Answer, Buffers]:
     await work
     return Done(), ()
@@ -153,12 +158,6 @@ LATER: dict[int, Callable[[Broker, Any], Awaitable[tuple[Answer, Buffers]]]] = {
     Measure.kind: lambda broker, request: _plain(broker.measure(request)),
     Pulse.kind: lambda broker, request: _plain(broker.outlook.surveyor.pulse(request, broker.stat)),
     Storage.kind: lambda broker, request: _plain(broker.outlook.storage()),
-    PutAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.put(request.rule)),
-    DropAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.drop(request.name)),
-    SilenceAlarm.kind: lambda broker, request: _done(
-        broker.outlook.alarms.silence(request.name, request.until_us, request.reason)
-    ),
-    TestAlarm.kind: lambda broker, request: _done(broker.outlook.alarms.test(request.name)),
     Kick.kind: lambda broker, request: _done(broker.kick(request.topic, request.group, request.consumer)),
     BeginBackup.kind: lambda broker, request: _plain(broker.begin_backup()),
     HoldBackup.kind: lambda broker, request: _plain(broker.backups.hold(request)),
@@ -172,8 +171,15 @@ SEEN: dict[int, Callable[[Broker, Any, May | None], Awaitable[Answer]]] = {
     ListDelayed.kind: lambda broker, request, may: broker.delayed(request, may),
     ListTransactions.kind: lambda broker, request, may: broker.transactions.told(request, may),
     ListAlarms.kind: lambda broker, request, may: broker.outlook.alarms.told(may),
+    PutAlarm.kind: lambda broker, request, may: _simply(broker.outlook.alarms.put(request.rule, may)),
+    DropAlarm.kind: lambda broker, request, may: _simply(broker.outlook.alarms.drop(request.name, may)),
+    SilenceAlarm.kind: lambda broker, request, may: _simply(
+        broker.outlook.alarms.silence(request.name, request.until_us, request.reason, may)
+    ),
+    TestAlarm.kind: lambda broker, request, may: _simply(broker.outlook.alarms.test(request.name, may)),
 }
-"""Lists that end somewhere, and sums: of what there is, those who ask get to see what they may describe."""
+"""Lists that end somewhere, and sums: of what there is, those who ask get to see what they may describe. Alarm rules
+are made for that as well."""
 
 
 READS = frozenset(
