@@ -292,6 +292,44 @@ def test_an_expiring_administrators_token_makes_no_token_for_good(broker: Secure
     admin.revoke_token("made-by-deputy")
 
 
+def test_an_expiring_administrators_token_makes_no_administrator_for_good(broker: Secured) -> None:
+    admin = broker.admin.access
+    admin.create_user("hana", PASSWORD)
+    admin.create_user("ivan", PASSWORD, roles=["chiefs"])
+    brief = admin.create_token("deputy", roles=["admin"], expires=1000)
+    with broker.connect("deputy", brief.secret) as client:
+        for act in (
+            partial(client.access.create_user, "jane", PASSWORD, roles=["admin"]),
+            partial(client.access.change_user, "hana", roles=["admin"]),
+            partial(client.access.change_user, "root", password="another password"),
+            partial(client.access.change_user, "root", identities=["cn:me"]),
+            partial(client.access.allow, "hana", "admin", "cluster"),
+            partial(client.access.allow, "role:chiefs", "*", "*"),
+        ):
+            with pytest.raises(Refused, match=r"'deputy' expires, and so .*: log in with a password"):
+                act()
+        rule = admin.allow("role:chiefs", "admin", "cluster")
+        with pytest.raises(Refused, match="makes or changes no administrator, as ivan is"):
+            client.access.change_user("ivan", roles=[])
+        admin.drop_rule(rule)
+        client.access.change_user("hana", roles=["producer"])
+        client.access.drop_rule(client.access.allow("hana", "admin", "topic", "orders"))
+        client.access.drop_rule(client.access.deny("hana", "admin", "cluster"))
+    admin.revoke_token("deputy")
+    admin.delete_user("hana")
+    admin.delete_user("ivan")
+
+
+def test_a_rule_for_a_token_that_has_an_owner_is_refused(broker: Secured) -> None:
+    admin = broker.admin.access
+    admin.create_user("kim", PASSWORD)
+    admin.create_token("kim.x", owner="kim")
+    for act in (admin.allow, admin.deny):
+        with pytest.raises(BadRequest, match=r"token kim\.x has the rights of its user kim: give the rule to kim, or"):
+            act("kim.x", "send", "topic")
+    admin.delete_user("kim")
+
+
 def test_a_token_is_made_with_so_many_scopes(broker: Secured) -> None:
     admin = broker.admin.access
     scopes = [("send", "topic", f"t{number}") for number in range(SCOPES_MAX + 1)]

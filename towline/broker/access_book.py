@@ -31,6 +31,7 @@ __all__ = [
     "check_name",
     "check_role",
     "hash_secret",
+    "is_admin_rule",
     "new_secret",
 ]
 
@@ -40,6 +41,7 @@ SETUP: Final = "setup"
 PRINCIPALS_MAX: Final = 10_000
 RULES_MAX: Final = 10_000
 SECRETS_MAX: Final = 2
+UNKNOWN: Final = -1
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._;@-]{0,63}")
 _ROLE: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,49}")
@@ -83,12 +85,23 @@ class Declared(msgspec.Struct, frozen=True):
     rules: tuple[Rule, ...] = ()
 
 
+class _Stored(Token, frozen=True):
+    expires_at_us: int = UNKNOWN
+    """Version 0.1.0 did not write it."""
+
+
 class _Document(msgspec.Struct):
     version: int = 0
     users: list[User] = []
     tokens: list[Token] = []
     rules: list[Rule] = []
     next_rule: int = 1
+
+
+class _Found(_Document):
+    """As it is read."""
+
+    tokens: list[_Stored] = []  # type: ignore[assignment]
 
 
 def new_secret() -> str:
@@ -125,7 +138,7 @@ class AccessBook:
         if raw is None:
             return False
         try:
-            document = decode_document(DOCUMENT, raw, _Document)
+            document = decode_document(DOCUMENT, raw, _Found)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
             raise StoreDamaged(
                 f"{DOCUMENT} in the store's config folder cannot be read: {error}. Bring it back from a backup; or "
@@ -146,9 +159,20 @@ class AccessBook:
         self.version = document.version
         self._stored = {token.name for token in document.tokens}
         self.users = {user.name: user for user in document.users}
-        self.tokens = {token.name: token for token in document.tokens} | self._declared.tokens
+        tokens = (self._bound(token) for token in document.tokens)
+        self.tokens = {token.name: token for token in tokens} | self._declared.tokens
         self.rules = {rule.id: rule for rule in document.rules}
         self._next_rule = document.next_rule
+
+    def _bound(self, token: Token) -> Token:
+        """With what binds it, where that was not written yet: whoever gave it secrets that all expire has meant it."""
+        given = msgspec.structs.asdict(token)
+        if token.expires_at_us != UNKNOWN:
+            return Token(**given)
+        now_us = self._clock.now_us()
+        expiries = [one.expires_at_us for one in token.secrets]
+        live = [one for one in expiries if not 0 < one <= now_us] or expiries
+        return Token(**given | {"expires_at_us": max(live) if live and all(live) else 0})
 
     async def _save(
         self,
@@ -176,6 +200,10 @@ class AccessBook:
     def all_rules(self) -> list[Rule]:
         """Those of the store, and those of the access file, which have no number."""
         return [*self.rules.values(), *self._declared.rules]
+
+    def is_admin(self, user: User) -> bool:
+        """Whether it may administer access, by its roles or by a rule."""
+        return _is_admin(user.name, user.roles, {rule.subject for rule in self.all_rules() if is_admin_rule(rule)})
 
     def check_declared(self) -> None:
         """A name stands for one user or token: none of the access file may be in the store."""
@@ -279,6 +307,12 @@ class AccessBook:
 
     async def add_rule(self, rule: Rule) -> int:
         check_subject(rule.subject)
+        token = self.tokens.get(rule.subject)
+        if token is not None and token.owner:
+            raise BadRequest(
+                f"token {token.name} has the rights of its user {token.owner}: give the rule to {token.owner}, or make "
+                "a token with scopes"
+            )
         rule = msgspec.structs.replace(rule, id=self._next_rule)
         self._next_rule += 1
         await self._save(rules=self.rules | {rule.id: rule})
@@ -298,20 +332,21 @@ class AccessBook:
 
 def _has_admin(document: _Document) -> bool:
     """Whether anyone is left who may administer access, and can come in."""
-    admins = {rule.subject for rule in document.rules if _is_admin_rule(rule)}
-
-    def is_admin(name: str, roles: list[str]) -> bool:
-        return "admin" in roles or name in admins or ANY in admins or any(f"role:{role}" in admins for role in roles)
-
+    admins = {rule.subject for rule in document.rules if is_admin_rule(rule)}
     owners = {token.owner for token in document.tokens if token.secrets and not token.scopes}
     users = (
         one for one in document.users if not one.disabled and (one.password or one.identities or one.name in owners)
     )
     tokens = (one for one in document.tokens if not one.owner and one.secrets and not one.scopes)
-    return any(is_admin(one.name, one.roles) for one in users) or any(is_admin(one.name, one.roles) for one in tokens)
+    everyone = [*((one.name, one.roles) for one in users), *((one.name, one.roles) for one in tokens)]
+    return any(_is_admin(name, roles, admins) for name, roles in everyone)
 
 
-def _is_admin_rule(rule: Rule) -> bool:
+def _is_admin(name: str, roles: list[str], admins: set[str]) -> bool:
+    return "admin" in roles or name in admins or ANY in admins or any(f"role:{role}" in admins for role in roles)
+
+
+def is_admin_rule(rule: Rule) -> bool:
     return rule.effect == "allow" and rule.action in (ANY, "admin") and rule.resource in (ANY, "cluster")
 
 

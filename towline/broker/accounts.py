@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from towline.broker.access import Access, Principal
-from towline.broker.access_book import AccessBook, Secret, Token, User, hash_secret, new_secret
+from towline.broker.access_book import AccessBook, Secret, Token, User, hash_secret, is_admin_rule, new_secret
 from towline.broker.guard import Guard
 from towline.broker.rights import ROLES, check_grant, check_rule, covers
 from towline.clock import SECOND_US, in_slices
@@ -166,8 +166,18 @@ async def _put_user(  # noqa: PLR0917 - as all ways, and what was found out befo
     }
     if request.password is not None:
         changes["password"] = hashed
-    await book.put_user(msgspec.structs.replace(changed, **changes), create=request.create)
+    put = msgspec.structs.replace(changed, **changes)
+    if own is None and (book.is_admin(changed) or book.is_admin(put)):
+        _check_lasting(guard, request, f"makes or changes no administrator, as {request.name} is")
+    await book.put_user(put, create=request.create)
     return Done()
+
+
+def _check_lasting(guard: Guard, request: Request, what: str) -> None:
+    """Who has a right for a while gives nobody the same for good."""
+    if guard.principal.expires_at_us:
+        guard.note(request, "refused", "needs a login that does not expire")
+        raise Refused(f"{guard.principal.name!r} expires, and so {what}: log in with a password for that")
 
 
 def _own(book: AccessBook, guard: Guard, request: wire.PutUser) -> User | None:
@@ -287,6 +297,8 @@ async def _revoke_token(access: Access, book: AccessBook, guard: Guard, request:
 
 async def _add_rule(access: Access, book: AccessBook, guard: Guard, request: wire.AddRule) -> Answer:
     check_rule(request.rule)
+    if request.rule.effect == "allow" and is_admin_rule(request.rule):
+        _check_lasting(guard, request, "lets nobody administer access")
     rule = msgspec.structs.replace(request.rule, created_at_us=access.clock.now_us(), created_by=guard.principal.label)
     return wire.RuleAdded(await book.add_rule(rule))
 
