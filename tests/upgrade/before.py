@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import sys
 import tarfile
 from functools import cache
 from pathlib import Path
@@ -13,12 +14,13 @@ import pytest
 
 from tests.parts import needs_history
 
-__all__ = ["FOLDER", "NAME", "ROOT", "SESSION", "environment", "tree", "unpack_folder"]
+__all__ = ["FOLDER", "NAME", "ROOT", "SESSION", "environment", "installed", "unpack_folder"]
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "0.1.0"
 COMMITS = (f"v{NAME}", "d2735ebf79db7df3c342ddfd1302d0136883823c")
 """Its tag, or the last commit of it."""
+SOURCES = ("towline", "pyspark_towline", "pyproject.toml", "README.md", "LICENSE")
 KEPT = Path(__file__).with_name("before")
 SESSION = KEPT / f"session-{NAME}.txt"
 """All bytes between a client and a broker, both of that version (`record.py`)."""
@@ -27,9 +29,9 @@ FOLDER = KEPT / f"folder-{NAME}.tar.xz"
 
 
 def _archive() -> bytes:
-    """Its files; empty if git has none of that time, as in a shallow clone or outside of one."""
+    """Its sources; empty if git has none of that time, as in a shallow clone or outside of one."""
     for commit in COMMITS:
-        command = ["git", "-C", str(ROOT), "archive", "--format=tar", commit, "towline", "pyproject.toml"]
+        command = ["git", "-C", str(ROOT), "archive", "--format=tar", commit, *SOURCES]
         try:
             done = subprocess.run(command, capture_output=True, timeout=120, check=False)
         except OSError:
@@ -40,18 +42,28 @@ def _archive() -> bytes:
 
 
 @cache
-def _unpacked(into: Path) -> Path | None:
+def _installed(into: Path) -> Path | None:
+    """A wheel of it, built as for a release, and installed."""
     found = _archive()
     if not found:
         return None
-    into.mkdir()
-    _extract(found, into)
-    return into
+    sources, wheels, programs = (into / name for name in ("sources", "wheels", "programs"))
+    sources.mkdir(parents=True)
+    _extract(found, sources)
+    _run("-m", "hatchling", "build", "-t", "wheel", "-d", str(wheels), cwd=sources)
+    [wheel] = wheels.iterdir()
+    _run("-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--target", str(programs), str(wheel))
+    return programs
 
 
-def tree(factory: pytest.TempPathFactory) -> Path:
-    """The folder of its programs; without git's history of it, the test is skipped."""
-    found = _unpacked(factory.getbasetemp() / f"towline-{NAME}")
+def _run(*words: str, cwd: Path = ROOT) -> None:
+    done = subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def installed(factory: pytest.TempPathFactory) -> Path:
+    """The folder that its wheel is installed in; without git's history of it, the test is skipped."""
+    found = _installed(factory.getbasetemp() / f"towline-{NAME}")
     if found is None:
         needs_history(f"Towline {NAME}")
     return found

@@ -14,4 +14,4 @@ __all__ = ["cluster_of"]
 
 @pytest.fixture(scope="session")
 def programs_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return before.tree(tmp_path_factory)
+    return before.installed(tmp_path_factory)

@@ -1,19 +1,22 @@
-"""What was kept of the version before: a session of its client, byte for byte, and a folder of its broker."""
+"""What was kept of the version before: a session of its client and its broker, byte for byte, and a folder."""
 
 from __future__ import annotations
 
 import re
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 import towline
 from tests.server.process import BrokerProcess
+from tests.upgrade import story
 from tests.upgrade.before import SESSION, unpack_folder
 from towline.format import FORMAT
-from towline.protocol.envelope import Decoder, Envelope
+from towline.protocol.envelope import PREFACE, PREFIX, Decoder, Envelope
 from towline.protocol.messages import Failed
 
 CENTURY_S = 100 * 365 * 86400.0
@@ -48,6 +51,61 @@ class Replay:
             one.close()
 
 
+class Recorded:
+    """The broker's side of a connection, as it was: each request is answered as one of its kind was then."""
+
+    def __init__(self, lines: list[str]) -> None:
+        asked: dict[int, Envelope] = {}
+        self.asked: list[Envelope] = []
+        self.answers: dict[int, list[Envelope]] = {}
+        """By the kind of their request, in order."""
+        decoders = {">": Decoder(1 << 24), "<": Decoder(1 << 24)}
+        for line in lines:
+            _, who, data = line.split(" ")
+            for one in decoders[who].feed(bytes.fromhex(data.removeprefix(PREFACE.hex()))):
+                if who == ">":
+                    asked[one.number] = one
+                    self.asked.append(one)
+                else:
+                    self.answers.setdefault(asked[one.number].kind, []).append(one)
+
+    def answer(self, request: Envelope) -> bytes:
+        found = self.answers[request.kind]
+        one = found.pop(0) if len(found) > 1 else found[0]
+        length = 12 + len(one.head) + len(one.attachments)
+        return PREFIX.pack(length, request.number, one.kind, len(one.head)) + bytes(one.head) + bytes(one.attachments)
+
+
+class BrokerBefore:
+    """Speaks as the broker did when it was recorded; its connections come in the order of then."""
+
+    def __init__(self) -> None:
+        lines = SESSION.read_text().splitlines()
+        numbers = sorted({line.split(" ")[0] for line in lines}, key=int)
+        self.recorded = [Recorded([line for line in lines if line.startswith(f"{number} ")]) for number in numbers]
+        self.asked: list[list[Envelope]] = [[] for _ in numbers]
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        for recorded, asked in zip(self.recorded, self.asked, strict=True):
+            client, _ = self._socket.accept()
+            threading.Thread(target=self._serve, args=(client, recorded, asked), daemon=True).start()
+
+    def _serve(self, client: socket.socket, recorded: Recorded, asked: list[Envelope]) -> None:
+        decoder = Decoder(1 << 24)
+        with client:
+            assert client.recv(len(PREFACE), socket.MSG_WAITALL) == PREFACE
+            while data := client.recv(1 << 16):
+                for request in decoder.feed(data):
+                    asked.append(request)
+                    client.sendall(recorded.answer(request))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 def _facts(value: Any) -> Any:
     """What must be the same each time: without times, ids, addresses and what was measured."""
     if isinstance(value, dict):
@@ -79,6 +137,20 @@ def test_a_client_of_the_version_before_is_answered_as_it_was_then(tmp_path: Pat
                 assert _head(one) == _head(other), one.kind
                 assert bytes(one.attachments) == bytes(other.attachments)
         replay.close()
+
+
+def test_a_client_of_today_asks_a_broker_of_the_version_before_what_that_knows_and_goes_by_its_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    broker = BrokerBefore()
+    story.main(f"towline://127.0.0.1:{broker.port}")
+    broker.close()
+    assert capsys.readouterr().out == "urgent,order 0,order 1,order 2,order 3,order 4,order 5,order 6\n"
+    for recorded, asked in zip(broker.recorded, broker.asked, strict=True):
+        assert list(dict.fromkeys(one.kind for one in asked)) == list(dict.fromkeys(one.kind for one in recorded.asked))
+        sizes = {one.kind: len(msgspec.msgpack.decode(one.head)) for one in recorded.asked}
+        for one in asked[1:]:
+            assert len(msgspec.msgpack.decode(one.head)) == sizes[one.kind], "fields that it does not know"
 
 
 def test_a_folder_of_the_version_before_is_opened_and_all_of_it_is_there(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import towline
 from tests.cluster.conftest import Brokers
 from tests.eventually import eventually
-from tests.upgrade.before import ROOT, environment
+from tests.upgrade.before import NAME, ROOT, environment
 from towline.alarms.rule import AlarmRule
 from towline.errors import Partly, Unsupported
 from towline.format import FORMAT
@@ -30,6 +30,15 @@ def _run_errands(programs: Path, url: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
+
+
+def test_the_wheel_of_the_version_before_is_what_runs(programs_before: Path) -> None:
+    code = "import towline, importlib.metadata as m; print(towline.__file__, m.version('towline'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=programs_before, env=environment(programs_before), capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [str(programs_before / "towline" / "__init__.py"), NAME]
 
 
 def test_a_client_of_the_version_before_does_all_it_did_with_a_broker_of_today(
