@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import permutations
 
 import pytest
 
@@ -146,5 +147,27 @@ def test_one_who_gives_up_or_is_refused_leaves_nothing_behind() -> None:
         await asyncio.wait([served, given_up])
         assert (budget.used_bytes, budget.reads[LOOKUPS]) == (0, 0)
         assert one.set_aside(SHARE_BYTES, LOOKUPS)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("order", list(permutations([(300, 24.0), (200, 0.0), (400, 20.0)])))
+def test_who_has_left_most_for_longest_is_cut_first_and_nobody_once_half_is_free(
+    order: tuple[tuple[int, float], ...],
+) -> None:
+    async def scenario() -> None:
+        budget, cut = AnswerBudget(800), []
+
+        def closed(left: int) -> str:
+            cut.append(left)
+            return "somebody"
+
+        shares = [budget.share(lambda left=left: left, lambda left=left: closed(left), left) for left, _ in order]  # type: ignore[misc]
+        for one, (left, since_s) in zip(shares, order, strict=True):
+            one.wrote(left)
+            one.look(since_s)
+        budget.sweep(30.0)
+        assert cut == [200, 400]
+        assert (budget.used_bytes, budget.cut) == (300, 2)
 
     asyncio.run(scenario())
