@@ -63,6 +63,7 @@ def test_a_short_soak_measures_the_bystander_memory_and_disk(tmp_path: Path) -> 
     assert len(figures["memory at the end"]["turns"]) == 10
     assert figures["load"]["value"] > 100
     assert figures["background: maintenance"]["value"] > 0
+    assert "100,000 producers have sent" in said, "their table grows no more"
     assert not [name for name in figures if name.startswith(("failures of", "error lines"))], figures
     assert "by tenths of the run" in said
     assert list(tmp_path.iterdir()) == []

@@ -14,9 +14,11 @@ from typing import Final
 import towline
 from bench.soak.task import ABANDONED, Task
 from tests.server.raw_client import RawClient
+from towline.client.outgoing import Sender
+from towline.delivery.producers import TOTAL_MAX
 from towline.errors import TowlineError
 from towline.model import GroupConfig, RetryPolicy
-from towline.protocol.messages import Attach, Attached, Pull
+from towline.protocol.messages import Attach, Attached, FrameHead, Pull, Send, Sent
 
 __all__ = ["LOADS", "Load", "furnish"]
 
@@ -27,6 +29,7 @@ GROUPS_A_TOPIC: Final = 100
 AT_ONCE: Final = 100
 QUICK: Final = RetryPolicy(kind="exponential", max_attempts=6, first_s=1, factor=2, cap_s=15, jitter=0.5)
 SLOW_READERS: Final = 10
+PRODUCERS_AT_ONCE: Final = 500
 VICTIM_S: Final = 30.0
 
 
@@ -34,7 +37,7 @@ VICTIM_S: Final = 30.0
 
 
 def furnish(task: Task, say: Callable[[str], None]) -> None:
-    """Make the groups and the topics, as many as are asked for."""
+    """Make the groups and the topics, as many as are asked for, and as many producers as are remembered."""
     begin_s = told_s = time.monotonic()
     with towline.connect(task.url, timeout=120) as mq:
         for number in range(task.groups):
@@ -51,6 +54,22 @@ def furnish(task: Task, say: Callable[[str], None]) -> None:
                 told_s = time.monotonic()
                 say(f"  {number + 1:,} of {task.topics:,} topics after {told_s - begin_s:.0f} s")
     say(f"  {task.groups:,} groups and {task.topics:,} topics made in {time.monotonic() - begin_s:.0f} s")
+    _fill_producers(task)
+    say(f"  {TOTAL_MAX:,} producers have sent after {time.monotonic() - begin_s:.0f} s")
+
+
+def _fill_producers(task: Task) -> None:
+    """Their table would else grow for hours, and hide what else does."""
+    with RawClient.hello(_port(task)) as client:
+        for _ in range(0, TOTAL_MAX, PRODUCERS_AT_ONCE):
+            frames = [Sender().single(BODY) for _ in range(PRODUCERS_AT_ONCE)]
+            client.call(Send([FrameHead("short", 1, len(frame)) for frame in frames]), Sent, b"".join(frames))
+
+
+def _port(task: Task) -> int:
+    host, _, port = task.url.removeprefix("towline://").partition(":")
+    assert host == "127.0.0.1"
+    return int(port)
 
 
 def _place(number: int) -> tuple[str, str]:
@@ -99,15 +118,13 @@ def fragments(task: Task) -> Iterator[int]:
 
 def slow_readers(task: Task) -> Iterator[int]:
     """Connections that ask, and do not read what they are told. The broker cuts them off, and they come again."""
-    host, _, port = task.url.removeprefix("towline://").partition(":")
-    assert host == "127.0.0.1"
     readers: dict[int, tuple[RawClient, int]] = {}
     try:
         while True:
             for number in range(SLOW_READERS):
                 try:
                     if number not in readers:
-                        client = RawClient.hello(int(port))
+                        client = RawClient.hello(_port(task))
                         attached = client.call(Attach("batches", f"slow-{number}", f"slow-{number}"), Attached)
                         client.socket.settimeout(0.01)
                         readers[number] = client, attached.subscription

@@ -22,7 +22,7 @@ LONGEST: Final = 10
 """Stalls that are told one by one."""
 STALL_MS: Final = 100.0
 STEP_MS: Final = 20.0
-FLAT_MB_PER_MIN: Final = 0.5
+FLAT_MB_PER_MIN: Final = 0.1
 
 _STAMP = re.compile(r"^\S+Z (\w+) (\S+): ")
 _STEP = re.compile(r'^towline_background_step_seconds\{work="([^"]*)"\} (\S+)$', re.MULTILINE)
