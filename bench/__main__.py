@@ -15,7 +15,21 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from bench import consuming, delaying, facing, flatness, jobs, latency, machine, ordering, rival, sending, spark, sql
+from bench import (
+    consuming,
+    delaying,
+    facing,
+    flatness,
+    fragments,
+    jobs,
+    latency,
+    machine,
+    ordering,
+    rival,
+    sending,
+    spark,
+    sql,
+)
 from bench.figures import Figure, print_figures
 from bench.soak.scenario import soak
 from bench.stage import Stage
@@ -34,6 +48,7 @@ SCENARIOS: dict[str, Scenario] = {
     "large": sending.large,
     "backlog": flatness.backlog,
     "topics": flatness.topics,
+    "fragments": fragments.fragments,
     "ordered": ordering.ordered,
     "delay-in": delaying.delay_in,
     "delay-out": delaying.delay_out,
