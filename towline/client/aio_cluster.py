@@ -29,6 +29,7 @@ T = TypeVar("T")
 _TICK_S: Final = 0.1
 _ASK_S: Final = 1.0
 _SLICE_S: Final = 0.1
+_SOON_S: Final = 0.02
 _FOLLOW_S: Final = 0.05
 _FOLLOWING_MAX: Final = 1_000
 _AWAY_S: Final = 1.0
@@ -180,7 +181,7 @@ class AioCluster:
         liveness: Liveness | None = None
         tried: frozenset[str] = frozenset()
         try:
-            while not await self._go_on(link, call, deadline):
+            while not await self._go_on(link, call, deadline, started):
                 now = time.monotonic()
                 liveness = liveness or Liveness(started, self.fleet)
                 away = liveness.is_away(now, link)
@@ -207,12 +208,14 @@ class AioCluster:
             served.append(broker)
         return call.answer
 
-    async def _go_on(self, link: AioLink, call: Call, deadline: float) -> bool:
+    async def _go_on(self, link: AioLink, call: Call, deadline: float, started: float) -> bool:
         """See `cluster.Cluster`."""
-        slice_s = max(0.0, min(deadline - time.monotonic(), _SLICE_S))
+        now = time.monotonic()
+        slice_s = max(0.0, min(deadline - now, _SLICE_S))
         if call.number < 0 and not await link.start(call, slice_s):
             return False
-        return await link.wait(call, slice_s)
+        late = self.fleet.shared and now - started > LATE_S
+        return await link.wait(call, min(slice_s, _SOON_S) if late else slice_s)
 
     def _has_moved(self, topic: str, broker: str, started: float, now: float) -> bool:
         """See `cluster.Cluster`."""

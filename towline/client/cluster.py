@@ -30,6 +30,8 @@ _TICK_S: Final = 0.1
 _ASK_S: Final = 1.0
 """How long a broker may take to say who is there, before the next one is asked."""
 _SLICE_S: Final = 0.1
+_SOON_S: Final = 0.02
+"""The same where brokers share a store, and the one that was asked is late: another one may have the topic."""
 _CONNECT_S: Final = 1.0
 """How long it may take to connect to one broker, on a slow network and with TLS."""
 _FOLLOW_S: Final = 0.05
@@ -201,7 +203,7 @@ class Cluster:
         liveness: Liveness | None = None
         tried: frozenset[str] = frozenset()
         try:
-            while not self._go_on(link, call, deadline):
+            while not self._go_on(link, call, deadline, started):
                 now = time.monotonic()
                 liveness = liveness or Liveness(started, self.fleet)
                 away = liveness.is_away(now, link)
@@ -228,12 +230,14 @@ class Cluster:
             served.append(broker)
         return call.answer
 
-    def _go_on(self, link: Link, call: Call, deadline: float) -> bool:
+    def _go_on(self, link: Link, call: Call, deadline: float, started: float) -> bool:
         """Ask, or wait for the answer, for a moment; True when it is there."""
-        until = min(deadline, time.monotonic() + _SLICE_S)
+        now = time.monotonic()
+        until = min(deadline, now + _SLICE_S)
         if call.number < 0 and not link.start(call, until, deadline):
             return False
-        return link.wait(call, until, _CONNECT_S)
+        late = self.fleet.shared and now - started > LATE_S
+        return link.wait(call, min(deadline, now + _SOON_S) if late else until, _CONNECT_S)
 
     def _has_moved(self, topic: str, broker: str, started: float, now: float) -> bool:
         """Whether another broker serves the topic by now, so that nothing is to be waited for from this one. It may be
