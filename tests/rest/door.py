@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def rest_door(broker_url: str, *flags: str) -> Iterator[str]:
+def rest_door(broker_url: str, *flags: str, listen: str = "127.0.0.1:0") -> Iterator[str]:
     """Its address, with /api."""
-    command = [sys.executable, "-m", "towline", "rest", "--listen", "127.0.0.1:0", "--url", broker_url, *flags]
+    command = [sys.executable, "-m", "towline", "rest", "--listen", listen, "--url", broker_url, *flags]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

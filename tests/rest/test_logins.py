@@ -10,6 +10,7 @@ import httpx
 
 from tests.access.secured import PASSWORD, secured
 from tests.rest.door import rest_door
+from tests.server.process import BrokerProcess
 from towline.console.sessions import TRIES
 
 
@@ -40,3 +41,21 @@ def test_who_guesses_many_at_once_locks_nobody_else_out(tmp_path: Path) -> None:
         while (answer := ask(door, PASSWORD, "127.0.0.67")).status_code == 503:
             pass
         assert answer.status_code == 200, answer.text
+
+
+def named(door: str, host: str, *, secret: str = "") -> int:
+    """The status of a request to a door that listens on all addresses, by this name."""
+    headers = {"Host": host} | ({"Authorization": f"Bearer root.{secret}"} if secret else {})
+    return httpx.get(door.replace("0.0.0.0", "127.0.0.1") + "/topics", headers=headers, timeout=60).status_code
+
+
+def test_without_security_a_door_for_other_machines_wants_to_be_named_as_it_is(tmp_path: Path) -> None:
+    """A page from elsewhere can have its own name point there for a moment."""
+    flags = ("--allow-remote", "--host-name", "rest.example")
+    with BrokerProcess() as broker:
+        url = f"towline://127.0.0.1:{broker.port}"
+        with rest_door(url, *flags, listen="0.0.0.0:0") as door:
+            assert [named(door, host) for host in ("10.1.2.3:80", "rest.example", "localhost")] == [200] * 3
+            assert [named(door, "evil.example", secret=secret) for secret in ("", "any")] == [403, 403]
+    with secured(tmp_path, store="memory:") as guarded, rest_door(guarded.url, *flags, listen="0.0.0.0:0") as door:
+        assert named(door, "elsewhere.example", secret=PASSWORD) == 200

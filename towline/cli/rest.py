@@ -29,8 +29,8 @@ def rest(
         list[str] | None,
         Parameter(
             negative=(),
-            help="A name by which it is reached on loopback, besides its address and localhost, for example through a "
-            "proxy; may be given several times.",
+            help="A name by which it is reached on loopback, or without TLS for a broker without security, besides its "
+            "address and localhost, for example through a proxy; may be given several times.",
         ),
     ] = None,
     max_connections: Annotated[

@@ -24,11 +24,12 @@ _HARMLESS: Final = ("GET", "HEAD", "OPTIONS")
 
 
 class Hosts:
-    """The names by which this server is reached: those it is given, `localhost`, and loopback addresses."""
+    """The names by which this server is reached: those it is given, `localhost`, and loopback addresses, or all."""
 
-    def __init__(self, names: Iterable[str], *, any_host: bool = False) -> None:
+    def __init__(self, names: Iterable[str], *, any_host: bool = False, any_address: bool = False) -> None:
         self._names = {name.lower() for name in names}
         self._any = any_host
+        self._any_address = any_address
 
     def problem(self, host: str) -> str:
         """Empty, if there is none."""
@@ -42,7 +43,7 @@ class Hosts:
         if name == "localhost" or name in self._names:
             return True
         try:
-            return ipaddress.ip_address(name).is_loopback
+            return ipaddress.ip_address(name).is_loopback or self._any_address
         except ValueError:
             return False
 

@@ -95,6 +95,8 @@ def rest_app(url: str, **options: Any) -> FastAPI:
         responses={status: {"model": Problem, "description": words} for status, words in _WORDS.items()},
     )
     app.state.callers, app.state.pulls, app.state.lifespan = callers, pulls, lifespan
+    app.state.hosts = None
+    """If given, those by which callers of a broker without security must name this door."""
     app.add_exception_handler(errors.TowlineError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)

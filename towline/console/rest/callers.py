@@ -15,8 +15,9 @@ from fastapi import Depends, Request
 
 from towline.client.aio import Client, connect_for
 from towline.clock import SYSTEM
+from towline.console.origin import Hosts
 from towline.console.sessions import Limiter
-from towline.errors import NotLetIn, QueueFull, TowlineError
+from towline.errors import NotLetIn, QueueFull, Refused, TowlineError
 
 __all__ = ["Caller", "Callers", "Mq", "Who"]
 
@@ -32,6 +33,13 @@ class Caller:
         self.key = key
         self.client = client
         self.used_s = time.monotonic()
+        self._secured: bool | None = None
+
+    async def is_secured(self) -> bool:
+        """Whether the broker asks who is calling."""
+        if self._secured is None:
+            self._secured = (await self.client.access.who_am_i()).security
+        return self._secured
 
 
 class Callers:
@@ -134,6 +142,11 @@ async def _who(request: Request) -> Caller:
     callers: Callers = request.app.state.callers
     caller = await callers.of(request.headers.get("authorization"), request.client.host if request.client else "")
     request.state.caller = caller
+    hosts: Hosts | None = request.app.state.hosts
+    problem = hosts.problem(request.headers.get("host", "")) if hosts is not None else ""
+    # A page of somebody else's, whose name points here for a moment, has no secret: it matters where none is asked for.
+    if problem and not await caller.is_secured():
+        raise Refused(problem)
     return caller
 
 

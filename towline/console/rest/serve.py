@@ -44,7 +44,8 @@ def serve(
     max_connections_per_address: int = CONNECTIONS_OF_ADDRESS,
     **options: Any,
 ) -> int:
-    """Serve until SIGTERM or SIGINT. On loopback only for those who name it by its address or by `host_names`."""
+    """Serve until SIGTERM or SIGINT. On loopback only for those who name it by its address or by `host_names`; so
+    elsewhere as well if the broker asks nobody who they are, but with TLS, where the certificate says the name."""
     if bool(tls_cert) != bool(tls_key):
         raise BadRequest("TLS takes both a certificate (--tls-cert) and its key (--tls-key)")
     log_to_stderr("warning", LineFormatter("rest: %(message)s"))
@@ -55,9 +56,11 @@ def serve(
         app.add_api_route(path, to_description, include_in_schema=False)
     app.mount("/api", rest)
     host, port = sock.getsockname()[:2]
+    names, any_host = (*host_names, listen.rpartition(":")[0].strip("[]")), "*" in host_names
     if ipaddress.ip_address(host).is_loopback:
-        hosts = Hosts((*host_names, host, listen.rpartition(":")[0].strip("[]")), any_host="*" in host_names)
-        app.add_middleware(OwnPagesOnly, hosts=hosts)
+        app.add_middleware(OwnPagesOnly, hosts=Hosts((*names, host), any_host=any_host))
+    elif not tls_cert:
+        rest.state.hosts = Hosts((*names, socket.gethostname()), any_host=any_host, any_address=True)
     config = uvicorn.Config(
         app,
         log_config=None,
