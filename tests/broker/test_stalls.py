@@ -6,6 +6,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import thread_time
 from typing import Any
 
@@ -221,6 +222,34 @@ def test_no_step_takes_long_where_very_much_is_taken_back(disk: World, how: str)
         return seconds
 
     assert min([asyncio.run(longest_s()) for _ in range(2)]) < STALL_S
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old", [10, 20_000])
+def test_no_step_takes_long_where_a_few_of_very_many_are_given_up(tmp_path: Path, old: int) -> None:
+    """What waits to be tried again is due at a thousand different times."""
+
+    async def main(number: int) -> float:
+        world = World("log", tmp_path / str(number))
+        clock = world.store_clock = ManualClock(SYSTEM.now_us())
+        async with world.open(clock, retention_s=600.0, open_max_s=3600.0) as bench:
+            await bench.attach()
+            group = bench.broker.groups.named("orders", "billing").group
+            await bench.send("orders", *[b"x"] * 2 * old)
+            clock.advance(4300)
+            for _ in range(10):
+                await bench.send("orders", *[b"x"] * ((ENTRIES - old) // 5))
+            for seq in range(0, 2 * ENTRIES, 2):
+                group.retries.add(Part(1, seq, 1, 2), clock.now_us() + HOUR_US + seq % 2_000 * SECOND_US, HOUR_US)
+            group.next[1] = 2 * ENTRIES
+            with longest_step() as longest:
+                await asyncio.create_task(bench.broker.overdue.look((one, 0) for one in bench.broker.topics.values()))
+                seconds = longest()
+            assert bench.broker.overdue.dropped == old
+            assert group.retries.messages == ENTRIES - old
+            return seconds
+
+    assert min([asyncio.run(main(number)) for number in range(3)]) < STALL_S
 
 
 @pytest.mark.slow

@@ -78,6 +78,37 @@ def test_ready_parts_come_in_order_whatever_order_they_failed_in(order: list[int
     assert list(queue) == [(Part(0, 0, 30, 2), 10)]
 
 
+WANTED = st.tuples(st.integers(0, 60), st.integers(1, 4), st.integers(0, 5))
+
+
+@given(
+    st.lists(WANTED, max_size=30, unique_by=lambda one: one[0]),
+    st.integers(0, 5),
+    st.integers(0, 320),
+    st.integers(1, 40),
+)
+@settings(deadline=None)
+def test_the_first_ones_before_a_number_are_found_and_taken_whenever_they_are_due(
+    wanted: list[tuple[int, int, int]], ripened: int, before: int, most: int
+) -> None:
+    queue, there = RetryQueue(), dict[int, int]()
+    for at, count, due_us in wanted:
+        queue.add(Part(0, 5 * at, count, 1 + at % 2), due_us)
+        there |= dict.fromkeys(range(5 * at, 5 * at + count), 1 + at % 2)
+    queue.ripen(ripened)
+    while found := queue.before(0, before, most):
+        assert len(found) <= most
+        queue.expose(found)
+        for part in found:
+            queue.remove(part)
+        taken = [(number, part.attempt) for part in found for number in range(part.first, part.end)]
+        assert taken == [(number, there.pop(number)) for number in sorted(there)[: len(taken)]]
+    assert not any(number < before for number in there)
+    assert queue.messages == len(there)
+    left = [(number, part.attempt) for part, _ in queue for number in range(part.first, part.end)]
+    assert left == sorted(there.items())
+
+
 def test_a_million_entries_take_20_bytes_each() -> None:
     queue = RetryQueue()
     tracemalloc.start()

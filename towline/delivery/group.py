@@ -340,12 +340,14 @@ class Group:
         events: list[Event] = []
         room = TAKE_MAX
         for lease in self.leases.values():
-            parts = [part for span in spans for part in lease.open.within(span)][:room]
+            if not room:
+                break
+            parts = [part for span in spans for part in lease.open.within(span, room)][:room]
             if parts:
                 events.append(GaveUp(now_us, lease.pull, tuple(parts), command.reason, taken=True))
                 room -= len(parts)
-        pieces = (cut(part, span) for part, _ in self.retries for span in spans)
-        again = tuple(islice((piece for piece in pieces if piece), room))
+        found = [part for lane, before in command.before for part in self.retries.before(lane, before, room)]
+        again = tuple(found[:room])
         if again:
             events.append(Pulled(now_us, command.pull, RETENTION, 0, again))
             events.append(GaveUp(now_us, command.pull, again, command.reason, taken=True))

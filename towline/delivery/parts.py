@@ -56,14 +56,16 @@ class PartSet:
                 high, end = high + 1, after.end
         row[low:high] = [Part(part.lane, first, end - first, part.attempt)]
 
-    def within(self, span: Span) -> list[Part]:
-        """The parts of this set that lie within `span`, cut to it."""
+    def within(self, span: Span, most: int | None = None) -> list[Part]:
+        """The parts of this set that lie within `span`, cut to it; the first of them, if there are more than `most`."""
         row = self._lanes.get(span.lane)
         if row is None:
             return []
         low = max(bisect_right(row, span.first, key=_first) - 1, 0)
         high = bisect_left(row, span.end, key=_first)
-        return [piece for part in row[low:high] if (piece := cut(part, span))]
+        if most is not None and high > low + most + 1:
+            high = low + most + 1  # the first one may end before
+        return [piece for part in row[low:high] if (piece := cut(part, span))][:most]
 
     def remove(self, part: Part) -> None:
         """Take out a part that must be in the set, whole, under the same attempt."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
 from towline.delivery.events import Failed, Part
@@ -113,6 +114,14 @@ class RetryQueue:
         rows = chain.from_iterable(rows.items() for rows in (self._ready, *self._waiting.values()))
         return list(islice((self._retry(lane, one) for lane, row in rows for one in row), most))
 
+    def before(self, lane: int, end: int, most: int) -> list[Part]:
+        """The first parts of a lane, as far as they lie before a number: so many of them at most."""
+        # None of them is in a row that begins behind as many others.
+        rows = heapq.nsmallest(most, [row for row in self._rows(lane) if row.first < end], key=attrgetter("first"))
+        ranges = takewhile(lambda one: one[0] < end, heapq.merge(*rows))
+        kinds = self._kinds
+        return [Part(lane, at, min(count, end - at), kinds[kind][0]) for at, count, kind in islice(ranges, most)]
+
     def _rows(self, lane: int) -> list[Ranges]:
         rows = [self._ready.get(lane), *(rows.get(lane) for rows in self._waiting.values())]
         return [row for row in rows if row is not None]
@@ -198,24 +207,32 @@ class RetryQueue:
 
     def expose(self, parts: Iterable[Part]) -> None:
         """Make ready what is about to be removed although it is not due."""
-        for lane, first, count, _ in parts:
-            self._expose(lane, first, first + count)
+        spans = dict[int, list[tuple[int, int]]]()
+        for part in parts:
+            spans.setdefault(part.lane, []).append((part.first, part.end))
+        for lane, found in spans.items():
+            self._expose(lane, sorted(found))
 
-    def _expose(self, lane: int, first: int, end: int) -> bool:
-        """Whether anything of a lane that is between these numbers was not ready."""
-        exposed = False
-        for due_us in [due_us for due_us, rows in self._waiting.items() if lane in rows]:
-            row = self._waiting[due_us][lane]
-            if not row.first < end or not first < row.end:
+    def _expose(self, lane: int, spans: Sequence[tuple[int, int]]) -> bool:
+        """Whether anything of a lane that is within these, from first to end and in order, was not ready."""
+        low, high, exposed = spans[0][0], spans[-1][1], False
+        for rows in self._waiting.values():
+            row = rows.get(lane)
+            if row is None or row.first >= high or row.end <= low:
                 continue
-            while (found := row.overlap(first, end)) is not None:
-                # What else is in the entry goes on waiting.
-                begin, stop = max(found[0], first), min(found[0] + found[1], end)
-                ready = self._ready.setdefault(lane, Ranges())
-                self.size += ready.add(begin, stop - begin, found[2], joined=False) + row.remove(begin, stop)
-                exposed = True
+            at = low
+            while (found := row.overlap(at, high)) is not None:
+                at = max(found[0], at)
+                first, end = spans[bisect_right(spans, at, key=itemgetter(1))]
+                begin, stop = max(at, first), min(found[0] + found[1], end)
+                if begin < stop:
+                    # What else is in the entry goes on waiting.
+                    ready = self._ready.setdefault(lane, Ranges())
+                    self.size += ready.add(begin, stop - begin, found[2], joined=False) + row.remove(begin, stop)
+                    exposed = True
+                at = max(begin, stop)
             if not row:
-                del self._waiting[due_us][lane]
+                del rows[lane]
         return exposed
 
     def ready(self, lane: int) -> Iterator[Part]:
@@ -309,7 +326,7 @@ class RetryQueue:
         clock was set back between them: then what is taken, up to `end`, is made ready early."""
         row = self._ready.get(lane)
         found = row.find(number) if row is not None else None
-        if found is None and self._expose(lane, number, end):
+        if found is None and self._expose(lane, [(number, end)]):
             found = self._ready[lane].find(number)
         return found
 
