@@ -9,7 +9,7 @@ from time import thread_time
 
 import pytest
 
-from tests.broker.conftest import Bench, World
+from tests.broker.conftest import DEAD, Bench, World
 from tests.eventually import eventually_done
 from tests.sql.server import new_database
 from towline.broker.loop_lag import LAG_S, STALL_S, LoopLag
@@ -106,6 +106,23 @@ def test_a_loop_that_stands_still_is_seen_and_the_log_names_who_did_it(
         assert "nobody was answered for 1.20 s of late" in finding.text
 
     disk.run(scenario)
+
+
+def test_what_timers_and_tasks_do_is_timed_under_names_for_people(disk: World) -> None:
+    async def scenario(bench: Bench) -> None:
+        names = bench.broker.lag.longest
+        await bench.send("orders", b"slow", b"bad")
+        member = await bench.attach(timeout_s=0.05)
+        await bench.act(member, DEAD, await bench.pull(member, 1))
+        await bench.pull(member)
+        await eventually_done(lambda: "retries and timeouts that are due" in names())
+        await eventually_done(lambda: "moving messages to the dead letters" in names())
+        await bench.pull(member)
+        bench.broker.consumers.disconnected(member)
+        await eventually_done(lambda: "consumers that vanished" in names())
+        assert [name for name in names() if "_" in name or "." in name] == []
+
+    disk.run(scenario, reconnect_grace_s=0.01)
 
 
 def test_realms_of_one_broker_have_one_watch_and_it_knows_the_work_of_all(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from tests.eventually import eventually_done
 from towline.alarms.rule import AlarmRule
 from towline.broker.broker import Broker
 from towline.broker.garbage import GarbageCollector
+from towline.broker.limits import Limits
 from towline.broker.loop_lag import STALL_S, LoopLag
 from towline.broker.member import Member
 from towline.broker.metrics import exposition
@@ -25,6 +26,7 @@ from towline.broker.opening import open_store
 from towline.clock import SECOND_US, SYSTEM, Clock, ManualClock
 from towline.delivery import Group, Part, Start
 from towline.frame import encode
+from towline.frame.layout import limit_of
 from towline.model import GroupConfig
 
 ENTRIES = 200_000
@@ -32,6 +34,7 @@ HOUR_US = 3600 * SECOND_US
 TOPICS, GROUPS, IDS = 20_000, 4_000, 100_000
 ROUNDS = 8
 RULES = 20
+PULLS = 4_000
 FRAGMENTS = 100_000
 BLAMED = ("is silent", "is too slow", "does not come back")
 """Consumers that may have failed because of what they held."""
@@ -276,6 +279,31 @@ def test_no_step_of_a_start_takes_long_with_very_much_to_be_tried_again(disk: Wo
             # What was capped is not noted: the next start has as much to do.
 
         return await longest_step_of_a_start(disk, clock, check)
+
+    assert asyncio.run(main()) < STALL_S
+
+
+@pytest.mark.slow
+def test_no_step_takes_long_that_reads_the_limits_of_very_many_pulls_again(disk: World) -> None:
+    async def main() -> float:
+        async with disk.open() as bench:
+            for _ in range(0, PULLS, 1_000):
+                limits = [limit_of(HOUR_US, 3 + number % 2) for number in range(1_000)]
+                await bench.send("orders", *[b"x"] * 1_000, limits=limits)
+            member = await bench.attach(max_in_flight=PULLS)
+            for _ in range(PULLS):
+                await bench.pull(member, 1)
+        best = []
+        for _ in range(3):
+            lag, store = LoopLag(), await open_store(disk.settings())
+            broker = await Broker.recovered(store, disk.settings(), lag=lag)
+            recalled: Limits = broker.groups.named("orders", "billing")._limits
+            await recalled.recalled()
+            assert len(recalled._pulls) == PULLS
+            await broker._stop()
+            await store.close()
+            best.append(lag.longest()["reading the limits of messages that are out"])
+        return min(best)
 
     assert asyncio.run(main()) < STALL_S
 

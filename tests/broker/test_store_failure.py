@@ -136,7 +136,7 @@ def test_a_task_that_ends_by_a_failure_is_reported(tmp_path: Path, caplog: pytes
         async def task() -> None:
             raise ZeroDivisionError("a bug")
 
-        broker._start(task())
+        broker._start(task(), "a task")
         await eventually_done(lambda: any("ended" in record.message for record in caplog.records))
 
     with caplog.at_level(logging.CRITICAL, "towline.broker"):

@@ -94,6 +94,8 @@ class Broker:
         self.settings = settings
         self.clock = clock
         self.time = SteadyClock(clock)
+        self.lag = lag or LoopLag()
+        """One for each event loop: realms have it in common."""
         self.epoch = 0
         """How many there are; the server says so, where there is one."""
         self.store_id = 0
@@ -122,6 +124,7 @@ class Broker:
             next_pull=lambda: next(self._pulls),
             closing=closing,
             start=self._start,
+            lag=self.lag,
         )
         self.consumers = Consumers(self, self.topics, self.groups, self._start)
         self.scanning = Scanning(store, lambda: self.topics)
@@ -131,8 +134,6 @@ class Broker:
         self.scheduler = Scheduler(self._agenda, levels_us, self.topics.of_delayed, self._reclaim)
         self._pulls: Iterator[int] = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.lag = lag or LoopLag()
-        """One for each event loop: realms have it in common."""
         self._opened_s = clock.steady_s()
         self.registry = Registry(store, settings, clock, lambda: len(self.topics))
         self.homes = Homes(self.registry, self.topics, clock)
@@ -261,7 +262,7 @@ class Broker:
         await self.outlook.alarms.load()
         self.consumers.await_orphans()
         self.consumers.recall_limits()
-        self._start(self.groups.forget_left())
+        self._start(self.groups.forget_left(), "forgetting streams of deleted groups")
 
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""
@@ -290,9 +291,8 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start(self, coroutine: Coroutine[Any, Any, None], name: str = "") -> None:
+    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         """Let it run by itself. By its name people learn of steps of it that take too long."""
-        name = name or getattr(coroutine, "__qualname__", "")
         task = asyncio.get_running_loop().create_task(self.lag.timed(name, coroutine), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -129,7 +129,8 @@ class Cluster:
         while True:
             for address in self._wanted():
                 if address not in self._talks or self._talks[address].done():
-                    self._talks[address] = asyncio.get_running_loop().create_task(self._talk(address))
+                    talk = self._broker.lag.timed("talking to other brokers", self._talk(address))
+                    self._talks[address] = asyncio.get_running_loop().create_task(talk)
             self._registry.sweep()
             self._forget()
             if not self._registry.shared:

@@ -41,7 +41,7 @@ class Consumers:
         broker: Broker,
         topics: Topics,
         groups: Groups,
-        start: Callable[[Coroutine[Any, Any, None]], None],
+        start: Callable[[Coroutine[Any, Any, None], str], None],
     ) -> None:
         self._broker = broker
         self._settings = broker.settings
@@ -71,7 +71,8 @@ class Consumers:
     def recall_limits(self) -> None:
         for dispatcher in self._topics.dispatchers():
             if dispatcher.group.leases:
-                self._start(dispatcher.recall_limits(self._settings.heartbeat_s))
+                recalling = dispatcher.recall_limits(self._settings.heartbeat_s)
+                self._start(recalling, "reading the limits of messages that are out")
 
     # Coming
 
@@ -176,7 +177,9 @@ class Consumers:
             return
         # One timer for all topics of a subscription: they vanish one after the other, and others have their turn.
         loop = asyncio.get_running_loop()
-        grace = loop.call_later(self._settings.reconnect_grace_s, lambda: self._start(self._vanish(leaving)))
+        grace = loop.call_later(
+            self._settings.reconnect_grace_s, lambda: self._start(self._vanish(leaving), "consumers that vanished")
+        )
         if isinstance(member, Member):
             member.grace = grace
 
@@ -192,7 +195,7 @@ class Consumers:
 
     def let_go(self, members: Sequence[Member]) -> None:
         """Nobody knows of these. Those that cannot leave now do a little later."""
-        self._start(self._let_go(members))
+        self._start(self._let_go(members), "consumers that could not attach")
 
     async def _let_go(self, members: Sequence[Member]) -> None:
         async for member in in_slices(members):
@@ -213,7 +216,8 @@ class Consumers:
         if vanished:
             self._deserted[dispatcher] = self._clock.steady_s() + self._settings.heartbeat_s
         else:
-            self._start(self._groups.delete_left(config.topic, config.name))
+            left = self._groups.delete_left(config.topic, config.name)
+            self._start(left, "removing groups of consumers that left")
 
     async def sweep(self) -> None:
         """Those that were silent for too long lose what they hold, and so do those that did not come back."""

@@ -13,6 +13,7 @@ import msgspec
 from towline.broker.delivering import Buffers, Parcel, at_hand, collect
 from towline.broker.lane import Lane
 from towline.broker.limits import Limits
+from towline.broker.loop_lag import LoopLag
 from towline.broker.member import Member
 from towline.broker.obituary import Obituary
 from towline.broker.oldest import Oldest
@@ -40,6 +41,7 @@ LOST_MAX = 1_000
 PROBE_MIN_S = 0.1
 PROBE_MAX_S = 5.0
 REMIND_S = 300.0
+DUE = "retries and timeouts that are due"
 ROOM_S = 5.0
 """How long a pull that does not wait for messages waits for room for its answer."""
 
@@ -72,6 +74,7 @@ class Dispatcher:
         *,
         next_pull: Callable[[], int],
         durability: Durability,
+        lag: LoopLag,
     ) -> None:
         self.group = group
         self.clock = clock
@@ -105,6 +108,7 @@ class Dispatcher:
         """By lane, what was last found when looking for the oldest message."""
         self.next_pull = next_pull
         self._durability = durability
+        self._lag = lag
         self._waiters: deque[Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.outage: Outage | None = None
@@ -366,7 +370,7 @@ class Dispatcher:
         outage.until_s = self.clock.steady_s() + outage.pause_s
         if self._probe is not None:
             self._probe.cancel()
-        self._probe = asyncio.get_running_loop().call_later(outage.pause_s, self._on_probe)
+        self._probe = asyncio.get_running_loop().call_later(outage.pause_s, self._lag.called, DUE, self._on_probe)
 
     def _may_probe(self, outage: Outage) -> bool:
         if self.clock.steady_s() < outage.until_s:
@@ -711,7 +715,7 @@ class Dispatcher:
             wake_us = late_us if wake_us is None else min(wake_us, late_us)
         if wake_us is not None and not self.closed:
             delay_s = (wake_us - self.time.now_us()) / SECOND_US
-            self._timer = asyncio.get_running_loop().call_later(max(delay_s, 0.0), self._on_time)
+            self._timer = asyncio.get_running_loop().call_later(max(delay_s, 0.0), self._lag.called, DUE, self._on_time)
 
     def _on_time(self) -> None:
         """Take what is late, as much of it as goes in one step; if there is more, the timer is due again at once."""

@@ -12,6 +12,7 @@ import msgspec
 from towline.broker.burial import bury
 from towline.broker.catalog import Catalog
 from towline.broker.dispatcher import Dispatcher
+from towline.broker.loop_lag import LoopLag
 from towline.broker.member import Member
 from towline.broker.recovery import may_forget, recover_group, trim_group
 from towline.broker.remains import Remains, streams_of_group
@@ -54,7 +55,8 @@ class Groups:
         time: SteadyClock,
         next_pull: Callable[[], int],
         closing: Callable[[], bool],
-        start: Callable[[Coroutine[Any, Any, None]], None],
+        start: Callable[[Coroutine[Any, Any, None], str], None],
+        lag: LoopLag,
     ) -> None:
         self._store = store
         self._settings = settings
@@ -66,6 +68,7 @@ class Groups:
         self._next_pull = next_pull
         self._closing = closing
         self._start = start
+        self._lag = lag
         self._durability = Durability.parse(settings.durability)
         self.making = asyncio.Lock()
         """Held by whoever makes, changes or deletes groups."""
@@ -107,6 +110,7 @@ class Groups:
             self._time,
             next_pull=self._next_pull,
             durability=self._durability,
+            lag=self._lag,
         )
         for lane, source in enumerate(dispatcher.lanes):
             if group.next[lane] > source.end:
@@ -374,7 +378,7 @@ class Groups:
     def _bury_soon(self, dispatcher: Dispatcher) -> None:
         if dispatcher not in self.burying and not self._closing():
             self.burying[dispatcher] = asyncio.get_running_loop().create_future()
-            self._start(self._bury(dispatcher))
+            self._start(self._bury(dispatcher), "moving messages to the dead letters")
 
     def bury_rest(self) -> None:
         """What could not be moved to the dead letters when it died is tried again."""

@@ -16,7 +16,7 @@ from itertools import groupby, islice, repeat
 from typing import Final
 
 from towline.broker.expiry import FLAGS_AT
-from towline.clock import SteadyClock
+from towline.clock import SteadyClock, TimeSlice, in_slices
 from towline.delivery import Group, Part
 from towline.delivery.lease import Lease
 from towline.delivery.parts import cut
@@ -84,6 +84,7 @@ async def _limits_within(store: Store, streams: Sequence[str], opened: Iterable[
     """The limits of stored messages, by pull. They are in order by lane and number, so that neighbours are read
     together, whoever has them. Frames that have none are not looked into."""
     found: dict[int, list[Limit]] = {}
+    part = TimeSlice()
     for batch in _neighbours(store, streams, opened):
         lane, at, stop = batch[0][0].lane, batch[0][0].first, batch[-1][0].end
         while at < stop:
@@ -93,6 +94,8 @@ async def _limits_within(store: Store, streams: Sequence[str], opened: Iterable[
                     for span, limit in limits_of(lane, Frame(chunk.frame), chunk):
                         for piece, pull in _within(span, batch):
                             found.setdefault(pull, []).append((piece, limit))
+                            if part.over:
+                                await part.rest()
             at = max(read.next, at + 1)
             await asyncio.sleep(0)  # a store that has it at hand gives nobody else a turn
     return found
@@ -175,7 +178,7 @@ class Limits:
         known what was done in the broker's absence, and is not over before consumers had time to come back."""
         try:
             opened = heapq.merge(*map(_held, self._group.leases.values()))
-            for pull, limits in (await _limits_within(store, streams, opened)).items():
+            async for pull, limits in in_slices((await _limits_within(store, streams, opened)).items()):
                 if pull in self._group.leases:
                     self.note(pull, limits, time.now_us(), spared_us)
         except TowlineError as error:

@@ -68,6 +68,14 @@ class LoopLag:
         """The same work as a task is to do it, with a note of how long its steps take."""
         return _Timed(self, name, work)
 
+    def called(self, name: str, work: Callable[..., object], *values: object) -> None:
+        """The same for what a timer calls."""
+        begin_s, begin_cpu_s = perf_counter(), thread_time()
+        try:
+            work(*values)
+        finally:
+            self.note(name, begin_s, thread_time() - begin_cpu_s)
+
     def note(self, name: str, begin_s: float, cpu_s: float) -> None:
         """A step is over that began then."""
         end_s = perf_counter()

@@ -63,7 +63,9 @@ class Roll:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._work(), name="towline-roll")
+        self._task = asyncio.get_running_loop().create_task(
+            self._broker.lag.timed("writing who is here", self._work()), name="towline-roll"
+        )
 
     async def stop(self) -> None:
         """Take everyone off it."""

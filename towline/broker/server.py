@@ -44,12 +44,13 @@ class Server:
         settings = broker.settings
         limits = (1.0, settings.heartbeat_s / 10, settings.idle_s / 4, settings.handshake_s / 4)
         self._sweep_s = max(0.01, min(limits))
-        self._sweeper = self._line.loop.call_later(self._sweep_s, self._sweep)
+        self._sweep_soon()
         self._refresher: asyncio.Task[None] | None = None
         if self._access.book is not None and not settings.store.startswith(("memory:", "file:")):
             # Other brokers on the same database may change who may do what.
-            work = every(ACCESS_REFRESH_S, "reading who may do what", self._access.refresh)
-            self._refresher = self._line.loop.create_task(work)
+            what = "reading who may do what"
+            work = every(ACCESS_REFRESH_S, what, self._access.refresh)
+            self._refresher = self._line.loop.create_task(broker.lag.timed(what, work))
 
     @classmethod
     async def start(cls, broker: Broker, host: str, port: int, ssl: ssl.SSLContext | None = None) -> Server:
@@ -125,12 +126,16 @@ class Server:
     def _session(self) -> Session:
         return Session(self._line, self._broker, self._access)
 
+    def _sweep_soon(self) -> None:
+        lag = self._broker.lag
+        self._sweeper = self._line.loop.call_later(self._sweep_s, lag.called, "looking after connections", self._sweep)
+
     def _sweep(self) -> None:
         now_s = self._line.loop.time()
         self._line.answers.sweep(now_s)
         for connection in list(self._line.connections):
             connection.sweep(now_s)
-        self._sweeper = self._line.loop.call_later(self._sweep_s, self._sweep)
+        self._sweep_soon()
 
 
 def _reason(error: OSError) -> str:
