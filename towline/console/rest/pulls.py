@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from typing import Final
 
 from towline.client.aio import Batch, Consumer
@@ -54,6 +55,7 @@ class Held:
 class Pulls:
     def __init__(self) -> None:
         self._seats: dict[Place, list[_Seat]] = {}
+        self._opening: Counter[Place] = Counter()
         self._held: dict[str, Held] = {}
 
     @property
@@ -91,18 +93,25 @@ class Pulls:
                 )
 
     async def _seat(self, caller: Caller, topic: str, group: str) -> _Seat:
-        seats = self._seats.setdefault((caller.key, topic, group), [])
+        place = caller.key, topic, group
+        seats = self._seats.setdefault(place, [])
         free = next((seat for seat in seats if not seat.busy and not seat.consumer.closed), None)
         if free is not None:
             return free
-        if len(seats) >= CONSUMERS_MAX:
+        if len(seats) + self._opening[place] >= CONSUMERS_MAX:
             raise QueueFull(f"{CONSUMERS_MAX} pulls of group {group} on topic {topic} wait here already: try again")
         if group.startswith("~"):
             opening = caller.client.consumer(topic, name=group[1:], prefetch=0)
         else:
             opening = caller.client.consumer(topic, group, prefetch=0)
-        seat = _Seat(await opening)
-        seats.append(seat)
+        self._opening[place] += 1
+        try:
+            seat = _Seat(await opening)
+        finally:
+            self._opening -= Counter([place])
+        self._seats.setdefault(place, []).append(
+            seat
+        )  # it may have been tidied away meanwhile, as long as it was empty
         return seat
 
     async def settle(
