@@ -1,4 +1,5 @@
-"""What bounds each container of the broker and its stores: see "What the broker holds in memory" in docs/operations.md.
+"""What bounds each container of the broker, its stores and the console: see "What the broker holds in memory" in
+docs/operations.md.
 
 Who adds a container adds it here, under what bounds it. If nothing does, it needs a limit, something that happens
 at the limit, and a test in tests/broker/test_bounds.py.
@@ -32,7 +33,41 @@ BOUNDS: dict[str, str] = {
         store.sql.making.Maker._indexed store.sql.making.Maker._indexing store.sql.making.Maker._made
         store.sql.making.Maker._viewed
         store.sql.streams.Streams._by_name store.sql.streams.Streams._names
-        store.sql.trimming.Sweeper._streams
+        store.sql.trimming.Sweeper._streams store.sql.reading.FrameReader._locks
+    """,
+    "a document, while it is read or written: what it shows": """
+        broker.access_book._Document.rules broker.access_book._Document.tokens broker.access_book._Document.users
+        broker.access_book._Found.tokens broker.roll._Broker.realms
+        broker.alarming._Document.active broker.alarming._Document.changes broker.alarming._Document.rules
+        broker.catalog._Groups.groups broker.catalog._Topics.lines broker.catalog._Topics.topics
+        broker.group_expiry._Unused.groups broker.group_expiry._Unused.removed
+        broker.holds.Hold.positions
+        broker.producers_file._Document.ends broker.producers_file._Document.gone broker.producers_file._Document.ids
+        broker.producers_file._Document.lanes broker.producers_file._Document.producers
+        broker.producers_file._Document.seen
+        broker.registry._Kept.brokers broker.registry._Kept.clear
+        broker.snapshots._Offsets.groups delivery.producers.ProducersSnapshot.producers
+        store.log.keys._Head.runs store.log.reader.Report.damages store.log.reader.Report.unindexed
+        store.sql.projection._Groups.groups store.sql.projection._Offsets.groups store.sql.projection._Topics.lines
+        store.sql.projection._Topics.topics
+    """,
+    "one page of the console that is open: what it shows, and where the pages before it began": """
+        console.letters.NewestLetters._starts console.letters.NewestLetters._untils
+        console.pages.delayed._Delayed.shown console.pages.delayed._Delayed.starts
+        console.pages.messages._Browser.bounds
+        console.reasons.Reasons.counts console.resending.Resending.failed
+        console.rows.Rows._rows console.sifting.Sifting.found console.table.Table._page
+    """,
+    "connections over HTTP: 1,000, and a page each": """
+        connection_limit.ConnectionLimit._visitors
+        console.http_connection.HttpServer._connections
+        console.sessions.Session.pages
+    """,
+    "callers of REST: 200, and what each may have at a time": """
+        console.rest.callers.Callers._callers console.rest.callers.Callers._forgotten
+        console.rest.callers.Callers._opening
+        console.rest.pulls.Held.messages console.rest.pulls.Pulls._held console.rest.pulls.Pulls._opening
+        console.rest.pulls.Pulls._seats
     """,
     "kinds of streams and documents: a handful, by name": """
         store.memory.MemoryStore._documents store.memory.MemoryStore._floors
@@ -66,7 +101,9 @@ BOUNDS: dict[str, str] = {
         broker.tracing._Scan._dead broker.tracing._Scan._messages broker.tracing._Scan._steps
         delivery.dedup.Screened.fresh delivery.dedup.Screened.frames delivery.dedup.Screened.seen
         delivery.dedup.Screened.twins
+        delivery.publishing.Running.members delivery.publishing.Running.records
         delivery.filling._Batch.parts
+        frame.series.Series._numbers frame.series.Series._texts
         store.log.unit.Unit.buffers store.log.unit.Unit.entries
         store.sql.job.Job.copies store.sql.job.Job.entries store.sql.job.Job.events store.sql.job.Job.keyed
         store.sql.job.Job.made store.sql.job.Job.statements store.sql.job.Job.tables store.sql.job.Job.trims
@@ -103,7 +140,10 @@ BOUNDS: dict[str, str] = {
         delivery.settled.SettledPulls delivery.settled.SettledPulls.robbed
         delivery.transactions.Transactions._due delivery.transactions.Transactions.finished
         delivery.transactions.Transactions.open
+        console.sessions.Limiter._failed console.sessions.Limiter._under_way console.sessions.Sessions._sessions
+        frame.spare.Spare._pieces frame.spare.Spare._room
         store.eras.Eras._eras
+        store.sql.database._COMPILED store.sql.reading._QUERIES
         store.log.reading.StreamReader._reported
         store.sql.database.Connection._prepared store.sql.database.Connection._retired
         store.sql.database.Database._idle
@@ -123,6 +163,7 @@ BOUNDS: dict[str, str] = {
         delivery.producers.Producers._windows delivery.producers._Window.frames delivery.producers._Window.order
         store.log.index.IndexCache._maps store.log.segment.SegmentFiles._open
         store.log.writer.Writer._syncing store.log.writer.Writer._waiting
+        store.log.writer.Writer._queue
         store.memory._Stream.kept
         store.sql.cache.FrameCache._chunks store.sql.cache.FrameCache._firsts
         store.sql.writer.Writer._waiting
@@ -173,7 +214,7 @@ BOUNDS: dict[str, str] = {
         delivery.retry.RetryQueue._dues delivery.retry.RetryQueue._kinds delivery.retry.RetryQueue._numbers
         delivery.retry.RetryQueue._ready delivery.retry.RetryQueue._waiting
     """,
-    "prepared transactions (50,000)": "broker.asking.Asking._ready",
+    "prepared transactions (50,000)": "broker.asking.Asking._ready broker.transactions.Escrow._damaged",
     "what is stored: retention drops it": """
         broker.agenda.Agenda._ends broker.agenda.Agenda._pending
         broker.held.Held._to_try
@@ -181,19 +222,23 @@ BOUNDS: dict[str, str] = {
         broker.scheduling.Scheduler._rewriting
         delivery.group.Group.dying delivery.group.Group.resent
         delivery.near.Near._heap
-        delivery.publishing.Publications.running
+        delivery.publishing.Publications.running delivery.publishing.Running.held
         delivery.schedule.Schedule.slots delivery.schedule.Slot.ahead delivery.schedule.Slot.held
         delivery.schedule.Slot.runs
     """,
     "what never changes: a few names of fields, settings, or listeners": """
         broker.catalog.Catalog._lines
         broker.census.Census.on_walk broker.config_file.ConfigFile._lists
+        broker.heap._library protocol.versions._plan
+        console.frame._sessions console.http_connection.HttpServer.servers console.origin.Hosts._names
+        console.rest.callers.Callers._options
         broker.dispatcher.Dispatcher.counts delivery.group.Group.counters
         broker.answer_budget.AnswerBudget.reads
         broker.loop_lag.LoopLag._before broker.loop_lag.LoopLag._longest broker.loop_lag.LoopLag._remind_s
         broker.loop_lag.LoopLag._untold
         broker.metrics_server.MetricsServer._hosts broker.webhooks.Webhooks._hosts broker.webhooks.Webhooks._networks
-        broker.holds.Holds._names broker.holds.Holds._reminded
+        broker.holds.Holds._names broker.holds.Holds._reminded broker.tries.Tries._gateways
+        broker.overdue.Overdue._reminded
         broker.surveying.Surveyor._places
         store.histogram.Histogram.counts
     """,

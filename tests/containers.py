@@ -1,4 +1,5 @@
-"""The containers that objects of the broker and its stores hold: found in the source, by the class that has them."""
+"""The containers that the broker, its stores and the console hold: found in the source, by the class or module that has
+them. Left out are those of values that are made anew for each request: of a frozen class, a NamedTuple, an answer."""
 
 from __future__ import annotations
 
@@ -7,23 +8,79 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "towline"
-PACKAGES = ("alarms", "broker", "delivery", "store", "store/log", "store/sql")
+PACKAGES = (
+    *("alarms", "broker", "console", "console/pages", "console/rest", "delivery", "frame", "protocol", "store"),
+    *("store/log", "store/sql", "."),
+)
 NAMES = {
-    *("Counter", "OrderedDict", "PartSet", "Ranges", "array", "defaultdict", "deque", "dict", "fromkeys", "list", "set")
+    *("ChainMap", "Counter", "LifoQueue", "OrderedDict", "PartSet", "PriorityQueue", "Queue", "Ranges", "SimpleQueue"),
+    *("WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "array", "defaultdict", "deque", "dict", "fromkeys"),
+    *("list", "set"),
 }
 DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
+CHANGES = {"add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update"}
+VALUES = {"BaseModel", "NamedTuple", "TypedDict", "Protocol"}
 
 
 def containers() -> Iterator[str]:
-    """`module.Class.attribute` for each that is set up as a container; `module.Class` for one that is itself one."""
+    """`module.Class.attribute` for each that is set up as a container; `module.Class` for one that is itself one;
+    `module.name` for one of a module that its functions change, or that remembers their answers without a limit."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).glob("*.py")):
-            for one in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            module = ".".join([*(package.split("/") if package != "." else ()), path.stem])
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            yield from (f"{module}.{name}" for name in sorted(_of_module(tree)))
+            for one in ast.walk(tree):
                 if isinstance(one, ast.ClassDef):
-                    name = f"{package.replace('/', '.')}.{path.stem}.{one.name}"
+                    name = f"{module}.{one.name}"
                     if any(_named(base) in NAMES for base in one.bases):
                         yield name
-                    yield from (f"{name}.{attribute}" for attribute in sorted(set(_attributes(one))))
+                    yield from (f"{name}.{attribute}" for attribute in sorted({*_attributes(one), *_fields(one)}))
+
+
+def _of_module(tree: ast.Module) -> Iterator[str]:
+    functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    changed = {name for function in functions for name in _changed(function)}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            if _is_container(statement.value) and _named(target) in changed:
+                yield _named(target)
+    for function in functions:
+        if any(_is_endless_cache(decorator) for decorator in function.decorator_list):
+            yield function.name
+
+
+def _changed(function: ast.AST) -> Iterator[str]:
+    """What a function puts something into, by its name."""
+    for one in ast.walk(function):
+        if isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store):
+            yield _plain(one.value)
+        elif isinstance(one, ast.AugAssign):
+            yield _plain(one.target)
+        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr in CHANGES:
+            yield _plain(one.func.value)
+
+
+def _is_endless_cache(decorator: ast.expr) -> bool:
+    if isinstance(decorator, ast.Call):
+        sizes = [*decorator.args, *(one.value for one in decorator.keywords if one.arg == "maxsize")]
+        endless = any(isinstance(size, ast.Constant) and size.value is None for size in sizes)
+        return _named(decorator.func) == "lru_cache" and endless
+    return _named(decorator) == "cache"
+
+
+def _fields(one: ast.ClassDef) -> Iterator[str]:
+    """Of a Struct or a dataclass that may be changed."""
+    marks = [
+        *one.keywords,
+        *(key for call in one.decorator_list if isinstance(call, ast.Call) for key in call.keywords),
+    ]
+    if any(_named(base) in VALUES for base in one.bases) or any(mark.arg == "frozen" for mark in marks):
+        return
+    for statement in one.body:
+        if isinstance(statement, ast.AnnAssign) and _named(statement.annotation) in NAMES:
+            yield _named(statement.target)
 
 
 def _attributes(one: ast.ClassDef) -> Iterator[str]:
@@ -43,6 +100,10 @@ def _is_container(value: ast.expr | None) -> bool:
     if isinstance(value, ast.BinOp):
         return _is_container(value.left) or _is_container(value.right)
     return isinstance(value, DISPLAYS) or (isinstance(value, ast.Call) and _named(value.func) in NAMES)
+
+
+def _plain(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _named(node: ast.expr | None) -> str:

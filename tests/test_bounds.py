@@ -24,3 +24,13 @@ def test_a_container_is_found_however_it_is_written() -> None:
         "delivery.lease.Lease.open",
         "broker.rights.Rights._denies",
     } <= found
+    assert {
+        "connection_limit.ConnectionLimit._visitors",
+        "console.sessions.Sessions._sessions",
+        "delivery.publishing.Running.held",
+        "frame.spare.Spare._pieces",
+        "store.log.writer.Writer._queue",
+        "store.sql.reading.FrameReader._locks",
+        "store.sql.reading._QUERIES",
+    } <= found
+    assert "broker.permissions.FILTERS" not in found, "what a module never changes is no table"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sqlalchemy
 
 from tests.broker.conftest import Bench, World
 from tests.broker.test_clock import TwoClocks
@@ -35,6 +36,8 @@ from towline.store.log import DiskIo, reading, searching
 from towline.store.log.reading import StreamReader, Wanted
 from towline.store.log.searching import KeyBuilder
 from towline.store.memory import MemoryStore
+from towline.store.sql import database, tables
+from towline.store.sql import reading as sql_reading
 
 MOST = 5
 MANY = 20
@@ -200,6 +203,26 @@ def test_lost_records_that_were_reported(monkeypatch: pytest.MonkeyPatch, caplog
     assert len(reader._reported) == len(caplog.records) == MOST
 
 
+def test_statements_that_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of tables that there are, which come and go with topics."""
+    monkeypatch.setattr(database, "_COMPILED", {})
+    monkeypatch.setattr(database, "_COMPILED_MAX", MOST)
+    for number in range(MANY):
+        assert f"t{number}" in database._compiled(sqlalchemy.text(f"SELECT * FROM t{number}")).text
+        assert len(database._COMPILED) <= MOST
+
+
+def test_queries_of_tables_that_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_reading, "_QUERIES", {})
+    monkeypatch.setattr(sql_reading, "_QUERIES_MAX", MOST)
+    for number in range(MANY):
+        stream: Any = SimpleNamespace(
+            frames=tables.frame.to_metadata(sqlalchemy.MetaData(), name=f"t{number}"), messages=None
+        )
+        sql_reading._queries(stream)
+        assert len(sql_reading._QUERIES) <= MOST
+
+
 def test_requests_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "RUNNING_MAX", MOST)
     go_on = threading.Event()
@@ -243,7 +266,7 @@ def test_callers_of_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callers, "CALLERS_MAX", MOST)
     closed: list[str] = []
 
-    async def opened(_: Callers, name: str, _secret: str) -> Any:
+    async def opened(_: Callers, name: str, *_rest: str) -> Any:
         async def close() -> None:
             closed.append(name)
 
