@@ -316,7 +316,8 @@ class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         bool,
         _help(
             "End with exit code 1 when the store takes no more writes, for a supervisor that starts the broker anew. "
-            "Otherwise the broker stays, refuses, and says why."
+            "Otherwise the broker stays, refuses, and says why. On `mysql:` it changes nothing: a broker alone always "
+            "ends then, and with --join it lets go of the realm and stays."
         ),
     ] = False
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("What is logged to stderr.")] = "info"

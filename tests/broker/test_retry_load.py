@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 
 import pytest
 
 from tests.broker.conftest import ACK, NACK, Bench, World
 from towline.broker.metrics import exposition
+from towline.broker.server import Server
 from towline.cli.check import CRITICAL, WARNING, _look
 from towline.delivery import retry
 from towline.protocol.access import GroupFigures, Measure
@@ -19,6 +22,19 @@ async def _levels(bench: Bench) -> list[tuple[int, str]]:
     [figures] = (await bench.broker.measure(Measure())).groups
     found = _look(figures, 0, {}, False)
     return [(one.level, one.text) for one in found]
+
+
+async def _group_info(bench: Bench) -> str:
+    """What `towline group info` prints of the retry queue."""
+    server = await Server.start(bench.broker, "127.0.0.1", 0)
+    try:
+        command = ("-m", "towline", "group", "info", "orders", "billing", "-u", f"towline://127.0.0.1:{server.port}")
+        asked = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+        printed, _ = await asked.communicate()
+    finally:
+        await server.drain_and_close()
+    lines = [line.split(maxsplit=2) for line in printed.decode().splitlines()]
+    return "".join(line[2] for line in lines if line[:2] == ["retry", "queue"])
 
 
 def test_a_retry_queue_that_is_nearly_full_is_said_in_log_group_check_and_metrics(
@@ -45,10 +61,12 @@ def test_a_retry_queue_that_is_nearly_full_is_said_in_log_group_check_and_metric
         assert (said(), await _levels(bench)) == ([], [])
         await fail(7, 8)
         assert await _levels(bench) == [(WARNING, "orders/billing: the retry queue is 80 % full")]
+        assert await _group_info(bench) == "80 % full: then nothing new is delivered"
         assert b'towline_group_retry_load_ratio{topic="orders",group="billing"} 0.8' in await exposition(bench.broker)
         await fail(8, 10)
         full = "orders/billing: the retry queue is full, and nothing new is delivered"
         assert await _levels(bench) == [(CRITICAL, full)]
+        assert await _group_info(bench) == "full: nothing new is delivered"
         [line] = said()
         assert "retry queue of group billing on topic orders is 80 % full, with 8 messages" in line
         await bench.act(member, ACK, got)

@@ -84,6 +84,24 @@ def test_consumers_that_wait_are_told(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "start the broker anew" in said
 
 
+def test_nothing_is_taken_from_silent_consumers_and_that_is_no_failure_each_beat(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(broker: Broker, disk: FailingDisk) -> None:
+        await broker.send([("orders", 1, encode([b"first"]))])
+        member = await broker.attach(Attach("orders", "billing", "c1"))
+        await broker.pull(member, Pull(0, 10, 1 << 20))
+        await fail(broker, disk)
+        member.last_seen_s -= 3600
+        for _ in range(3):
+            await broker._watch()
+        assert member.in_flight == 1
+
+    with caplog.at_level(logging.ERROR, "towline.broker"):
+        with_failing_disk(tmp_path, scenario)
+    assert not [one for one in caplog.records if "heartbeat watch failed" in one.getMessage()]
+
+
 def test_figures_are_taken_and_alarms_told_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

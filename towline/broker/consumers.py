@@ -221,7 +221,8 @@ class Consumers:
 
     async def sweep(self) -> None:
         """Those that were silent for too long lose what they hold, and so do those that did not come back."""
-        if self._broker.closing:
+        if self._broker.closing or self._broker.store.failure is not None:
+            # Where nothing can be written down, nothing is taken from anyone; a new start sees to it.
             return
         now_s = self._clock.steady_s()
         async for dispatcher in in_slices([one for one in self._topics.dispatchers() if one.members]):
