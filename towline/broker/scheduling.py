@@ -444,18 +444,18 @@ class Scheduler:
     def make_room(self, streams: Collection[str], store_max_bytes: int) -> None:
         """The store is larger than it should be, and what waits in these streams keeps it so: have the oldest written
         anew. Where what waits is much of the store, that would go on for ever and free little."""
-        bounds, slots = self.agenda.store.bounds, self.schedule.slots
+        bounds, slots, now_us = self.agenda.store.bounds, self.schedule.slots, self.follow_clock()
         # What has been written anew is let go of some time later.
         times = [
             slot.since_us
             for place, slot in slots.items()
-            if place.level and place.stream in streams and slot.next <= bounds(place.stream).first
+            if self.schedule.may_move(slot) and place.stream in streams and slot.next <= bounds(place.stream).first
         ]
         waiting_bytes = sum(bounds(stream).size_bytes for stream in {place.stream for place in slots})
         if not times or 2 * waiting_bytes > store_max_bytes:
             return
         oldest_us = min(times)
-        self.rewrite_older(oldest_us + 1 + min((self.agenda.clock.now_us() - oldest_us) // 2, ROOM_US))
+        self.rewrite_older(oldest_us + 1 + min((now_us - oldest_us) // 2, ROOM_US))
 
     def tidy(self, place: Place) -> None:
         """A slot with very many cancelled messages is rewritten without them."""
