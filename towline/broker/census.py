@@ -25,7 +25,7 @@ from towline.clock import Clock, TimeSlice
 from towline.errors import TowlineError
 from towline.model import TopicConfig
 from towline.protocol.groups import NEARLY_FULL
-from towline.store import Store, Times
+from towline.store import Store
 
 __all__ = ["FAILURES_S", "Census", "GroupFacts", "TopicFacts", "Totals"]
 
@@ -137,10 +137,6 @@ class GroupFacts:
         while len(self._failures) > 1 and self._failures[1][0] < now_s - FAILURES_S:
             self._failures.popleft()
         self.failed = count - self._failures[0][1]
-
-    def look_at_oldest(self, dispatcher: Dispatcher, times: Times) -> None:
-        """See when the oldest message that is not consumed came in: it may seem otherwise when the clock was set."""
-        self.oldest_us = oldest_us(dispatcher.oldest.values(), times)
 
 
 class TopicFacts:
@@ -301,7 +297,6 @@ class Census:
 
     async def _look(self, facts: TopicFacts, walk: _Walk) -> None:
         facts.look(self._store, walk.now_s)
-        times = self._store.times
         for name, dispatcher in list(facts.topic.groups.items()):
             await walk.rest()
             group = facts.groups.get(name)
@@ -310,7 +305,8 @@ class Census:
             happened = group.look(dispatcher, walk.now_us, walk.now_s)
             if happened and walk.reads > 0 and not dispatcher.closed:
                 walk.reads -= await look_for_oldest(dispatcher.store, dispatcher, walk.reads)
-            group.look_at_oldest(dispatcher, times)
+            # It may seem otherwise than before if the clock was set.
+            group.oldest_us = oldest_us(dispatcher.oldest.values(), dispatcher.store)
             self.history.note_group(walk.now_us, group)
         for name in facts.groups.keys() - facts.topic.groups.keys():
             del facts.groups[name]

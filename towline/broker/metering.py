@@ -65,7 +65,7 @@ def _of_group(dispatcher: Dispatcher, expires_in_s: float) -> GroupFigures:
         counts["acked"],
         counts["nacked"],
         group.lag(),
-        oldest_us(dispatcher.oldest.values(), dispatcher.store.times),
+        oldest_us(dispatcher.oldest.values(), dispatcher.store),
         group.leased(),
         len(group.leases),
         group.retries.messages,

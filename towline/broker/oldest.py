@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
-from towline.store import Times
+from towline.store import Store
 
 __all__ = ["Oldest", "oldest_us"]
 
@@ -19,6 +19,9 @@ class Oldest(NamedTuple):
     serial: int
 
 
-def oldest_us(known: Iterable[Oldest], times: Times) -> int:
+def oldest_us(known: Collection[Oldest], store: Store) -> int:
     """When the oldest of them was appended, as its stamp is to be understood now; 0 if there is none."""
-    return min([times.time_of(one.serial, one.stamp_us) for one in known], default=0)
+    if not known:
+        return 0
+    times = store.times
+    return min([times.time_of(one.serial, one.stamp_us) for one in known])

@@ -135,7 +135,7 @@ class Overdue:
         """When the oldest open message came in; 0 if that is not known."""
         known, pins = dispatcher.oldest, dispatcher.pins()
         found = [one for lane, at in pins.items() if (one := known.get(lane)) is not None and one.begin <= at < one.end]
-        return oldest_us(found, self._store.times)
+        return oldest_us(found, self._store)
 
     async def _give_up(self, dispatcher: Dispatcher, before_us: int, reason: str) -> None:
         store = self._store
