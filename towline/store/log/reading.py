@@ -254,6 +254,11 @@ def cut(stream: Stream, extent: Extent, buffer: memoryview, found: dict[int, Chu
         content = buffer[begin : begin + frame_length]
         if frame_intact(content):
             found[frame.first] = Chunk(
-                *(frame.first, frame.taken, frame.first - frame.base, content, frame.at_us),
-                *(source[:source_length], frame.segment),
+                frame.first,
+                frame.taken,
+                frame.first - frame.base,
+                content,
+                frame.at_us,
+                source[:source_length],
+                frame.segment,
             )
