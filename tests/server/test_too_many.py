@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 import towline
+from tests.eventually import eventually
 from tests.server.process import BrokerProcess
 from tests.server.raw_client import RawClient
 from towline.broker import access_book, groups, subscriptions, topics
@@ -20,7 +22,20 @@ from towline.console.rest.app import STATUS
 from towline.errors import BadRequest, TooLarge, TooMany, TooManyConnections, TowlineError, Unavailable, from_code
 from towline.model import GroupConfig, TopicConfig
 from towline.protocol.access import Quota
-from towline.protocol.messages import Attach, Attached, CreateTopic, Done, Failed, PutGroup, Request
+from towline.protocol.envelope import PREFACE
+from towline.protocol.messages import (
+    VERSION,
+    Attach,
+    Attached,
+    Beat,
+    CreateTopic,
+    Done,
+    Failed,
+    Hello,
+    PutGroup,
+    Request,
+    Welcome,
+)
 from towline.settings import BrokerSettings
 from towline.store.memory import MemoryStore
 
@@ -84,6 +99,31 @@ def test_a_connection_over_the_limit_is_told_so_and_older_clients_try_again() ->
         assert answer.error.retriable
         with pytest.raises(TooManyConnections, match="raise max_connections"):
             towline.connect(f"towline://127.0.0.1:{broker.port}", timeout=1.0)
+
+
+def test_who_never_says_who_it_is_keeps_nobody_out() -> None:
+    with ExitStack() as stack:
+        broker = stack.enter_context(BrokerProcess(max_connections=20, handshake_s=300.0))
+        inside = stack.enter_context(RawClient.hello(broker.port))
+        silent = [stack.enter_context(RawClient(broker.port)) for _ in range(40)]
+        for one in silent[:10]:
+            one.write(PREFACE[:3])
+
+        def get_in() -> RawClient | None:
+            one = stack.enter_context(RawClient(broker.port))
+            try:
+                one.write(PREFACE)
+                one.call(Hello(VERSION, VERSION, ""), Welcome)
+            except (AssertionError, OSError, TowlineError):
+                return None  # the silent ones have a moment to speak
+            return one
+
+        others = [eventually(get_in) for _ in range(19)]
+        for one in (inside, *others):
+            one.call(Beat(), Done)
+        with RawClient(broker.port) as late:
+            _, answer = late.read() or (0, None)
+            assert isinstance(answer, Failed), "those who have said it stay"
 
 
 def test_users_tokens_and_rules_are_refused_as_too_many(monkeypatch: pytest.MonkeyPatch) -> None:

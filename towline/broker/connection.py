@@ -59,6 +59,8 @@ WRITE_HIGH_BYTES = 1 << 20
 """A client that leaves so much unread is not asked for more."""
 TLS_HIGH_BYTES = 256 << 10
 """The transport of TLS does not tell of what it has encrypted already, so it is given only so much at a time."""
+YIELD_S = 1.0
+"""Who has not said for so long who it is makes room for others, if there is none left."""
 REFUSED_MAX = 100
 """So many connections beyond the limit are told why they are closed; those beyond are just closed."""
 LINGER_S = 0.5
@@ -112,6 +114,18 @@ class Line:
             connection.hold(HOLD_BROKER)
             self._pressed.append(connection)
 
+    def make_room(self) -> bool:
+        """Let go of the one that has been here for longest and has not said who it is, if there is one that had the
+        time to: who never says it keeps nobody out."""
+        late_s = self.loop.time() - YIELD_S + self.settings.handshake_s
+        some = [one for one in self.connections if one.is_silent() and one.deadline_s <= late_s]
+        if not some:
+            return False
+        longest = min(some, key=lambda one: one.deadline_s)
+        self.connections.discard(longest)
+        longest.abort()
+        return True
+
     def relieve(self, size: int) -> None:
         self.pending_bytes -= size
         if self._pressed and self.pending_bytes * 2 <= self.settings.max_pending_total_bytes:
@@ -137,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reading = Patience()
         self._writing = Patience()
         self._last_word = b""
-        self._deadline_s = self._loop.time() + line.settings.handshake_s
+        self.deadline_s = self._loop.time() + line.settings.handshake_s
         self._shut = False
         self._outgoing: list[bytes | memoryview] = []
         self._outgoing_bytes = 0
@@ -153,6 +167,10 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._descriptor = -1
         self.share: AnswerShare
+
+    def is_silent(self) -> bool:
+        """It has not said who it is, though nothing keeps it from that."""
+        return self.state in (State.PREFACE, State.HELLO) and not self._held
 
     @abstractmethod
     def handle(self, envelope: Envelope) -> None:
@@ -189,9 +207,11 @@ class Connection(asyncio.BufferedProtocol):
         self.share = self._line.answers.share(self._unread_bytes, self._cut, self._settings.max_pending_bytes // 2)
         self._line.connections.add(self)
         over, limit = len(self._line.connections), self._settings.max_connections
+        if over <= limit or self._line.make_room():
+            return
         if over > limit + REFUSED_MAX:
             self._transport.abort()
-        elif over > limit:
+        else:
             self.end(
                 TooManyConnections(
                     f"this broker has its {limit} connections already: try later or another broker, close some, or "
@@ -412,7 +432,7 @@ class Connection(asyncio.BufferedProtocol):
         """Look whether the client is alive, and whether anything takes too long."""
         if self.state is not State.OPEN:
             looked_at = self.state is State.HELLO and self._held & HOLD_LOGIN  # it waits for us, and not we for it
-            if now_s > self._deadline_s and not looked_at:
+            if now_s > self.deadline_s and not looked_at:
                 if self.state is not State.ENDING:
                     self.log_rarely(logging.INFO, "closed: it did not introduce itself in time")
                 self._transport.abort()
@@ -447,7 +467,7 @@ class Connection(asyncio.BufferedProtocol):
         self.state = State.ENDING
         self._backlog.clear()
         self.share.end(error or Unavailable("the connection ends"))
-        self._deadline_s = self._loop.time() + delay_s + within_s
+        self.deadline_s = self._loop.time() + delay_s + within_s
         if error is not None:
             self._last_word = encode_envelope(number, Failed.of(error), 0, self.version)
         if delay_s:
@@ -466,7 +486,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._queue or self._shut:  # it is called again when the queue is empty
             return
         self._shut = True
-        self._deadline_s = min(self._deadline_s, self._loop.time() + LINGER_S)
+        self.deadline_s = min(self.deadline_s, self._loop.time() + LINGER_S)
         if self._last_word:
             self._transport.write(self._last_word)
         if self._transport.can_write_eof():
