@@ -14,7 +14,9 @@ from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
 from tests.broker.test_producers_file import counted
 from tests.broker.test_recovery import crash
 from towline.broker import snapshots
+from towline.broker.metrics import exposition
 from towline.broker.snapshots import RENEW_S
+from towline.cli.check import _look_at_snapshots
 from towline.clock import ManualClock
 from towline.delivery import Group, GroupSnapshot
 from towline.delivery.snapshot import EXCERPT, snapshot
@@ -237,5 +239,43 @@ def test_a_large_file_is_written_more_seldom(disk: World, monkeypatch: pytest.Mo
                 clock.advance(seconds)
                 await bench.broker.maintain()
             assert SHOWN in sizes
+
+    asyncio.run(main())
+
+
+def test_how_long_snapshots_take_and_how_old_they_are_is_seen_also_while_they_hang(
+    disk: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with disk.open(clock, maintenance_s=10.0) as bench:
+            broker, save, go_on = bench.broker, bench.store.save, asyncio.Event()
+
+            async def hang(name: str, document: bytes) -> None:
+                await go_on.wait()
+                await save(name, document)
+
+            await bench.send("orders", b"x")
+            await bench.attach()
+            await broker.maintain()
+            assert broker.figures()["snapshot_age_s"] == 0
+            monkeypatch.setattr(bench.store, "save", hang)
+            await bench.attach(group="other")
+            hanging = asyncio.create_task(broker.maintain())
+            await asyncio.sleep(0)
+            clock.advance(299)
+            before = broker.figures()
+            clock.advance(401)
+            meanwhile, shown = broker.figures(), await exposition(broker)
+            go_on.set()
+            await hanging
+            assert _look_at_snapshots(before) == []
+            assert (meanwhile["snapshot_s"], meanwhile["snapshot_age_s"]) == (0, 700)
+            (finding,) = _look_at_snapshots(meanwhile)
+            assert "were complete 700s ago, and they are due every 10 s" in finding.text
+            assert b"\ntowline_snapshot_age_seconds 700\n" in shown
+            figures = broker.figures()
+            assert (figures["snapshot_s"], figures["snapshot_age_s"]) == (700, 0)
+            assert b"\ntowline_snapshot_seconds 700\n" in await exposition(broker)
 
     asyncio.run(main())

@@ -126,6 +126,15 @@ def test_the_metrics_tell_what_happened(broker: Measured) -> None:
         held.ack()
 
 
+@pytest.mark.parametrize("page", ["operations.md", "metrics.md"])
+def test_every_metric_that_is_written_about_is_there(broker: Measured, page: str) -> None:
+    with urllib.request.urlopen(broker.metrics) as answer:
+        there = set(re.findall(r"^# TYPE (\S+)", answer.read().decode(), re.MULTILINE))
+    named = set(re.findall(r"\btowline_[a-z_]+", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+    assert named
+    assert named - there == set()
+
+
 def test_the_age_is_that_of_the_oldest_message_not_consumed(broker: Measured) -> None:
     client = broker.client
     sent = time.monotonic()

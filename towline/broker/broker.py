@@ -134,7 +134,9 @@ class Broker:
         self.scheduler = Scheduler(self._agenda, levels_us, self.topics.of_delayed, self._reclaim)
         self._pulls: Iterator[int] = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._opened_s = clock.steady_s()
+        self._opened_s = self._saved_s = clock.steady_s()
+        self._saving_took_s = 0.0
+        """Of the last snapshots that were complete."""
         self.registry = Registry(store, settings, clock, lambda: len(self.topics))
         self.homes = Homes(self.registry, self.topics, clock)
         self.groups.on_installed = self.homes.install
@@ -563,6 +565,9 @@ class Broker:
             **self.scheduler.figures(),
             **self.overdue.figures(),
             **self.lag.figures(),
+            "snapshot_s": round(self._saving_took_s, 3),
+            "snapshot_age_s": round(self.clock.steady_s() - self._saved_s, 3),
+            "snapshot_every_s": self.settings.maintenance_s,
             **self.group_expiry.figures(),
             **self.remains.figures(),
         }
@@ -623,6 +628,7 @@ class Broker:
         return pins | self.transactions.pins() | self.staging.pins() | self._agenda.pins() | self._catalog.pins()
 
     async def _save_snapshots(self, *, everything: bool = False) -> None:
+        begun_s = self.clock.steady_s()
         # What is written is by the clock as it is.
         self.time.look()
         # The schedule first: what it lets go of is then in what is remembered of producers.
@@ -636,6 +642,8 @@ class Broker:
         await self.lag.timed("snapshots of producers", producers)
         await self.transactions.save(everything=everything)
         await self.staging.save()
+        self._saved_s = self.clock.steady_s()
+        self._saving_took_s = self._saved_s - begun_s
 
     async def _watch(self) -> None:
         self.time.look()

@@ -46,6 +46,8 @@ _OWN: Final = ("name", "epoch", "uptime_s", "store", "durability", "connections"
 """Figures of a broker that are not those of its realms added up."""
 _LEAST: Final = ("dedup_kept_s", "dedup_window_s", "dedup_max_ids")
 """Figures that are those of the realm with the least."""
+_MOST: Final = ("snapshot_s", "snapshot_age_s", "snapshot_every_s")
+"""The same with the most; there are none without realms."""
 
 
 class Front(Broker):
@@ -161,6 +163,8 @@ class Front(Broker):
         figures |= self.lag.figures()
         for name in _LEAST:
             figures[name] = min((each[name] for each in of_realms), default=figures[name])
+        for name in _MOST:
+            figures[name] = max((each[name] for each in of_realms), default=0.0)
         figures["realms"] = len(self._realms.owned)
         return figures
 

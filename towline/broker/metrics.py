@@ -48,6 +48,18 @@ BROKER: Final = (
         "loop_stalls",
     ),
     (
+        "towline_snapshot_seconds",
+        "gauge",
+        "How long the last snapshots took, with all that they waited for.",
+        "snapshot_s",
+    ),
+    (
+        "towline_snapshot_age_seconds",
+        "gauge",
+        "How long ago the last snapshots were complete, or the broker began.",
+        "snapshot_age_s",
+    ),
+    (
         "towline_retention_held_seconds",
         "gauge",
         "For how long an open message has held retention back.",

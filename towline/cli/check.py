@@ -21,6 +21,9 @@ OK, WARNING, CRITICAL = range(3)
 WORDS = ("OK", "WARNING", "CRITICAL")
 SHOWN_MAX = 5
 LAG_WARN_S = 1.0
+SNAPSHOTS_MISSED = 10
+SNAPSHOT_WARN_S = 300.0
+"""Snapshots are far too old when so many in a row are missing, and for so long at least."""
 
 Count = Annotated[int | None, Parameter(show_default=False)]
 
@@ -73,6 +76,7 @@ def check(
         findings = [
             *_look_at_retention(measured.broker),
             *_look_at_lag(measured.broker),
+            *_look_at_snapshots(measured.broker),
             *_look_at_dedup(measured.broker),
             *_look_at_remains(measured.broker),
         ]
@@ -107,6 +111,15 @@ def _look_at_lag(broker: dict[str, Any]) -> list[Finding]:
     if lag_s < LAG_WARN_S:
         return []
     return [Finding(WARNING, f"nobody was answered for {lag_s:.2f} s of late, because of {broker['loop_lag_by']}")]
+
+
+def _look_at_snapshots(broker: dict[str, Any]) -> list[Finding]:
+    """What a start begins with is old: it would take long, and retention frees nothing behind it."""
+    age_s, every_s = broker.get("snapshot_age_s", 0.0), broker.get("snapshot_every_s", 0.0)
+    if age_s < max(SNAPSHOTS_MISSED * every_s, SNAPSHOT_WARN_S):
+        return []
+    text = f"the last snapshots were complete {span(round(age_s))} ago, and they are due every {every_s:g} s"
+    return [Finding(WARNING, f"{text}: the disk or the database is slow, or the log says what failed")]
 
 
 def _look_at_dedup(broker: dict[str, Any]) -> list[Finding]:
