@@ -18,8 +18,10 @@ from towline.broker.dispatcher import Dispatcher
 from towline.broker.guard import Guard
 from towline.broker.opening import open_store
 from towline.clock import SYSTEM
+from towline.frame import encode
 from towline.model import GroupConfig, TopicConfig
 from towline.protocol.access import Grant, Me, Measure, WhoAmI
+from towline.protocol.messages import Attach, Pull
 from towline.protocol.survey import ListPage
 from towline.settings import BrokerSettings
 from towline.store.memory import MemoryStore
@@ -109,6 +111,37 @@ def test_a_list_is_filtered_by_what_one_may_see_in_slices(
     asyncio.run(run())
     assert sum(asked.values()) >= TOPICS * GROUPS
     assert max(asked.values()) <= 2 * GROUPS
+
+
+def test_what_one_may_consume_under_a_prefix_is_decided_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is subscribed to, and when rules change."""
+    asked: Counter[int] = Counter()
+    turn, refused = Turn(), {"topic-3", "topic-7"}
+
+    def may(topic: str) -> bool:
+        asked[turn.number] += 1
+        return topic not in refused
+
+    async def run() -> None:
+        broker = await furnished(BrokerSettings(store="memory:"))
+        monkeypatch.setattr(clock, "SLICE_S", 0.0)
+        turns = asyncio.create_task(turn.count())
+        fan = await broker.fan(Attach("topic-*", "billing", "c1"), may=may)
+        assert sum(asked.values()) == TOPICS
+        assert {member.config.topic for member in fan.members} == broker.topics.keys() - refused
+        refused.add("topic-5")
+        await broker.send([("topic-5", 1, encode([b"x"]))])
+        going = fan.retain()
+        pulled, _ = await fan.pull(Pull(0, 10, 1 << 20, 0))
+        assert not pulled.pull, "nothing comes before all are looked at"
+        assert [member.config.topic async for member in going] == ["topic-5"]
+        turns.cancel()
+        monkeypatch.undo()
+        await broker.close()
+
+    asyncio.run(run())
+    assert sum(asked.values()) >= 2 * TOPICS - len(refused)
+    assert max(asked.values()) <= 2
 
 
 def test_questions_of_one_principal_about_its_rights_take_one_slice_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:

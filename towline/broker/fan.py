@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Final
@@ -22,7 +22,7 @@ from towline.broker.dispatcher import LOST_MAX, ROOM_S, Dispatcher, NoRoom
 from towline.broker.member import Member
 from towline.broker.peer import RareLog
 from towline.broker.waiter import Taker
-from towline.clock import TimeSlice
+from towline.clock import TimeSlice, in_slices
 from towline.errors import LeaseLost, NotFound, TooMany, TowlineError, Unreadable
 from towline.model import GroupConfig, check_consumer, check_group, check_pattern, is_pattern, matches
 from towline.protocol import messages as wire
@@ -84,6 +84,8 @@ class Fan:
         """Groups whose timer may have to be set anew before a pull waits."""
         self._stirred = asyncio.Event()
         self._left = False
+        self._doubts = 0
+        """Looks at all topics that are under way because rules have changed."""
         self._waiting = 0
         """Pulls that wait: two for a moment, when one takes the place of the other."""
 
@@ -134,7 +136,7 @@ class Fan:
     def invite(self, topics: Iterable[str], *, new: bool) -> None:
         """These topics exist; they are joined by the next pull, or by the one that waits."""
         found = [name for name in topics if matches(self.pattern, name) and not self._is_member(name)]
-        self._joining.update(dict.fromkeys(filter(self._may, found), new))
+        self._joining.update(dict.fromkeys(found, new))
         if self._joining:
             self._stirred.set()
 
@@ -142,17 +144,21 @@ class Fan:
         """Join the topics that are to be joined. One that is gone by now, or may not be joined, is left out. `places`
         are where the consumer says that it was."""
         known = {} if places is None else {place.topic: place for place in places.topics}
+        part = TimeSlice()
         while self._joining and not self._left and (joining := self._next_to_join()):
-            requests = [self._request_for(name, known, places, new=new) for name, new in joining.items()]
-            for name in joining:
+            coming = list(joining)
+            for name in coming:
                 self._coming[name] = self._joining.pop(name)
             try:
-                found = await self._join(requests)
+                allowed = [name async for name in in_slices(coming, part) if self._may(name)]
+                joining = {name: joining[name] for name in allowed}
+                requests = [self._request_for(name, known, places, new=new) for name, new in joining.items()]
+                found = await self._join(requests) if requests else ()
             except BaseException:
                 self._joining = joining | self._joining
                 raise
             finally:
-                for name in joining:
+                for name in coming:
                     del self._coming[name]
             self._joined(joining, found)
 
@@ -238,10 +244,19 @@ class Fan:
         gone = [name for name in list(self._members) if not self._is_member(name)]
         self._joining.update(dict.fromkeys(gone, False))
 
-    def retain(self) -> list[Member]:
-        """The rules have changed: the members that may not be any more."""
-        going = [name for name in self._members if not self._may(name)]
-        return [self._drop(name) for name in going]
+    def retain(self) -> AsyncIterator[Member]:
+        """The rules have changed: the members that may not be any more. Others have their turn in between; from this
+        call on nothing is delivered of topics that one may not consume."""
+        self._doubts += 1
+        return self._retain()
+
+    async def _retain(self) -> AsyncIterator[Member]:
+        try:
+            async for name in in_slices(list(self._members)):
+                if name in self._members and not self._may(name):
+                    yield self._drop(name)
+        finally:
+            self._doubts -= 1
 
     def _drop(self, name: str) -> Member:
         member = self._members.pop(name)
@@ -338,7 +353,7 @@ class Fan:
                 break
             name, _ = self._ready.popitem(last=False)
             member = self._members[name]
-            if member.dispatcher.closed:
+            if member.dispatcher.closed or (self._doubts and not self._may(name)):
                 continue
             try:
                 pulled, buffers = await member.dispatcher.pull(member, request, taker, least=least, room_s=0.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -251,11 +251,15 @@ class Session(Connection):
             return
         for number, member in list(self._members.items()):
             topic, group = member.resource, member.config.name
-            for one in member.retain() if isinstance(member, Fan) else ():
-                self._start_leaving(one)
+            if isinstance(member, Fan):
+                member.broker._start(self._narrow(member.retain()), "looking at rules that have changed")
             if not (guard.may("consume", "topic", topic) and guard.may("consume", "group", group)):
                 self._pulls.cancel(number)
                 self._start_leaving(member)
+
+    async def _narrow(self, going: AsyncIterator[Member]) -> None:
+        async for one in going:
+            self._start_leaving(one)
 
     def _release_pulls(self) -> None:
         """Ending waits for what runs; a pull that only waits for messages is not worth it."""
