@@ -45,5 +45,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos", type=int, default=4, help="rounds in which a broker on a database is killed or frozen")
     parser.addoption("--chaos-seed", type=int, default=7, help="other seeds give other rounds")
     parser.addoption("--away-s", type=float, default=6.0, help="how long the database is away (default 6)")
+    parser.addoption("--rewrite", action="store_true", help="write into delivery's scenarios what really happens")
     parser.addoption("--mysqld", default="", help="the program of a MySQL server, for all tests that start MariaDB")
     parser.addoption("--hdfs", default="", help="an empty folder of a real HDFS for archives, hdfs://HOST:PORT/FOLDER")
