@@ -18,11 +18,13 @@ from tests.eventually import eventually_done
 from towline.alarms.rule import AlarmRule
 from towline.broker.broker import Broker
 from towline.broker.garbage import GarbageCollector
+from towline.broker.generations import Generations
 from towline.broker.limits import Limits
 from towline.broker.loop_lag import STALL_S, LoopLag
 from towline.broker.member import Member
 from towline.broker.metrics import exposition
 from towline.broker.opening import open_store
+from towline.broker.producers_file import ProducersFile
 from towline.clock import SECOND_US, SYSTEM, Clock, ManualClock
 from towline.delivery import Group, Part, Start
 from towline.frame import encode
@@ -32,7 +34,7 @@ from towline.model import GroupConfig
 ENTRIES = 200_000
 HOUR_US = 3600 * SECOND_US
 TOPICS, GROUPS, IDS = 20_000, 4_000, 100_000
-ROUNDS = 8
+ROUNDS = 4
 RULES = 20
 PULLS = 4_000
 FRAGMENTS = 100_000
@@ -107,10 +109,25 @@ async def longest_step_of_a_start(disk: World, clock: Clock, check: Callable[[Br
     return min(best)
 
 
+def forget_what_is_on_file(broker: Broker) -> None:
+    """All is to be written, as if it had just come."""
+    file, producers, dedup = ProducersFile(broker.store, broker.time), broker._producers, broker._dedup
+    file._slots = broker._producers_file._slots
+    # In one part, which takes by far too long at a time.
+    file._ids = Generations[bytes](1_000, 2 * IDS, 250, distinct=True)
+    broker._producers_file = file
+    producers._fresh = set(producers._windows)
+    dedup._fresh = list(dedup._places)
+    broker._snapshots._noted.clear()
+    broker._snapshots._next_s = 0.0
+    broker._catalog._topics.stale = broker._catalog._groups.stale = True
+    broker._catalog._written_s = broker.clock.steady_s()  # so that nobody else writes it
+
+
 @pytest.mark.slow
 def test_no_step_takes_long_with_100_000_ids_4_000_groups_and_20_000_topics(disk: World) -> None:
     """Processor time is what counts, and of each kind of work the best of a few rounds: what a busy machine adds
-    is not the work's."""
+    is not the work's. Each of them has all to do; only then come two that write what has changed."""
     best: dict[str, float] = {}
     written: list[int] = []
 
@@ -119,6 +136,7 @@ def test_no_step_takes_long_with_100_000_ids_4_000_groups_and_20_000_topics(disk
         for number in range(RULES):
             await broker.outlook.alarms.put(AlarmRule(f"backlog-{number}", "backlog", 10**9))
         await fill(bench)
+        await hold(bench, "t3")
         GarbageCollector(lambda: 1).settle()
 
         async def work(name: str, task: Any) -> None:
@@ -133,9 +151,12 @@ def test_no_step_takes_long_with_100_000_ids_4_000_groups_and_20_000_topics(disk
                 await asyncio.sleep(0.001)
 
         sending = asyncio.create_task(traffic())
-        for number in range(ROUNDS):
+        for number in range(ROUNDS + 2):
             lag._longest.clear()
             lag._before.clear()
+            if number < ROUNDS:
+                forget_what_is_on_file(broker)
+            await work("the catalog", broker._catalog.write())
             with counted(bench.store) as sizes:
                 await work("maintenance", broker.maintain())
             written.append(sum(size for name, size in sizes.items() if name != "topics.json"))
@@ -146,7 +167,7 @@ def test_no_step_takes_long_with_100_000_ids_4_000_groups_and_20_000_topics(disk
             await work("homes of shards", broker.homes.review())
             await work("a list of topics", broker.topic_states())
             await work("a list of groups", broker.group_states())
-            for name, seconds in lag.longest().items():
+            for name, seconds in lag.longest().items() if number < ROUNDS else ():
                 best[name] = min(best.get(name, seconds), seconds)
             for group in range(number, GROUPS, 200):
                 member = await bench.attach(f"t{group}", f"g{group}")
@@ -168,15 +189,17 @@ def test_no_step_takes_long_with_100_000_ids_4_000_groups_and_20_000_topics(disk
         asyncio.run(main())
     print(best)
     assert {name: seconds for name, seconds in best.items() if seconds >= STALL_S} == {}
+    assert best["the catalog"] < STALL_S / 2, "without slices, a quick machine needs little more than that"
     assert {"maintenance", "retention", "snapshots of groups", "snapshots of producers", "the census"} <= best.keys()
-    assert min(written[1:]) < 200_000, written
+    assert min(written[:ROUNDS]) > 1_000_000, written
+    assert min(written[ROUNDS:]) < 200_000, written
 
 
-async def hold(bench: Bench, clock: ManualClock, **config: Any) -> Member:
+async def hold(bench: Bench, topic: str = "orders", **config: Any) -> Member:
     """A consumer that holds very many messages, with as many between them that it has settled."""
-    member = await bench.attach(max_in_flight=2 * FRAGMENTS, max_attempts=9, **config)
+    member = await bench.attach(topic, max_in_flight=2 * FRAGMENTS, max_attempts=9, **config)
     for _ in range(0, 2 * FRAGMENTS, 10_000):
-        await bench.send("orders", *[b"x"] * 10_000)
+        await bench.send(topic, *[b"x"] * 10_000)
     while (got := await bench.pull(member, 2 * FRAGMENTS)).pull:
         seqs = [seq for part in got.parts for seq in range(part.first, part.first + part.count) if seq % 2 == 0]
         await bench.act(member, ACK, got, *[(1, seq, 1) for seq in seqs])
@@ -205,7 +228,7 @@ def test_no_step_takes_long_where_very_much_is_taken_back(disk: World, how: str)
 
     async def longest_s() -> float:
         async with disk.open(clock, heartbeat_s=30.0) as bench:
-            member: Member | None = await hold(bench, clock, timeout_s=5.0 if how == "is too slow" else 0.0)
+            member: Member | None = await hold(bench, timeout_s=5.0 if how == "is too slow" else 0.0)
             if how != "does not come back":
                 return await measured(bench, member)
         async with disk.open(clock, heartbeat_s=30.0) as bench:
