@@ -57,7 +57,7 @@ def _consume(broker: BrokerProcess, rows: int) -> None:
 
 
 def _archive(stage: Stage, session: Any, folder: Path, rows: int) -> Iterator[Figure]:
-    from towline.spark.jobs.archive import Options, archive
+    from towline.spark.jobs.archive.archive import Options, archive
     from towline.spark.jobs.source import Source
 
     source = Source.of(path=str(folder / "data"))
@@ -90,9 +90,9 @@ def _archive(stage: Stage, session: Any, folder: Path, rows: int) -> Iterator[Fi
 
 
 def _replay(stage: Stage, session: Any, broker: BrokerProcess, folder: Path, rows: int) -> Iterator[Figure]:
-    from towline.spark.jobs.manifest import Archive
+    from towline.spark.jobs.archive.manifest import Archive
     from towline.spark.jobs.replay import Chosen, replay
-    from towline.spark.places import Door
+    from towline.spark.sources import Door
 
     shelf = Archive.open(str(folder / "archive-0"))
     speeds = []
@@ -112,13 +112,13 @@ def _replay(stage: Stage, session: Any, broker: BrokerProcess, folder: Path, row
 
 
 def _analyse(session: Any, folder: Path, rows: int) -> Iterator[Figure]:
-    from towline.spark.jobs.archive import archive
-    from towline.spark.jobs.manifest import Archive
-    from towline.spark.jobs.page import render
-    from towline.spark.jobs.reconcile import reconcile
-    from towline.spark.jobs.report import report
+    from towline.spark.jobs.analysis.reconcile import reconcile
+    from towline.spark.jobs.analysis.report import report
+    from towline.spark.jobs.analysis.report_html import render
+    from towline.spark.jobs.analysis.trace import trace
+    from towline.spark.jobs.archive.archive import archive
+    from towline.spark.jobs.archive.manifest import Archive
     from towline.spark.jobs.source import Source
-    from towline.spark.jobs.trace import trace
 
     archive(session, Source.of(path=str(folder / "data"), topics=["rows"]), str(folder / "archive-0"))
     shelf = Archive.open(str(folder / "archive-0"))

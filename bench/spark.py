@@ -15,7 +15,7 @@ from typing import Any
 import towline
 from bench.figures import Figure, spread
 from bench.stage import Stage
-from towline.client.publishing import Addressed, Publisher
+from towline.client.bulk.publish import Addressed, Publisher
 from towline.frame import encode
 from towline.load.broker import BrokerProcess
 

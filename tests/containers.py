@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "towline"
-PACKAGES = (
-    *("alarms", "broker", "console", "console/pages", "console/rest", "delivery", "frame", "protocol", "store"),
-    *("store/log", "store/sql", "."),
-)
+AREAS = ("alarms", "broker", "console", "delivery", "frame", "protocol", "store")
+"""And the modules beside them."""
 NAMES = {
     *("ChainMap", "Counter", "LifoQueue", "OrderedDict", "PartSet", "PriorityQueue", "Queue", "Ranges", "SimpleQueue"),
     *("WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "array", "defaultdict", "deque", "dict", "fromkeys"),
@@ -23,19 +21,19 @@ VALUES = {"BaseModel", "NamedTuple", "TypedDict", "Protocol"}
 
 
 def containers() -> Iterator[str]:
-    """`module.Class.attribute` for each that is set up as a container; `module.Class` for one that is itself one;
-    `module.name` for one of a module that its functions change, or that remembers their answers without a limit."""
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).glob("*.py")):
-            module = ".".join([*(package.split("/") if package != "." else ()), path.stem])
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            yield from (f"{module}.{name}" for name in sorted(_of_module(tree)))
-            for one in ast.walk(tree):
-                if isinstance(one, ast.ClassDef):
-                    name = f"{module}.{one.name}"
-                    if any(_named(base) in NAMES for base in one.bases):
-                        yield name
-                    yield from (f"{name}.{attribute}" for attribute in sorted({*_attributes(one), *_fields(one)}))
+    """`area.Class.attribute` for each that is set up as a container; `area.Class` for one that is itself one;
+    `area.name` for one of a module that its functions change, or that remembers their answers without a limit."""
+    paths = [path for area in AREAS for path in sorted((ROOT / area).rglob("*.py"))]
+    for path in [*sorted(ROOT.glob("*.py")), *paths]:
+        area = path.relative_to(ROOT).with_suffix("").parts[0]
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        yield from (f"{area}.{name}" for name in sorted(_of_module(tree)))
+        for one in ast.walk(tree):
+            if isinstance(one, ast.ClassDef):
+                name = f"{area}.{one.name}"
+                if any(_named(base) in NAMES for base in one.bases):
+                    yield name
+                yield from (f"{name}.{attribute}" for attribute in sorted({*_attributes(one), *_fields(one)}))
 
 
 def _of_module(tree: ast.Module) -> Iterator[str]:

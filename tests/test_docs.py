@@ -111,7 +111,9 @@ def test_every_path_and_test_of_the_lineage_is_there() -> None:
 def test_what_is_not_there_is_found() -> None:
     page = "`broker/nothing.py` `test_nothing` `tests/test_docs.py::test_nothing` `--nothing 1` `./dev bench nothing`"
     assert wrong_names(page) == _NAMED.findall(page)
-    page = "`broker/lane.py` `test_what_is_not_there_is_found` `tests/` `--store mysql://…` `./dev bench ordered`"
+    page = (
+        "`broker/topics/lane.py` `test_what_is_not_there_is_found` `tests/` `--store mysql://…` `./dev bench ordered`"
+    )
     assert wrong_names(page) == []
 
 

@@ -44,19 +44,19 @@ from towline.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from towline import aio
-    from towline.client.app import App
-    from towline.client.batch import Batch
-    from towline.client.blocking import Client, connect
-    from towline.client.consumer import Consumer
-    from towline.client.delays import DelayedEntry
-    from towline.client.lease import LostLease
-    from towline.client.message import DeadLetter, Message
-    from towline.client.page import Page
-    from towline.client.parcel import Pending
-    from towline.client.producer import Producer
-    from towline.client.receipts import Receipts
-    from towline.client.transaction import Checker, PreparedTransaction, Transaction
-    from towline.client.verdict import Reject, Retry
+    from towline.client._sync.client import Client, connect
+    from towline.client._sync.consumer import Consumer
+    from towline.client._sync.producer import Producer
+    from towline.client._sync.transaction import Checker, PreparedTransaction, Transaction
+    from towline.client.admin.delayed import DelayedEntry
+    from towline.client.app.app import App
+    from towline.client.consume.batch import Batch
+    from towline.client.consume.lease import LostLease
+    from towline.client.consume.message import DeadLetter, Message
+    from towline.client.consume.outcome import Reject, Retry
+    from towline.client.produce.batch import Pending
+    from towline.client.produce.receipts import Receipts
+    from towline.client.results import Page
     from towline.model import Durability, GroupConfig, Priority, Receipt, RetryPolicy, TopicConfig
     from towline.protocol.messages import GroupState, LaneState, MemberState, TopicState
     from towline.protocol.transactions import Check, TransactionState
@@ -117,36 +117,36 @@ __all__ = [
 ]
 
 _HOMES: dict[str, str] = {
-    "App": "towline.client.app",
-    "Batch": "towline.client.batch",
+    "App": "towline.client.app.app",
+    "Batch": "towline.client.consume.batch",
     "Check": "towline.protocol.transactions",
-    "Checker": "towline.client.transaction",
-    "Client": "towline.client.blocking",
-    "Consumer": "towline.client.consumer",
-    "DeadLetter": "towline.client.message",
-    "DelayedEntry": "towline.client.delays",
+    "Checker": "towline.client._sync.transaction",
+    "Client": "towline.client._sync.client",
+    "Consumer": "towline.client._sync.consumer",
+    "DeadLetter": "towline.client.consume.message",
+    "DelayedEntry": "towline.client.admin.delayed",
     "Durability": "towline.model",
     "GroupConfig": "towline.model",
     "GroupState": "towline.protocol.messages",
     "LaneState": "towline.protocol.messages",
-    "LostLease": "towline.client.lease",
+    "LostLease": "towline.client.consume.lease",
     "MemberState": "towline.protocol.messages",
-    "Message": "towline.client.message",
-    "Page": "towline.client.page",
-    "Pending": "towline.client.parcel",
-    "PreparedTransaction": "towline.client.transaction",
+    "Message": "towline.client.consume.message",
+    "Page": "towline.client.results",
+    "Pending": "towline.client.produce.batch",
+    "PreparedTransaction": "towline.client._sync.transaction",
     "Priority": "towline.model",
-    "Producer": "towline.client.producer",
+    "Producer": "towline.client._sync.producer",
     "Receipt": "towline.model",
-    "Receipts": "towline.client.receipts",
-    "Reject": "towline.client.verdict",
-    "Retry": "towline.client.verdict",
+    "Receipts": "towline.client.produce.receipts",
+    "Reject": "towline.client.consume.outcome",
+    "Retry": "towline.client.consume.outcome",
     "RetryPolicy": "towline.model",
     "TopicConfig": "towline.model",
     "TopicState": "towline.protocol.messages",
-    "Transaction": "towline.client.transaction",
+    "Transaction": "towline.client._sync.transaction",
     "TransactionState": "towline.protocol.transactions",
-    "connect": "towline.client.blocking",
+    "connect": "towline.client._sync.client",
 }
 """Where names come from that are loaded when somebody asks for them: a program that imports us may not need us yet."""
 

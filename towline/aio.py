@@ -8,7 +8,7 @@ async with towline.aio.connect("memory:") as mq:
                 await handle(message.body)
 """
 
-from towline.client.aio import (
+from towline.client._async.client import (
     Batch,
     Checker,
     Client,

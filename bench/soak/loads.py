@@ -14,7 +14,7 @@ from typing import Final
 import towline
 from bench.soak.task import ABANDONED, Task
 from tests.server.raw_client import RawClient
-from towline.client.outgoing import Sender
+from towline.client.produce.encode import Sender
 from towline.delivery.producers import TOTAL_MAX
 from towline.errors import TowlineError
 from towline.model import GroupConfig, RetryPolicy

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import towline
 from tests.server.process import BrokerProcess
-from towline.client.blocking import Client
+from towline.client._sync.client import Client
 
 PASSWORD = "correct horse"
 PATIENCE_S = 30.0

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from towline.broker.access import Access, Principal
-from towline.broker.access_book import AccessBook
-from towline.broker.accounts import carry_out
-from towline.broker.guard import Guard
+from towline.broker.access.account_store import AccessBook
+from towline.broker.access.accounts import carry_out
+from towline.broker.access.authentication import Access, Principal
+from towline.broker.access.authorization import Guard
 from towline.clock import SECOND_US, ManualClock
 from towline.errors import Refused
 from towline.protocol.access import CreateToken, TokenMade

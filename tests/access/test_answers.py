@@ -19,9 +19,9 @@ from tests.protocol import samples
 from tests.rest.door import rest_door
 from tests.server.raw_client import RawClient
 from towline.alarms.rule import AlarmRule
-from towline.client.blocking import Client
+from towline.client._sync.client import Client
 from towline.errors import NotFound, Refused
-from towline.protocol import access, backup, cluster, ordering, publishing, scanning, survey
+from towline.protocol import access, backup, cluster, monitor, ordering, publications, scan
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import decode_answer
@@ -63,24 +63,24 @@ ASKED: dict[type[Request], list[Request]] = {
     ordering.ShardCount: [ordering.ShardCount("orders")],
     ordering.Seek: [ordering.Seek("orders", "billing", "latest", dry_run=True)],
     ordering.Purge: [ordering.Purge("orders", dry_run=True)],
-    scanning.Scan: [scanning.Scan("lane/orders/middle", 0, 10, 1 << 16), scanning.Scan("pull/orders/auditors", 0, 10)],
-    scanning.Survey: [scanning.Survey(), scanning.Survey("pull/orders/"), scanning.Survey("lane/stock/")],
-    scanning.LocateIn: [scanning.LocateIn("pull/orders/billing", 0), scanning.LocateIn("pull/orders/auditors", 0)],
-    publishing.AskSink: [publishing.AskSink("spark")],
+    scan.Scan: [scan.Scan("lane/orders/middle", 0, 10, 1 << 16), scan.Scan("pull/orders/auditors", 0, 10)],
+    scan.Survey: [scan.Survey(), scan.Survey("pull/orders/"), scan.Survey("lane/stock/")],
+    scan.LocateIn: [scan.LocateIn("pull/orders/billing", 0), scan.LocateIn("pull/orders/auditors", 0)],
+    publications.AskSink: [publications.AskSink("spark")],
     access.WhoAmI: [access.WhoAmI()],
     access.ListTokens: [access.ListTokens()],
     access.Measure: [access.Measure(), access.Measure("orders"), access.Measure("payroll")],
     cluster.ListBrokers: [cluster.ListBrokers()],
     cluster.ListClients: [cluster.ListClients(), cluster.ListClients("orders"), cluster.ListClients("orders", "none")],
-    survey.ListPage: [
-        *(survey.ListPage("topics", sort=sort) for sort in survey.TOPIC_ORDERS),
-        *(survey.ListPage("groups", sort=sort) for sort in survey.GROUP_ORDERS),
-        survey.ListPage("groups", topic="orders"),
-        survey.ListPage("topics", line="hr-line"),
+    monitor.ListPage: [
+        *(monitor.ListPage("topics", sort=sort) for sort in monitor.TOPIC_ORDERS),
+        *(monitor.ListPage("groups", sort=sort) for sort in monitor.GROUP_ORDERS),
+        monitor.ListPage("groups", topic="orders"),
+        monitor.ListPage("topics", line="hr-line"),
     ],
-    survey.Pulse: [survey.Pulse(), survey.Pulse("orders", "billing"), survey.Pulse("orders", "auditors")],
-    survey.Storage: [survey.Storage()],
-    survey.ListAlarms: [survey.ListAlarms()],
+    monitor.Pulse: [monitor.Pulse(), monitor.Pulse("orders", "billing"), monitor.Pulse("orders", "auditors")],
+    monitor.Storage: [monitor.Storage()],
+    monitor.ListAlarms: [monitor.ListAlarms()],
 }
 WATCHED = [
     ("open", "orders", "billing"),
@@ -94,15 +94,15 @@ WATCHED = [
 """Rules of alarms, which are no alarms: a name, the topic, the group."""
 SILENT: set[type[Request]] = {
     m.Hello, m.Send, m.Pull, m.Settle, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.PutTopic,
-    m.ReviseDead, tx.Prepare, tx.Resolve, ordering.Pause, ordering.EditTopic, publishing.Report, publishing.Stage,
-    publishing.Publish, publishing.Unstage, publishing.MoveHold, cluster.HandBack, survey.PutAlarm, survey.DropAlarm,
-    survey.SilenceAlarm, survey.TestAlarm, survey.Kick,
+    m.ReviseDead, tx.Prepare, tx.Resolve, ordering.Pause, ordering.EditTopic, publications.Report, publications.Stage,
+    publications.Publish, publications.Unstage, publications.MoveHold, cluster.HandBack, monitor.PutAlarm,
+    monitor.DropAlarm, monitor.SilenceAlarm, monitor.TestAlarm, monitor.Kick,
 }  # fmt: skip
 """They change what they name, and say that it is done: nothing of anything else."""
 ADMINS: set[type[Request]] = {
     access.ListUsers, access.PutUser, access.DeleteUser, access.CreateToken, access.RevokeToken, access.ListRules,
     access.AddRule, access.DropRule, access.ListAudit, cluster.Meet, cluster.ForgetBroker, backup.BeginBackup,
-    backup.HoldBackup, survey.AskAlarmBook,
+    backup.HoldBackup, monitor.AskAlarmBook,
 }  # fmt: skip
 """They are about all there is, and for administrators (or one's own)."""
 
@@ -204,8 +204,8 @@ def test_a_count_of_delayed_messages_or_transactions_is_of_those_that_are_listed
         assert client.call(m.ListDelayed(), m.Delayed).count == 3
         assert client.call(m.ListDelayed(max_messages=1), m.Delayed).count == 3
         assert client.call(tx.ListTransactions(), tx.Transactions).total == 0
-        assert client.call(survey.ListPage("groups"), survey.PageListed).total == 1
-        assert client.call(survey.ListPage("topics", line="hr-line"), survey.PageListed).total == 0
+        assert client.call(monitor.ListPage("groups"), monitor.PageListed).total == 1
+        assert client.call(monitor.ListPage("topics", line="hr-line"), monitor.PageListed).total == 0
 
 
 def test_how_much_is_on_a_broker_is_for_those_who_may_describe_the_cluster(broker: Secured, secret: str) -> None:

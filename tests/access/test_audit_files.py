@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from towline.broker import audit
-from towline.broker.audit import AuditLog
-from towline.broker.audit_files import BLOCK, DROPPED, older_files, verify
+from towline.broker.access import audit
+from towline.broker.access.audit import AuditLog
+from towline.broker.access.audit_files import BLOCK, DROPPED, older_files, verify
 from towline.clock import SYSTEM
 from towline.protocol.access import ListAudit
 from towline.store.log import LogSettings, LogStore
-from towline.store.log.backup import copy_documents
+from towline.store.log.offline.backup import copy_documents
 
 KEPT = 40_000
 MANY = 1_000

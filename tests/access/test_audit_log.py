@@ -12,7 +12,7 @@ import towline
 from tests.access.secured import PASSWORD, PATIENCE_S, secured
 from tests.server.process import BrokerProcess
 from tests.server.raw_client import RawClient
-from towline.broker.audit_files import verify
+from towline.broker.access.audit_files import verify
 from towline.errors import Conflict, NotFound, NotLetIn, Refused
 from towline.protocol.cluster import BrokerState, Meet, Met
 

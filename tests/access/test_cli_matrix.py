@@ -13,7 +13,7 @@ from cyclopts import App
 from tests.access.expected import BILLING, CLUSTER, SEE_ALL, Need, furnish, granted, group, hold_against, topic
 from tests.access.secured import Secured, secured
 from towline import cli
-from towline.broker.rights import ROLES
+from towline.broker.access.rules import ROLES
 from towline.model import GroupConfig
 
 ORDERS = topic("orders")

@@ -19,8 +19,8 @@ from tests.access.expected import BILLING, CLUSTER, SEE_ALL, Need, furnish, gran
 from tests.access.secured import Secured, secured
 from tests.console.process import ConsoleProcess
 from towline.alarms.rule import AlarmRule
-from towline.broker.rights import ROLES
-from towline.client.aio import Client
+from towline.broker.access.rules import ROLES
+from towline.client._async.client import Client
 from towline.console import sessions as console_sessions
 from towline.console.sessions import Sessions
 from towline.errors import Refused, TowlineError

@@ -11,7 +11,7 @@ from tests.server.raw_client import RawClient
 from towline.errors import Refused
 from towline.frame import encode
 from towline.protocol.messages import FrameHead, Send, Sent
-from towline.protocol.publishing import AskSink, Publish, Published, SinkState, Stage, Staged
+from towline.protocol.publications import AskSink, Publish, Published, SinkState, Stage, Staged
 
 SINK = "spark-batch:nightly"
 

@@ -15,15 +15,15 @@ import pytest
 
 from tests.access.secured import PASSWORD, Secured, secured
 from tests.server.raw_client import RawClient
-from towline.broker import passwords, tries
-from towline.broker.access import Access, Principal
-from towline.broker.access_book import AccessBook, Declared, Secret, Token, User, hash_secret
-from towline.broker.accounts import carry_out
-from towline.broker.guard import Guard
-from towline.broker.passwords import NOBODYS_HASH, Passwords
-from towline.broker.peer import Peer
-from towline.broker.tries import GATEWAY_FACTOR, TRIES, TRIES_OF_ORIGIN, Tries
-from towline.broker.turns import Turns
+from towline.broker.access import login_attempts, passwords
+from towline.broker.access.account_store import AccessBook, Declared, Secret, Token, User, hash_secret
+from towline.broker.access.accounts import carry_out
+from towline.broker.access.authentication import Access, Principal
+from towline.broker.access.authorization import Guard
+from towline.broker.access.fair_executor import Turns
+from towline.broker.access.login_attempts import GATEWAY_FACTOR, TRIES, TRIES_OF_ORIGIN, Tries
+from towline.broker.access.passwords import NOBODYS_HASH, Passwords
+from towline.broker.server.remote import Peer
 from towline.clock import SYSTEM, ManualClock
 from towline.console import sessions
 from towline.errors import BadRequest, Conflict, NotLetIn, Refused
@@ -211,7 +211,7 @@ def test_who_is_always_right_is_never_too_many() -> None:
 
 
 def test_what_is_known_of_wrong_logins_is_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tries, "KNOWN_MAX", 20)
+    monkeypatch.setattr(login_attempts, "KNOWN_MAX", 20)
     counted = Tries(ManualClock())
     for number in range(100):
         for _ in range(TRIES):
@@ -402,7 +402,7 @@ def test_a_place_is_taken_as_long_as_its_thread_runs_though_nobody_waits_for_it(
 def test_work_that_does_not_end_holds_up_neither_other_threads_nor_the_end_of_the_program() -> None:
     program = """
 import asyncio, threading
-from towline.broker.turns import Turns
+from towline.broker.access.fair_executor import Turns
 
 async def main():
     turns, stuck = Turns(40), threading.Event()

@@ -1,6 +1,6 @@
 """Every request × every right it needs: allowed with all of them, refused without any one of them, and after they were
-taken back. The table below is written by hand, and says again what `broker/permissions.py` says: a request that is
-missing in either makes a test fail."""
+taken back. The table below is written by hand, and says again what `broker/access/permissions.py` says: a request
+that is missing in either makes a test fail."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from tests.access.secured import Secured
 from tests.protocol import samples
 from tests.server.raw_client import RawClient
-from towline.broker.permissions import PERMISSIONS
-from towline.broker.rights import ROLES
+from towline.broker.access.permissions import PERMISSIONS
+from towline.broker.access.rules import ROLES
 from towline.errors import Refused
-from towline.protocol import access, backup, cluster, ordering, publishing, scanning, survey
+from towline.protocol import access, backup, cluster, monitor, ordering, publications, scan
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.access import Grant
@@ -62,9 +62,9 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     ordering.Pause: [("alter", BILLING), ("describe", ORDERS)],
     ordering.Purge: [("describe", ORDERS)],
     ordering.EditTopic: [("alter", ORDERS)],
-    scanning.Scan: [("consume", ORDERS)],
-    scanning.Survey: [],
-    scanning.LocateIn: [("describe", BILLING), ("describe", ORDERS)],
+    scan.Scan: [("consume", ORDERS)],
+    scan.Survey: [],
+    scan.LocateIn: [("describe", BILLING), ("describe", ORDERS)],
     access.WhoAmI: [],
     access.ListUsers: [("admin", CLUSTER)],
     access.PutUser: [("admin", CLUSTER)],
@@ -77,12 +77,12 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     access.DropRule: [("admin", CLUSTER)],
     access.ListAudit: [("admin", CLUSTER)],
     access.Measure: [("describe", ORDERS)],
-    publishing.Report: [("consume", ORDERS), ("consume", ("group", "spark"))],
-    publishing.Stage: [("send", ORDERS), ("send", STOCK)],
-    publishing.Publish: [],
-    publishing.Unstage: [],
-    publishing.AskSink: [],
-    publishing.MoveHold: [("alter", CLUSTER)],
+    publications.Report: [("consume", ORDERS), ("consume", ("group", "spark"))],
+    publications.Stage: [("send", ORDERS), ("send", STOCK)],
+    publications.Publish: [],
+    publications.Unstage: [],
+    publications.AskSink: [],
+    publications.MoveHold: [("alter", CLUSTER)],
     cluster.Meet: [("admin", CLUSTER)],
     cluster.ListBrokers: [],
     cluster.ListClients: [("describe", BILLING), ("describe", ORDERS)],
@@ -90,16 +90,16 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     backup.BeginBackup: [("admin", CLUSTER)],
     backup.HoldBackup: [("admin", CLUSTER)],
     cluster.HandBack: [("consume", ORDERS), ("consume", BILLING)],
-    survey.ListPage: [("describe", ORDERS)],
-    survey.Pulse: [("describe", BILLING), ("describe", ORDERS)],
-    survey.Storage: [("describe", CLUSTER)],
-    survey.ListAlarms: [("describe", CLUSTER)],
-    survey.PutAlarm: [("alter", CLUSTER), ("describe", ("topic", "orders.*")), ("describe", BILLING)],
-    survey.DropAlarm: [("alter", CLUSTER)],
-    survey.SilenceAlarm: [("alter", CLUSTER)],
-    survey.TestAlarm: [("alter", CLUSTER)],
-    survey.AskAlarmBook: [("admin", CLUSTER)],
-    survey.Kick: [("alter", BILLING), ("describe", ORDERS)],
+    monitor.ListPage: [("describe", ORDERS)],
+    monitor.Pulse: [("describe", BILLING), ("describe", ORDERS)],
+    monitor.Storage: [("describe", CLUSTER)],
+    monitor.ListAlarms: [("describe", CLUSTER)],
+    monitor.PutAlarm: [("alter", CLUSTER), ("describe", ("topic", "orders.*")), ("describe", BILLING)],
+    monitor.DropAlarm: [("alter", CLUSTER)],
+    monitor.SilenceAlarm: [("alter", CLUSTER)],
+    monitor.TestAlarm: [("alter", CLUSTER)],
+    monitor.AskAlarmBook: [("admin", CLUSTER)],
+    monitor.Kick: [("alter", BILLING), ("describe", ORDERS)],
 }
 """Of the samples, which are sent as they stand. (Those of pulls and settlements depend on a subscription, and have a
 test of their own.)"""
@@ -117,17 +117,17 @@ VARIANTS: list[tuple[Request, list[tuple[str, tuple[str, str]]]]] = [
     (m.MoveDelayed("orders", [12], "", 0, True), [("send", ORDERS)]),
     (m.MoveDelayed("orders", [], "order-4423", -30_000_000), [("send", ORDERS)]),
     (access.Measure(), [("describe", CLUSTER)]),
-    (survey.ListPage("topics", topic="orders"), []),
+    (monitor.ListPage("topics", topic="orders"), []),
     (m.ListGroups(), []),
-    (survey.ListPage("groups"), []),
-    (survey.Pulse(), [("describe", CLUSTER)]),
+    (monitor.ListPage("groups"), []),
+    (monitor.Pulse(), [("describe", CLUSTER)]),
     (cluster.ListClients(), [("describe", CLUSTER)]),
     (cluster.ListClients("orders"), [("describe", ORDERS)]),
     (m.Attach("nowhere", "billing", "c1"), [("consume", NOWHERE), ("consume", BILLING), ("create", NOWHERE)]),
     (m.Send([m.FrameHead("elsewhere", 1, 0)]), [("send", ELSEWHERE), ("create", ELSEWHERE)]),
-    (scanning.Scan("dead/orders/billing", 0, 10), [("consume", ORDERS), ("consume", BILLING)]),
-    (scanning.Scan("prepared", 0, 10), [("admin", CLUSTER)]),
-    (scanning.Survey("lane/orders/"), [("describe", ORDERS)]),
+    (scan.Scan("dead/orders/billing", 0, 10), [("consume", ORDERS), ("consume", BILLING)]),
+    (scan.Scan("prepared", 0, 10), [("admin", CLUSTER)]),
+    (scan.Survey("lane/orders/"), [("describe", ORDERS)]),
 ]
 
 
@@ -161,7 +161,7 @@ def _there(broker: Secured) -> None:
 
 def is_refused(client: RawClient, request: Request) -> bool:
     attachments = b""
-    if isinstance(request, m.Send | tx.Prepare | publishing.Stage):
+    if isinstance(request, m.Send | tx.Prepare | publications.Stage):
         attachments = bytes(sum(head.length for head in request.frames))
     number = client.post(request, attachments)
     got = client.read()

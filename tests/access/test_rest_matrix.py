@@ -13,7 +13,7 @@ import pytest
 from tests.access.expected import BILLING, CLUSTER, SEE_ALL, Need, furnish, granted, group, hold_against, topic
 from tests.access.secured import Secured, secured
 from tests.rest.door import rest_door
-from towline.broker.rights import ROLES
+from towline.broker.access.rules import ROLES
 from towline.console.rest.app import rest_app
 
 

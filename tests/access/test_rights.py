@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.alarms.rule import matches
-from towline.broker.rights import ROLES, Rights, check_grant, check_rule, covers
+from towline.broker.access.rules import ROLES, Rights, check_grant, check_rule, covers
 from towline.errors import BadRequest
 from towline.protocol.access import ACTIONS, RESOURCES, Grant, Rule
 

@@ -16,9 +16,9 @@ from tests.access.secured import PASSWORD, PATIENCE_S, Secured, secured
 from tests.certificates import KIND, openssl
 from tests.eventually import eventually
 from tests.server.process import BrokerProcess, failing_start
-from towline.broker.accounts import OWN_TOKENS_MAX, SCOPES_MAX
-from towline.client.access import Quota
-from towline.client.blocking import Client
+from towline.broker.access.accounts import OWN_TOKENS_MAX, SCOPES_MAX
+from towline.client._sync.client import Client
+from towline.client.admin.access import Quota
 from towline.errors import (
     BadRequest,
     Conflict,

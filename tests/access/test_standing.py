@@ -8,7 +8,7 @@ import pytest
 
 from tests.access.secured import Secured
 from tests.server.raw_client import RawClient, open_pulled
-from towline.client.access import Quota
+from towline.client.admin.access import Quota
 from towline.protocol.envelope import decode_answer
 from towline.protocol.messages import Act, Failed, Pull, Pulled
 

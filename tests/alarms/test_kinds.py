@@ -18,7 +18,7 @@ from tests.eventually import eventually_done
 from towline.alarms.rule import UNITS, AlarmRule, What
 from towline.clock import SystemClock
 from towline.protocol.messages import Resend
-from towline.protocol.survey import Pulse
+from towline.protocol.monitor import Pulse
 
 THRESHOLDS: dict[What, float] = {"dead": 2, "failures": 4, "backlog": 5, "age": 50, "offline": 50, "disk": 100}
 """`disk` is below it; all others from it on."""

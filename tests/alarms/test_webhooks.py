@@ -20,11 +20,11 @@ from tests.broker.conftest import World
 from tests.server.process import BrokerProcess, failing_start
 from tests.server.raw_client import RawClient
 from towline.alarms.rule import AlarmRule
-from towline.broker import webhooks
-from towline.broker.webhooks import Webhooks, masked
+from towline.broker.monitor import webhooks
+from towline.broker.monitor.webhooks import Webhooks, masked
 from towline.errors import BadRequest, Unavailable
 from towline.protocol.messages import Failed
-from towline.protocol.survey import Pulse, TestAlarm
+from towline.protocol.monitor import Pulse, TestAlarm
 
 Hook = tuple[str, "queue.Queue[dict[str, Any]]"]
 

@@ -13,9 +13,9 @@ import pytest
 
 from tests.sql.server import new_database
 from towline.broker.broker import Broker
-from towline.broker.fan import Fan
-from towline.broker.member import Member
-from towline.broker.opening import open_store
+from towline.broker.consume.member import Member
+from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.open_store import open_store
 from towline.clock import SYSTEM, Clock
 from towline.frame import Frame, encode
 from towline.model import Durability, GroupConfig, RetryPolicy

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tests.broker.conftest import Bench, World
-from towline.broker.arrivals import FIND_MAX, find_arrivals, note_arrivals
-from towline.delivery.arrivals import arrival
+from towline.broker.schedule.delivered_ids import FIND_MAX, find_arrivals, note_arrivals
+from towline.delivery.schedule.delivered import arrival
 from towline.errors import TooLarge
 from towline.model import Durability, arrived_stream
 from towline.protocol.messages import Arrived

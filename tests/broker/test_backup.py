@@ -17,14 +17,15 @@ from tests.broker.test_recovery import crash
 from tests.broker.test_snapshots import fragmented
 from tests.broker.test_transactions import decide, prepare, states
 from tests.eventually import eventually_done
-from towline.broker.backup import LEASE_S, Holdings, holdings_of
+from towline.broker.retention.backup import LEASE_S, Holdings, holdings_of
 from towline.clock import ManualClock
 from towline.errors import BadRequest, Conflict, NotFound, StoreDamaged, StoreFailed
 from towline.frame import encode
 from towline.protocol.backup import HoldBackup
 from towline.protocol.messages import CancelDelayed
 from towline.protocol.transactions import ListTransactions
-from towline.store.log import LogStore, backup
+from towline.store.log import LogStore
+from towline.store.log.offline import backup
 
 SECOND_US = 1_000_000
 

@@ -16,26 +16,32 @@ from towline.alarms import book, watch
 from towline.alarms.book import RuleBook
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Reading, Watch
-from towline.broker import audit, backup, fan, guard, history, homes, passwords, pull_log, registry, topics, tries
-from towline.broker.access import Access, Principal
-from towline.broker.access_book import AccessBook, Secret, Token
-from towline.broker.audit import AuditLog
-from towline.broker.cluster import Cluster
-from towline.broker.dispatcher import Dispatcher
-from towline.broker.guard import Guard
-from towline.broker.history import History
-from towline.broker.homes import Homes
-from towline.broker.lane import RECENT_FRAMES
-from towline.broker.passwords import Passwords
-from towline.broker.registry import Registry
-from towline.broker.tries import Tries
+from towline.broker.access import audit, authorization, login_attempts, passwords
+from towline.broker.access.account_store import AccessBook, Secret, Token
+from towline.broker.access.audit import AuditLog
+from towline.broker.access.authentication import Access, Principal
+from towline.broker.access.authorization import Guard
+from towline.broker.access.login_attempts import Tries
+from towline.broker.access.passwords import Passwords
+from towline.broker.cluster import membership, shard_homes
+from towline.broker.cluster.gossip import Cluster
+from towline.broker.cluster.membership import Registry
+from towline.broker.cluster.shard_homes import Homes
+from towline.broker.consume import prefix_subscription, pull_log
+from towline.broker.consume.dispatcher import Dispatcher
+from towline.broker.monitor import time_series
+from towline.broker.monitor.time_series import History
+from towline.broker.retention import backup
+from towline.broker.topics import topics
+from towline.broker.topics.lane import RECENT_FRAMES
 from towline.clock import SYSTEM
 from towline.console import sessions
 from towline.console.sessions import Limiter
-from towline.delivery import publishing, settled, transactions
-from towline.delivery.events import Acked, Part, Pulled, Started
-from towline.delivery.group import Group
-from towline.delivery.publishing import Decided, Publications
+from towline.delivery import publications, transactions
+from towline.delivery.group import settled_pulls
+from towline.delivery.group.events import Acked, Part, Pulled, Started
+from towline.delivery.group.group import Group
+from towline.delivery.publications import Decided, Publications
 from towline.delivery.transactions import Prepared, RolledBack, Transactions
 from towline.errors import NotLetIn, QueueFull, TooMany
 from towline.model import GroupConfig, TopicConfig
@@ -44,7 +50,7 @@ from towline.protocol.cluster import BROKERS_MAX, Backlog, BrokerState
 from towline.protocol.messages import Attach, FrameHead, PurgeDead, Resend
 from towline.settings import BrokerSettings
 from towline.store.memory import MemoryStore
-from towline.store.sql.projection import Projection
+from towline.store.sql.write.projection import Projection
 
 MOST = 10
 MANY = 50
@@ -204,18 +210,18 @@ def _settled_pulls() -> Sized:
         (book, "RULES_MAX", _alarm_rules),
         (book, "DROPPED_MAX", _dropped_rules),
         (watch, "ACTIVE_MAX", _alarms),
-        (tries, "KNOWN_MAX", _tries_by_name),
-        (tries, "KNOWN_MAX", _tries_by_origin),
+        (login_attempts, "KNOWN_MAX", _tries_by_name),
+        (login_attempts, "KNOWN_MAX", _tries_by_origin),
         (sessions, "TRIES_KNOWN", _console_logins),
-        (history, "GROUPS_MAX", _charts),
+        (time_series, "GROUPS_MAX", _charts),
         (audit, "KEPT", _audit_lines),
-        (guard, "REMEMBERED_MAX", _decisions),
-        (homes, "LOWER_MAX", _ranks),
-        (publishing, "SINKS_MAX", _sinks),
+        (authorization, "REMEMBERED_MAX", _decisions),
+        (shard_homes, "LOWER_MAX", _ranks),
+        (publications, "SINKS_MAX", _sinks),
         (transactions, "FINISHED_MAX", lambda: _transactions(decide=True).finished),
         (transactions, "DUE_SPARE", lambda: _transactions(decide=True)._due),
         (transactions, "OPEN_MAX", _open_transactions),
-        (settled, "SETTLED_MAX", _settled_pulls),
+        (settled_pulls, "SETTLED_MAX", _settled_pulls),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
@@ -233,17 +239,17 @@ def test_right_passwords_are_remembered_up_to_a_limit(monkeypatch: pytest.Monkey
 
 def test_a_cluster_knows_a_limited_number_of_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BROKERS_MAX == 100
-    monkeypatch.setattr(registry, "BROKERS_MAX", MOST)
+    monkeypatch.setattr(membership, "BROKERS_MAX", MOST)
     assert len(_brokers()) == MOST
 
 
 def test_somebody_who_tries_many_names_is_turned_away_before_the_table_is_full() -> None:
     found = Tries(SYSTEM)
-    for number in range(tries.TRIES_OF_ORIGIN):
+    for number in range(login_attempts.TRIES_OF_ORIGIN):
         found.count("192.0.2.1", f"user{number}")
     with pytest.raises(NotLetIn):
         found.count("192.0.2.1", "another")
-    assert (len(found._by_origin), len(found._by_name)) == (1, tries.TRIES_OF_ORIGIN)
+    assert (len(found._by_origin), len(found._by_name)) == (1, login_attempts.TRIES_OF_ORIGIN)
 
 
 def test_what_is_known_of_secrets_and_quotas_goes_with_their_tokens() -> None:
@@ -285,7 +291,7 @@ def test_what_is_known_of_brokers_goes_with_them(disk: World) -> None:
         assert (list(found._aliases), list(found._said), list(found._talks)) == (kept, kept, kept)
         assert (found._caught_up, list(found._seen_alarms)) == ({("b1", 1)}, ["b1"])
         for number in range(MANY):
-            bench.broker.homes._reports[f"b{number}"] = homes._Report(0.0, [Backlog("orders", [], [], {})])
+            bench.broker.homes._reports[f"b{number}"] = shard_homes._Report(0.0, [Backlog("orders", [], [], {})])
         await bench.broker.homes.review()
         assert list(bench.broker.homes._reports) == ["b1"]
 
@@ -349,8 +355,8 @@ def test_consumers_that_are_gone_leave_nothing_in_tables(disk: World) -> None:
 def test_pulls_of_a_prefix_and_consumers_that_may_come_back_are_limited(
     disk: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fan, "PULLS_MAX", MOST)
-    monkeypatch.setattr(fan, "AWAY_MAX", MOST)
+    monkeypatch.setattr(prefix_subscription, "PULLS_MAX", MOST)
+    monkeypatch.setattr(prefix_subscription, "AWAY_MAX", MOST)
 
     async def scenario(bench: Bench) -> None:
         await bench.send("orders", *(b"%d" % number for number in range(MANY)))

@@ -16,8 +16,8 @@ import pytest
 from tests.broker.conftest import Bench, World
 from tests.broker.test_recovery import crash
 from towline.broker.broker import Broker
-from towline.broker.fan import Fan
-from towline.broker.opening import open_store
+from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.open_store import open_store
 from towline.delivery.catalog_changes import GROUP_CHANGES, TOPIC_CHANGES
 from towline.errors import NotFound, TooMany, Unavailable
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
@@ -184,7 +184,7 @@ def test_a_group_and_a_topic_cost_the_same_however_many_there_are(world: World) 
 
 
 def test_the_room_for_shards_is_counted_as_topics_come_and_go(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("towline.broker.topics.MAX_SHARDS_IN_ALL", 10)
+    monkeypatch.setattr("towline.broker.topics.topics.MAX_SHARDS_IN_ALL", 10)
 
     async def main() -> None:
         async with disk.open() as bench:
@@ -329,7 +329,7 @@ def test_a_topic_that_is_made_anew_while_it_is_joined_is_joined_anew(disk: World
 def test_a_topic_that_cannot_be_joined_holds_no_other_up_and_is_tried_again(
     disk: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("towline.broker.fan.AGAIN_S", 0.01)
+    monkeypatch.setattr("towline.broker.consume.prefix_subscription.AGAIN_S", 0.01)
 
     async def scenario(bench: Bench) -> None:
         await topics(bench, 1)

@@ -12,9 +12,9 @@ import towline
 from tests.cluster.conftest import Brokers
 from tests.eventually import eventually_done
 from towline.aio import Client, connect
-from towline.broker.census import GroupFacts
-from towline.broker.history import GROUPS_MAX, POINTS, History
-from towline.client.joining import _ordered
+from towline.broker.monitor.stats import GroupFacts
+from towline.broker.monitor.time_series import GROUPS_MAX, POINTS, History
+from towline.client.cluster.merge import _ordered
 from towline.model import RetryPolicy
 
 

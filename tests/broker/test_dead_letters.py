@@ -13,8 +13,8 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
-from towline.broker import burial
-from towline.broker.obituary import EVERY_S, Obituary
+from towline.broker.consume import dead_letters
+from towline.broker.consume.dead_letter_log import EVERY_S, Obituary
 from towline.clock import ManualClock
 from towline.errors import Conflict, NotFound, Unavailable
 from towline.frame import Frame
@@ -244,7 +244,7 @@ def test_letters_that_would_not_fit_into_one_frame_are_buried_and_sent_again(
         for body, head in zip(bodies, headers, strict=True):
             await bench.send("orders", body, headers=[head], compress=True)
         monkeypatch.setattr(sys.modules["towline.frame.encode"], "FRAME_MAX", 1 << 20)
-        monkeypatch.setattr(burial, "LETTERS_BYTES", 1 << 19, raising=False)
+        monkeypatch.setattr(dead_letters, "LETTERS_BYTES", 1 << 19, raising=False)
         member = await bench.attach()
         await bench.act(member, DEAD, await bench.pull(member, max_bytes=1 << 23), reason="never")
         await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 4)
@@ -259,7 +259,7 @@ def test_of_letters_that_take_several_frames_none_is_sent_if_one_was_sent_before
 ) -> None:
     async def scenario(bench: Bench) -> None:
         await die(bench, 3)
-        monkeypatch.setattr(burial, "LETTERS_BYTES", 1)
+        monkeypatch.setattr(dead_letters, "LETTERS_BYTES", 1)
         assert (await bench.broker.resend(Resend("orders", "billing", [2]))).count == 1
         with pytest.raises(Conflict, match="dead letter 2 was sent again already"):
             await bench.broker.resend(Resend("orders", "billing", [0, 1, 2]))

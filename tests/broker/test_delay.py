@@ -14,10 +14,10 @@ import pytest
 from tests.broker.conftest import Bench, World
 from tests.broker.test_delay_model import lanes
 from tests.broker.test_recovery import crash
-from towline.broker import scheduling
-from towline.broker.agenda import MARKS
 from towline.broker.broker import Broker
-from towline.broker.opening import open_store
+from towline.broker.open_store import open_store
+from towline.broker.schedule import scheduler
+from towline.broker.schedule.journal import MARKS
 from towline.clock import SECOND_US, ManualClock
 from towline.errors import BadRequest, Conflict, NotFound, QueueFull
 from towline.frame import encode
@@ -130,7 +130,7 @@ def test_what_is_sent_again_is_known_again(world: World) -> None:
 def test_when_too_much_is_due_at_the_same_moment_it_is_delivered_in_parts(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduling, "UNIT_BYTES", 300)
+    monkeypatch.setattr(scheduler, "UNIT_BYTES", 300)
 
     async def main() -> None:
         clock = ManualClock()
@@ -162,7 +162,7 @@ def test_how_much_of_a_moment_is_delivered_comes_back_from_the_snapshot_alone(
     disk: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`until` stays before the moment until all of it is delivered, and marks before the snapshot are not read."""
-    monkeypatch.setattr(scheduling, "UNIT_BYTES", 300)
+    monkeypatch.setattr(scheduler, "UNIT_BYTES", 300)
 
     async def main() -> None:
         clock = ManualClock()

@@ -12,7 +12,7 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from tests.broker.test_recovery import crash
-from towline.broker.arrivals import FIND_MAX
+from towline.broker.schedule.delivered_ids import FIND_MAX
 from towline.clock import SECOND_US, ManualClock
 from towline.frame import Frame
 from towline.model import LANES

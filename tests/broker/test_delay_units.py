@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from tests.broker.test_delay_model import lanes
-from towline.broker.sending import Outgoing
+from towline.broker.produce.append import Outgoing
 from towline.clock import ManualClock
 from towline.errors import BadRequest
 from towline.frame import encode

@@ -15,7 +15,7 @@ from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
 from towline.delivery import encode_event
 from towline.delivery.catalog_changes import GROUP_CHANGES
-from towline.delivery.events import Acked, Part
+from towline.delivery.group.events import Acked, Part
 from towline.errors import DiskFull, NotFound
 from towline.frame import encode_events
 from towline.model import Durability, pull_stream

@@ -10,7 +10,7 @@ import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, Got, World
 from tests.eventually import eventually_done
-from towline.broker.member import Member
+from towline.broker.consume.member import Member
 from towline.model import Durability
 from towline.protocol.messages import Act
 from towline.store import Appended

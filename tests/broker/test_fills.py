@@ -16,35 +16,43 @@ from tests.eventually import eventually, eventually_done
 from tests.server.raw_client import RawClient
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm, Change, Notice
-from towline.broker import access_book, alarming, delayed, fan, group_expiry, session
-from towline.broker.access_book import AccessBook
+from towline.broker.access import account_store
+from towline.broker.access.account_store import AccessBook
 from towline.broker.broker import Broker
-from towline.broker.server import Server
+from towline.broker.consume import prefix_subscription
+from towline.broker.monitor import alarms
+from towline.broker.retention import group_expiry
+from towline.broker.schedule import queries
+from towline.broker.server import session
+from towline.broker.server.listener import Server
 from towline.clock import SYSTEM
-from towline.console.rest import callers, pulls
-from towline.console.rest.callers import Callers
-from towline.console.rest.pulls import Pulls
-from towline.delivery import publishing, schedule
-from towline.delivery.publishing import Publications, StagedHead
-from towline.delivery.schedule import Schedule
-from towline.delivery.schedule_events import Cancelled, Due
+from towline.console.rest import client_pool, held_leases
+from towline.console.rest.client_pool import Callers
+from towline.console.rest.held_leases import Pulls
+from towline.delivery import publications
+from towline.delivery.publications import Publications, StagedHead
+from towline.delivery.schedule import schedule
+from towline.delivery.schedule.events import Cancelled, Due
+from towline.delivery.schedule.schedule import Schedule
 from towline.errors import QueueFull, TooMany
 from towline.model import TopicConfig
 from towline.protocol.access import Rule
 from towline.protocol.messages import Attach, CancelDelayed, CreateTopic, Done
-from towline.store.log import DiskIo, reading, searching
-from towline.store.log.reading import StreamReader, Wanted
-from towline.store.log.searching import KeyBuilder
+from towline.store.log import DiskIo
+from towline.store.log.read import key_search, range_reader
+from towline.store.log.read.key_search import KeyBuilder
+from towline.store.log.read.range_reader import StreamReader, Wanted
 from towline.store.memory import MemoryStore
-from towline.store.sql import database, tables
-from towline.store.sql import reading as sql_reading
+from towline.store.sql import database
+from towline.store.sql.read import range_reader as sql_reading
+from towline.store.sql.schema import tables
 
 MOST = 5
 MANY = 20
 
 
 def test_staged_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "STAGED_MAX", MOST)
+    monkeypatch.setattr(publications, "STAGED_MAX", MOST)
     found = Publications()
     for number in range(MOST):
         found.admit()
@@ -72,7 +80,7 @@ def test_how_often_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_cancelled_messages(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delayed, "CANCELLED_MAX", MOST)
+    monkeypatch.setattr(queries, "CANCELLED_MAX", MOST)
 
     async def scenario(bench: Bench) -> None:
         await bench.send("orders", *(b"x" for _ in range(MANY)), deliver_at_us=[-3600 * 10**6] * MANY)
@@ -86,7 +94,7 @@ def test_cancelled_messages(disk: World, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_rules_of_access(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_book, "RULES_MAX", MOST)
+    monkeypatch.setattr(account_store, "RULES_MAX", MOST)
 
     async def main() -> None:
         book = AccessBook(MemoryStore(), SYSTEM)
@@ -104,7 +112,7 @@ def test_notices_of_alarms(disk: World, monkeypatch: pytest.MonkeyPatch) -> None
     """Those that wait for more of their kind, those that wait to be sent, for the same people and for others, and those
     that were."""
     for name, most in (("NOTICES_MAX", 12), ("ADDRESSEES_MAX", 3), ("WAITING_MAX", 4), ("TOLD_MAX", MOST)):
-        monkeypatch.setattr(alarming, name, most)
+        monkeypatch.setattr(alarms, name, most)
     go_on = asyncio.Event()
 
     async def blocked(*_: object) -> None:
@@ -163,7 +171,7 @@ def test_groups_that_expired(disk: World, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_news_of_a_prefix(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more are told at a time; all that wait are topics of the prefix."""
-    monkeypatch.setattr(fan, "NEWS_MAX", MOST)
+    monkeypatch.setattr(prefix_subscription, "NEWS_MAX", MOST)
 
     async def scenario(bench: Bench) -> None:
         for number in range(MANY):
@@ -180,7 +188,7 @@ def test_news_of_a_prefix(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_key_files_to_be_made(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "_WAITING_MAX", MOST)
+    monkeypatch.setattr(key_search, "_WAITING_MAX", MOST)
     go_on = threading.Event()
     builder = KeyBuilder(disk.folder, DiskIo())
     builder._executor.submit(go_on.wait)
@@ -194,7 +202,7 @@ def test_key_files_to_be_made(disk: World, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_lost_records_that_were_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(reading, "_REPORTED_MAX", MOST)
+    monkeypatch.setattr(range_reader, "_REPORTED_MAX", MOST)
     none: Any = None
     reader = StreamReader(none, none, none, SimpleNamespace(lost_ranges=0), none)  # type: ignore[arg-type]
     stream: Any = SimpleNamespace(name="lane/orders/middle")
@@ -263,7 +271,7 @@ def test_requests_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_callers_of_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callers, "CALLERS_MAX", MOST)
+    monkeypatch.setattr(client_pool, "CALLERS_MAX", MOST)
     closed: list[str] = []
 
     async def opened(_: Callers, name: str, *_rest: str) -> Any:
@@ -287,7 +295,7 @@ def test_callers_of_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pulls_of_a_caller_and_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when all of them come at once, before the first has its consumer."""
-    monkeypatch.setattr(pulls, "CONSUMERS_MAX", MOST)
+    monkeypatch.setattr(held_leases, "CONSUMERS_MAX", MOST)
 
     async def main() -> None:
         go_on = asyncio.Event()

@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.dispatcher import Dispatcher
+from towline.broker.consume.dispatcher import Dispatcher
 from towline.errors import BadFrame, BadRequest, Conflict, LeaseLost, NotFound, Refused, TooLarge, Unavailable
 from towline.frame import Frame, encode, encode_events
 from towline.model import Durability, GroupConfig, TopicConfig

@@ -10,7 +10,7 @@ from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
 from towline.model import GroupConfig, dead_stream, pull_stream
 from towline.store.log import LogStore
-from towline.store.log.index import load_directory
+from towline.store.log.format.index import load_directory
 
 MANY = 60
 THOUSANDS = 2_000

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, Bench, Got, World
-from towline.broker import delivering
-from towline.client.lease import Lease
+from towline.broker.consume import fetch
+from towline.client.consume.lease import Lease
 from towline.protocol.messages import Act, Pull
 from towline.store import Read
 
@@ -86,8 +86,8 @@ def test_a_pull_of_fragments_is_bounded_by_what_it_reads(world: World, monkeypat
     async def main() -> None:
         async with world.open() as bench:
             reads = await scattered(bench, monkeypatch, 20)
-            monkeypatch.setattr(delivering, "GAP_BYTES", 0)
-            monkeypatch.setattr(delivering, "READ_BYTES_MAX", 6_000)
+            monkeypatch.setattr(fetch, "GAP_BYTES", 0)
+            monkeypatch.setattr(fetch, "READ_BYTES_MAX", 6_000)
             member, found, pulls = await bench.attach(), list[bytes](), 0
             while len(found) < COUNT // 2:
                 reads.clear()
@@ -106,7 +106,7 @@ def test_others_have_their_turn_while_fragments_are_read(disk: World, monkeypatc
     async def main() -> None:
         async with disk.open() as bench:
             await scattered(bench, monkeypatch, 4)
-            monkeypatch.setattr(delivering, "PAUSE_PARTS", 10)
+            monkeypatch.setattr(fetch, "PAUSE_PARTS", 10)
             member, turns = await bench.attach(), 0
             pulling = asyncio.ensure_future(bench.pull(member, COUNT))
             while not pulling.done():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from towline.broker.garbage import ROUNDS, YOUNG, GarbageCollector
+from towline.broker.process.garbage_collector import ROUNDS, YOUNG, GarbageCollector
 
 
 @pytest.fixture(autouse=True)

@@ -13,15 +13,15 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.test_clock import TwoClocks
 from tests.broker.test_recovery import crash
-from towline.broker import group_expiry
-from towline.broker.metrics import exposition
-from towline.broker.server import Server
+from towline.broker.monitor.prometheus import exposition
+from towline.broker.retention import group_expiry
+from towline.broker.server.listener import Server
 from towline.errors import NotFound
 from towline.model import GroupConfig, pull_stream
 from towline.protocol.access import Measure
 from towline.protocol.messages import Attach, Resend
 from towline.protocol.ordering import Pause, Seek
-from towline.protocol.publishing import Report
+from towline.protocol.publications import Report
 
 DAY_S = 86400.0
 

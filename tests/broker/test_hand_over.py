@@ -9,8 +9,8 @@ import pytest
 
 from tests.broker.conftest import ACK, Bench, Got, World
 from tests.eventually import eventually_done
-from towline.broker.delivering import Buffers
-from towline.broker.member import Member
+from towline.broker.consume.fetch import Buffers
+from towline.broker.consume.member import Member
 from towline.protocol.messages import Act, Pull, Pulled
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.broker.conftest import ACK, Bench, World
 from tests.broker.test_clock import AHEAD_S, TwoClocks
-from towline.broker.homes import SETTLE_S
+from towline.broker.cluster.shard_homes import SETTLE_S
 from towline.clock import SYSTEM
 from towline.frame import encode
 from towline.model import TopicConfig, rank

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.broker.conftest import ACK, World
-from towline.store.log.record import STAMP
+from towline.store.log.format.record import STAMP
 
 
 @pytest.mark.parametrize("consumed", [True, False])

@@ -11,10 +11,10 @@ import pytest
 from tests.broker.conftest import ACK, NACK, Bench, Got, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
-from towline.broker import limits
-from towline.broker.consumers import Consumers
-from towline.broker.limits import GRACE_US
-from towline.broker.server import Server
+from towline.broker.consume import message_limits
+from towline.broker.consume.consumers import Consumers
+from towline.broker.consume.message_limits import GRACE_US
+from towline.broker.server.listener import Server
 from towline.clock import SECOND_US, ManualClock
 from towline.frame.layout import limit_of
 from towline.model import TopicConfig
@@ -138,14 +138,14 @@ def test_nothing_is_judged_before_it_is_known_how_often_it_is_tried(
 
 def disk_read(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
     """Limits of stored messages are read only when told to: set when they are asked for, and to be set."""
-    within, asked, go_on = limits._limits_within, asyncio.Event(), asyncio.Event()
+    within, asked, go_on = message_limits._limits_within, asyncio.Event(), asyncio.Event()
 
     async def late(*given: Any) -> Any:
         asked.set()
         await go_on.wait()
         return await within(*given)
 
-    monkeypatch.setattr(limits, "_limits_within", late)
+    monkeypatch.setattr(message_limits, "_limits_within", late)
     return asked, go_on
 
 
@@ -175,7 +175,7 @@ def test_neighbouring_fragments_that_are_out_are_read_together_after_a_restart(
     durable = World(kind, tmp_path)
 
     async def main() -> None:
-        reads, turns, reading = list[int](), 0, limits._limits_within
+        reads, turns, reading = list[int](), 0, message_limits._limits_within
 
         async def others() -> None:
             nonlocal turns
@@ -196,8 +196,8 @@ def test_neighbouring_fragments_that_are_out_are_read_together_after_a_restart(
 
         async with durable.open() as bench:
             held = await fragments(bench, limits=[limit_of(0, 1 + number % 3) for number in range(100)])
-        monkeypatch.setattr(limits, "_limits_within", counted)
-        monkeypatch.setattr(limits, "READ_BYTES", 1000)
+        monkeypatch.setattr(message_limits, "_limits_within", counted)
+        monkeypatch.setattr(message_limits, "READ_BYTES", 1000)
         work = asyncio.create_task(others())
         async with durable.open() as bench:
             dispatcher = bench.broker.groups.named("orders", "billing")

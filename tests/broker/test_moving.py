@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.test_recovery import crash
-from towline.broker.sending import Outgoing
+from towline.broker.produce.append import Outgoing
 from towline.errors import BadRequest
 from towline.frame import encode
 from towline.model import GroupConfig, RetryPolicy, TopicConfig

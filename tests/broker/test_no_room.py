@@ -12,13 +12,13 @@ import pytest
 from tests.broker.conftest import ACK, Bench, Got, World
 from tests.broker.test_catalog import fan
 from tests.eventually import eventually_done
-from towline.broker import pulls
-from towline.broker.answer_budget import PULLS, AnswerBudget
-from towline.broker.connection import State
-from towline.broker.delivering import Buffers
-from towline.broker.dispatcher import Dispatcher
-from towline.broker.fan import Fan
-from towline.broker.member import Member
+from towline.broker.consume.dispatcher import Dispatcher
+from towline.broker.consume.fetch import Buffers
+from towline.broker.consume.member import Member
+from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.server import pulls
+from towline.broker.server.answer_budget import PULLS, AnswerBudget
+from towline.broker.server.connection import State
 from towline.errors import QueueFull
 from towline.model import TopicConfig
 from towline.protocol.messages import Act, Pull, Pulled
@@ -98,7 +98,7 @@ def reads_stopped(bench: Bench) -> Iterator[tuple[asyncio.Event, list[object]]]:
 
 def wait_for_room_at_most(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pull that does not wait for messages."""
-    monkeypatch.setattr("towline.broker.fan.ROOM_S", seconds)
+    monkeypatch.setattr("towline.broker.consume.prefix_subscription.ROOM_S", seconds)
     defaults = Dispatcher.pull.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "room_s", seconds)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from towline.broker.pace import FOREVER_US, Pace
+from towline.broker.schedule.timer_loop import FOREVER_US, Pace
 from towline.clock import Clock
 
 DUE_US = 1_000_000

@@ -9,8 +9,8 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.backup import renewed_epoch
-from towline.broker.member import Member
+from towline.broker.consume.member import Member
+from towline.broker.retention.backup import renewed_epoch
 from towline.clock import ManualClock
 from towline.errors import NotFound
 from towline.frame import encode

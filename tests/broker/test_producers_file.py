@@ -17,9 +17,9 @@ from tests.broker.conftest import Bench, World
 from tests.broker.test_dedup import everything, places
 from tests.broker.test_recovery import crash
 from towline.broker import maintenance
-from towline.broker.generations import Generations, PartName
 from towline.broker.maintenance import SILENT_US
-from towline.broker.producers_file import PRODUCERS
+from towline.broker.produce.producers_file import PRODUCERS
+from towline.broker.table_snapshot import Generations, PartName
 from towline.cli.check import _look_at_dedup
 from towline.clock import ManualClock
 from towline.frame import encode

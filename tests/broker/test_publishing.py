@@ -10,8 +10,8 @@ import pytest
 import towline
 from tests.access.declared import declared
 from tests.server.process import BrokerProcess
-from towline.client.publishing import Addressed, Publisher
-from towline.delivery.publishing import (
+from towline.client.bulk.publish import Addressed, Publisher
+from towline.delivery.publications import (
     DIGESTS_MAX,
     Publications,
     PublicationsSnapshot,

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.eventually import eventually_done
-from towline.broker import publishing
 from towline.broker.broker import Broker
-from towline.broker.opening import open_store
+from towline.broker.open_store import open_store
+from towline.broker.produce.staging import STAGED, Staging
 from towline.errors import TooLarge, Unavailable
 from towline.frame import encode
 from towline.protocol.messages import Browse, FrameHead
-from towline.protocol.publishing import AskSink, Publish, Stage
+from towline.protocol.publications import AskSink, Publish, Stage
 from towline.settings import BrokerSettings
 from towline.store import Appended
 
@@ -33,17 +33,17 @@ def test_a_publication_goes_on_after_a_restart(
         for number in range(RECORDS):
             frame = encode([b"%d" % number])
             records.append((await staging.stage(Stage([FrameHead("orders", 1, len(frame))]), [frame])).record)
-        read = publishing.Staging._read
+        read = Staging._read
         seen = 0
 
-        async def stopping(self: publishing.Staging, record: int) -> object:
+        async def stopping(self: Staging, record: int) -> object:
             nonlocal seen
             seen += 1
             if seen > stopped_after:
                 raise Unavailable("stopped here")
             return await read(self, record)
 
-        monkeypatch.setattr(publishing.Staging, "_read", stopping)
+        monkeypatch.setattr(Staging, "_read", stopping)
         if stopped_after < RECORDS:
             with pytest.raises(Unavailable):
                 await staging.publish(Publish("sink", 1, records))
@@ -77,7 +77,7 @@ def test_what_a_store_refuses_late_is_not_staged(tmp_path: Path, monkeypatch: py
         await staging.publish(Publish("sink", 1, [(await staging.stage(request, [frame])).record]))
         refused = asyncio.get_running_loop().create_future()
         refused.set_exception(TooLarge("the row is too large"))
-        end = broker.store.bounds(publishing.STAGED).end
+        end = broker.store.bounds(STAGED).end
         with monkeypatch.context() as patched:
             patched.setattr(broker.store, "append", lambda *_: Appended((end,), 1, refused))
             with pytest.raises(TooLarge):
@@ -87,7 +87,7 @@ def test_what_a_store_refuses_late_is_not_staged(tmp_path: Path, monkeypatch: py
 
     async def second() -> None:
         broker = await Broker.open(await open_store(settings), settings)
-        assert broker.store.bounds(publishing.STAGED).first > 0, "what was published is let go of"
+        assert broker.store.bounds(STAGED).first > 0, "what was published is let go of"
         record = (await broker.staging.stage(request, [frame])).record
         assert (await broker.staging.publish(Publish("sink", 2, [record]))).messages == 1
         await broker.close()

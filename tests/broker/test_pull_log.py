@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.broker.conftest import ACK, World
-from towline.broker.pull_log import LATE_S, PullLog
+from towline.broker.consume.pull_log import LATE_S, PullLog
 from towline.clock import SYSTEM, SteadyClock
-from towline.delivery.events import Acked, Part, Pulled, decode_event
+from towline.delivery.group.events import Acked, Part, Pulled, decode_event
 from towline.errors import DiskFull
 from towline.frame import Frame
 from towline.frame.layout import BODY

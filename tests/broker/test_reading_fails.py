@@ -13,11 +13,11 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, Bench, World
 from tests.eventually import eventually_done
 from tests.store.log_support import unreadable as unreadable_files
-from towline.broker.member import Member
-from towline.broker.metrics import exposition
+from towline.broker.consume.member import Member
+from towline.broker.monitor.prometheus import exposition
 from towline.cli.check import CRITICAL, _look
 from towline.clock import ManualClock
-from towline.delivery.states import State
+from towline.delivery.group.states import State
 from towline.errors import Unavailable, Unreadable
 from towline.protocol.access import Measure
 from towline.protocol.messages import Attach, Pull
@@ -61,7 +61,7 @@ def test_a_pull_that_cannot_be_read_holds_nothing_back(world: World, wait_ms: in
 def test_delayed_messages_are_delivered_once_they_can_be_read_again(
     disk: World, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.broker.pace.BACKOFF_MIN_S", 0.01)
+    monkeypatch.setattr("towline.broker.schedule.timer_loop.BACKOFF_MIN_S", 0.01)
 
     async def main() -> None:
         clock = ManualClock()
@@ -96,7 +96,7 @@ def skips(bench: Bench) -> int:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("towline.broker.dispatcher.PROBE_MIN_S", 0.02)
+    monkeypatch.setattr("towline.broker.consume.dispatcher.PROBE_MIN_S", 0.02)
     monkeypatch.setattr("towline.store.log.store._PAUSES_S", (0.001,))
 
 

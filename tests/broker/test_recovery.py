@@ -13,7 +13,7 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.eventually import eventually_done
 from towline.broker.broker import Broker
-from towline.broker.sending import Outgoing
+from towline.broker.produce.append import Outgoing
 from towline.errors import BadRequest, LeaseLost, QueueFull
 from towline.frame import encode
 from towline.model import TopicConfig

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, World
-from towline.broker import snapshots
+from towline.broker.consume import snapshots
 from towline.clock import SYSTEM, ManualClock
 from towline.model import TopicConfig
 from towline.protocol.ordering import EditTopic

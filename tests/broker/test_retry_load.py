@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from tests.broker.conftest import ACK, NACK, Bench, World
-from towline.broker.metrics import exposition
-from towline.broker.server import Server
+from towline.broker.monitor.prometheus import exposition
+from towline.broker.server.listener import Server
 from towline.cli.check import CRITICAL, WARNING, _look
-from towline.delivery import retry
+from towline.delivery.group import retry
 from towline.protocol.access import GroupFigures, Measure
 
 MOST = 10

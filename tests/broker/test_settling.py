@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.broker.conftest import ACK, NACK, Bench, Got, World
-from towline.broker.member import Member
+from towline.broker.consume.member import Member
 from towline.errors import DiskFull
 from towline.model import Durability
 from towline.protocol.messages import Act

@@ -13,13 +13,13 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
 from tests.broker.test_producers_file import counted
 from tests.broker.test_recovery import crash
-from towline.broker import snapshots
-from towline.broker.metrics import exposition
-from towline.broker.snapshots import RENEW_S
+from towline.broker.consume import snapshots
+from towline.broker.consume.snapshots import RENEW_S
+from towline.broker.monitor.prometheus import exposition
 from towline.cli.check import _look_at_snapshots
 from towline.clock import ManualClock
 from towline.delivery import Group, GroupSnapshot
-from towline.delivery.snapshot import EXCERPT, snapshot
+from towline.delivery.group.snapshot import EXCERPT, snapshot
 from towline.protocol.dead_letters import Resend
 
 FRAGMENTS = 6_000

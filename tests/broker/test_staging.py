@@ -17,7 +17,7 @@ from towline.clock import ManualClock
 from towline.errors import NotFound, StoreDamaged
 from towline.frame import encode
 from towline.model import Durability, TopicConfig
-from towline.protocol import publishing as wire
+from towline.protocol import publications as wire
 from towline.protocol.messages import FrameHead
 
 

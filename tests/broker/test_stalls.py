@@ -17,14 +17,14 @@ from tests.broker.test_producers_file import counted, send_ids
 from tests.eventually import eventually_done
 from towline.alarms.rule import AlarmRule
 from towline.broker.broker import Broker
-from towline.broker.garbage import GarbageCollector
-from towline.broker.generations import Generations
-from towline.broker.limits import Limits
-from towline.broker.loop_lag import STALL_S, LoopLag
-from towline.broker.member import Member
-from towline.broker.metrics import exposition
-from towline.broker.opening import open_store
-from towline.broker.producers_file import ProducersFile
+from towline.broker.consume.member import Member
+from towline.broker.consume.message_limits import Limits
+from towline.broker.monitor.prometheus import exposition
+from towline.broker.open_store import open_store
+from towline.broker.process.garbage_collector import GarbageCollector
+from towline.broker.process.loop_lag import STALL_S, LoopLag
+from towline.broker.produce.producers_file import ProducersFile
+from towline.broker.table_snapshot import Generations
 from towline.clock import SECOND_US, SYSTEM, Clock, ManualClock
 from towline.delivery import Group, Part, Start
 from towline.frame import encode

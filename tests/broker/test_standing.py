@@ -7,7 +7,7 @@ import asyncio
 from tests.broker.conftest import ACK, NACK, Bench, World
 from tests.broker.test_hand_over import Hand, until_waiting
 from tests.eventually import eventually_done
-from towline.broker.member import KEEPS_UP_S, Member
+from towline.broker.consume.member import KEEPS_UP_S, Member
 from towline.clock import ManualClock
 from towline.model import TopicConfig
 from towline.protocol.messages import Act

@@ -17,9 +17,9 @@ from tests.broker.test_recovery import crash
 from tests.broker.test_transactions import checks, prepare
 from tests.eventually import eventually_done
 from towline.broker.broker import Broker
-from towline.broker.consumers import Consumers
-from towline.broker.dispatcher import Dispatcher
-from towline.broker.member import Member
+from towline.broker.consume.consumers import Consumers
+from towline.broker.consume.dispatcher import Dispatcher
+from towline.broker.consume.member import Member
 from towline.clock import SECOND_US
 from towline.frame import encode
 from towline.model import TopicConfig

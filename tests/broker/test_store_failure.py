@@ -17,14 +17,14 @@ import pytest
 import towline
 from tests.eventually import eventually_done
 from towline.alarms.rule import AlarmRule
-from towline.broker import census
 from towline.broker.broker import Broker
+from towline.broker.monitor import stats
 from towline.errors import BadRequest, StoreFailed
 from towline.frame import encode
 from towline.protocol.messages import Attach, Pull
 from towline.settings import BrokerSettings
 from towline.store.log import LogSettings, LogStore
-from towline.store.log.disk import DiskIo
+from towline.store.log.write.disk import DiskIo
 
 LONG = Pull(0, 10, 1 << 20, wait_ms=600_000)
 
@@ -105,7 +105,7 @@ def test_nothing_is_taken_from_silent_consumers_and_that_is_no_failure_each_beat
 def test_figures_are_taken_and_alarms_told_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(census, "EVERY_S", 0.01)
+    monkeypatch.setattr(stats, "EVERY_S", 0.01)
 
     async def scenario(broker: Broker, disk: FailingDisk) -> None:
         outlook = broker.outlook
@@ -129,7 +129,7 @@ def test_figures_are_taken_and_alarms_told_all_the_same(
 def test_a_walk_that_fails_is_reported_and_the_next_one_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(census, "EVERY_S", 0.01)
+    monkeypatch.setattr(stats, "EVERY_S", 0.01)
 
     async def scenario(broker: Broker, _: FailingDisk) -> None:
         seen = broker.outlook.census

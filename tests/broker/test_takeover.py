@@ -12,8 +12,8 @@ import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.agenda import Agenda
-from towline.broker.member import Member
+from towline.broker.consume.member import Member
+from towline.broker.schedule.journal import Agenda
 from towline.clock import SECOND_US, ManualClock, TimeSlice
 from towline.errors import DiskFull, LeaseLost
 from towline.model import GroupConfig

@@ -12,11 +12,11 @@ import pytest
 from tests.broker.conftest import ACK, Bench, World
 from tests.eventually import eventually_done
 from towline import clock as time
-from towline.broker import dispatcher
-from towline.broker.consumers import Consumers
-from towline.broker.member import Member
+from towline.broker.consume import dispatcher
+from towline.broker.consume.consumers import Consumers
+from towline.broker.consume.member import Member
 from towline.clock import ManualClock
-from towline.delivery import group
+from towline.delivery.group import group
 from towline.errors import LeaseLost
 from towline.protocol.messages import Act
 

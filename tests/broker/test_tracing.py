@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
 from tests.eventually import eventually_done
-from towline.broker import tracing
+from towline.broker.browse import trace as tracing
 from towline.errors import NotFound
 from towline.protocol.messages import Resend, Trace, Traced
 

@@ -15,8 +15,8 @@ from tests.broker.conftest import ACK, Bench, World
 from tests.broker.test_producers_file import counted
 from tests.broker.test_recovery import crash
 from towline.broker.broker import Broker
-from towline.broker.snapshots import LARGE_BYTES
-from towline.broker.transactions import CARRY_AFTER_US, MARKS, PREPARED
+from towline.broker.consume.snapshots import LARGE_BYTES
+from towline.broker.produce.transactions import CARRY_AFTER_US, MARKS, PREPARED
 from towline.clock import ManualClock
 from towline.delivery import transactions as rules
 from towline.errors import BadName, Conflict, NotFound, QueueFull, Refused, StoreDamaged

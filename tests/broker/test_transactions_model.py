@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.broker.conftest import Bench, World
 from tests.broker.test_recovery import crash
 from towline.broker.broker import Broker
-from towline.broker.opening import open_store
+from towline.broker.open_store import open_store
 from towline.errors import Conflict
 from towline.frame import Frame, encode
 from towline.protocol.messages import FrameHead

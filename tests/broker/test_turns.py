@@ -10,19 +10,19 @@ from typing import Any, Literal
 import pytest
 
 from towline import clock
-from towline.broker.access import Access, Principal
-from towline.broker.access_book import AccessBook
-from towline.broker.accounts import carry_out
+from towline.broker.access.account_store import AccessBook
+from towline.broker.access.accounts import carry_out
+from towline.broker.access.authentication import Access, Principal
+from towline.broker.access.authorization import Guard
 from towline.broker.broker import Broker
-from towline.broker.dispatcher import Dispatcher
-from towline.broker.guard import Guard
-from towline.broker.opening import open_store
+from towline.broker.consume.dispatcher import Dispatcher
+from towline.broker.open_store import open_store
 from towline.clock import SYSTEM
 from towline.frame import encode
 from towline.model import GroupConfig, TopicConfig
 from towline.protocol.access import Grant, Me, Measure, WhoAmI
 from towline.protocol.messages import Attach, Pull
-from towline.protocol.survey import ListPage
+from towline.protocol.monitor import ListPage
 from towline.settings import BrokerSettings
 from towline.store.memory import MemoryStore
 

@@ -39,7 +39,7 @@ async def look_for_alarms(broker: Broker) -> None:
     ids=["topics", "groups", "figures", "homes", "alarms", "segments that go"],
 )
 def test_others_have_their_turn_in_between(work: Work, disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("towline.broker.looking.AT_ONCE", 1)
+    monkeypatch.setattr("towline.broker.browse.browse.AT_ONCE", 1)
 
     async def others() -> None:
         while True:

@@ -11,13 +11,13 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from towline.clock import SECOND_US, ManualClock
-from towline.delivery.schedule import NEAR_BYTES
+from towline.delivery.schedule.schedule import NEAR_BYTES
 from towline.errors import TooLarge
 from towline.frame import Frame, encode
 from towline.protocol.cluster import HandBack
 from towline.protocol.messages import Browse, CancelDelayed, Find, FrameHead, ListDelayed, MoveDelayed
-from towline.protocol.publishing import Stage
-from towline.protocol.scanning import Scan
+from towline.protocol.publications import Stage
+from towline.protocol.scan import Scan
 from towline.protocol.transactions import Prepare
 
 MIB = 1 << 20

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from towline.client.accumulate import Accumulator, BatchLimits, expired
-from towline.client.parcel import Parcel
+from towline.client.produce.accumulator import Accumulator, BatchLimits, expired
+from towline.client.produce.batch import Parcel
 from towline.errors import BadName, BadRequest, Closed, Conflict, QueueFull, Timeout
 from towline.model import LANES
 

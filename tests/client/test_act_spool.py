@@ -17,8 +17,8 @@ from tests.client.conftest import ROOT
 from tests.client.either import do, entered
 from tests.client.peer import Peer
 from tests.eventually import eventually_done
-from towline.client.act_spool import KeptAct
-from towline.client.spool import SpoolFile
+from towline.client.consume.ack_spool import KeptAct
+from towline.client.link.spool_file import SpoolFile
 from towline.errors import BadRequest, StoreLocked
 from towline.protocol.messages import Act, Attach, Attached, Settle, Settled
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from towline.client.aio_link import _Wire
+from towline.client.link.aio import _Wire
 
 
 class _Link:

@@ -20,7 +20,7 @@ import towline
 from tests.client.conftest import ROOT
 from tests.eventually import eventually, eventually_done
 from towline import Message, Reject, Retry, RetryPolicy
-from towline.client.aio_consumer import Consumer
+from towline.client._async.consumer import Consumer
 from towline.errors import BadRequest
 
 QUICK = RetryPolicy(max_attempts=3, delays_s=(0.01,))

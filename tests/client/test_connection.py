@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from towline.client.connection import Call, Connection, State
+from towline.client.link.connection import Call, Connection, State
 from towline.errors import BadRequest, Closed, ProtocolError, Refused, TowlineError, Unavailable, Unsupported
 from towline.model import GroupConfig
 from towline.protocol import PREFACE, Decoder, decode_request, encode_envelope

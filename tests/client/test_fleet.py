@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from towline.client.cluster import Cluster
-from towline.client.connection import Connection, State
-from towline.client.dial import Route
-from towline.client.fleet import Fleet, Liveness
-from towline.client.link import Link
-from towline.client.url import parse_url
+from towline.client._sync.cluster import Cluster
+from towline.client.cluster.brokers import Fleet, Liveness
+from towline.client.link.blocking import Link
+from towline.client.link.connection import Connection, State
+from towline.client.link.dial import Route
+from towline.client.link.url import parse_url
 from towline.protocol.cluster import Brokers, BrokerState, RealmState
 
 

@@ -18,16 +18,16 @@ from tests.client.conftest import ROOT
 from tests.client.either import do, entered
 from tests.client.peer import Peer
 from tests.eventually import eventually_done
-from towline.client.accumulate import BatchLimits
-from towline.client.connection import Connection
-from towline.client.exchange import Exchange
-from towline.client.frame_spool import FrameSpool, KeptFrame
-from towline.client.outgoing import Sender
-from towline.client.parcel import Pending
-from towline.client.rerouting import cut_by_shard
-from towline.client.sharding import ShardMap, shard_of
-from towline.client.spool import SpoolFile
-from towline.client.spooled import SpooledShipping
+from towline.client.link.connection import Connection
+from towline.client.link.spool_file import SpoolFile
+from towline.client.produce.accumulator import BatchLimits
+from towline.client.produce.batch import Pending
+from towline.client.produce.encode import Sender
+from towline.client.produce.exchange import Exchange
+from towline.client.produce.frame_spool import FrameSpool, KeptFrame
+from towline.client.produce.reshard import cut_by_shard
+from towline.client.produce.sharding import ShardMap, shard_of
+from towline.client.produce.spooled_sender import SpooledShipping
 from towline.errors import BadRequest, QueueFull, WrongShard
 from towline.frame import Frame, encode
 from towline.protocol.messages import Send, Sent

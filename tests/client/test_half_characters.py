@@ -8,8 +8,8 @@ import pytest
 
 import towline.aio
 from tests.client.either import do, entered
-from towline.client.connection import Call, Connection
-from towline.client.shipping import Shipping
+from towline.client.link.connection import Call, Connection
+from towline.client.produce.batch_sender import Shipping
 from towline.errors import BadRequest, TowlineError
 from towline.model import RetryPolicy
 from towline.protocol.messages import Find, Stat

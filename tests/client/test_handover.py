@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from towline.client.handover import Handover, Pace, whole_frame
-from towline.client.lease import ACK, Lease
-from towline.client.limits import Limits
-from towline.client.message import NACKED
+from towline.client.cluster.handover import Handover, Pace, whole_frame
+from towline.client.consume.lease import ACK, Lease
+from towline.client.consume.message import NACKED
+from towline.client.consume.message_block import Section
+from towline.client.consume.pull_size import Limits
+from towline.client.link.flow import drive
 from towline.client.options import ConsumerOptions
-from towline.client.outgoing import Sender
-from towline.client.section import Section
-from towline.client.steps import drive
+from towline.client.produce.encode import Sender
 from towline.errors import TooLarge
 from towline.frame import Frame, Piece, encode, gather
 from towline.model import GroupConfig

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import towline
-from towline.client.interruption import _WATCH, Interruption
-from towline.client.time_limit import HandlerTimeout
+from towline.client.consume.interruption import _WATCH, Interruption
+from towline.client.consume.time_limit import HandlerTimeout
 
 LIMIT_S = 0.05
 

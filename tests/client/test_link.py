@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.client.peer import Visitor
-from towline.client.connection import Buffer, Call, Connection
-from towline.client.dial import Route
-from towline.client.link import Link
-from towline.client.transport import PlainTransport
-from towline.client.url import parse_url
+from towline.client.link.blocking import Link
+from towline.client.link.connection import Buffer, Call, Connection
+from towline.client.link.dial import Route
+from towline.client.link.transport import PlainTransport
+from towline.client.link.url import parse_url
 from towline.errors import Closed
 from towline.protocol import encode_envelope
 from towline.protocol.messages import Beat, Done
@@ -73,7 +73,7 @@ def test_who_pumps_for_nobody_hands_over_to_one_who_waits(monkeypatch: pytest.Mo
             # Whoever looks for more, though somebody waits for it, finds it.
             return second_sent.wait(60) if looks.count("heartbeat") > 1 else super().readable(timeout_s, also)
 
-    monkeypatch.setattr("towline.client.link.make_transport", Watched)
+    monkeypatch.setattr("towline.client.link.blocking.make_transport", Watched)
     link = Link(Route(parse_url("towline://127.0.0.1:1")), lambda route, timeout_s: ours, Connection(), 60.0)
     visitor = Visitor(theirs)
     greeter = threading.Thread(target=visitor.greet)
@@ -150,7 +150,7 @@ def test_a_turn_that_comes_too_late_is_handed_on(
         leave.set()
         pumper.join(60)
 
-    monkeypatch.setattr("towline.client.link.threading", SimpleNamespace(Lock=lambda: _Turn(come, error)))
+    monkeypatch.setattr("towline.client.link.blocking.threading", SimpleNamespace(Lock=lambda: _Turn(come, error)))
     with nullcontext() if error is None else pytest.raises(error):
         assert not link.wait(late, time.monotonic())
     assert others_turn.acquire(False), "else nobody reads, and it waits in vain"

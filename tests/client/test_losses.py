@@ -21,11 +21,11 @@ from tests.client.test_lease import lease_of
 from tests.client.test_resuming_consumers import consuming, leaves
 from tests.eventually import eventually_done
 from towline import Message
-from towline.client.beat import Pulse
-from towline.client.connection import Connection
-from towline.client.lease import ACK, GIVE_BACK, LostLease
-from towline.client.limits import Limits
-from towline.client.subscription import Subscription
+from towline.client.consume.heartbeat import Pulse
+from towline.client.consume.lease import ACK, GIVE_BACK, LostLease
+from towline.client.consume.pull_size import Limits
+from towline.client.consume.subscription import Subscription
+from towline.client.link.connection import Connection
 from towline.errors import LeaseLost
 from towline.model import GroupConfig
 from towline.protocol.messages import Act, Attach, Attached, Beat, Done, Held, Pull, Pulled, Settle, Settled, Welcome

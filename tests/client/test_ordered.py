@@ -12,8 +12,8 @@ from crc32c import crc32c
 
 from tests.client.either import do, each, entered
 from tests.eventually import eventually_done
-from towline.client.outgoing import Sender
-from towline.client.sharding import Common, Content, KnownKeys, ShardMap, _Batch, shard_of
+from towline.client.produce.encode import Sender
+from towline.client.produce.sharding import Common, Content, KnownKeys, ShardMap, _Batch, shard_of
 from towline.errors import BadRequest, LeaseLost
 from towline.frame import Frame
 

@@ -17,9 +17,9 @@ import towline
 from tests.client.conftest import ROOT, Served
 from tests.client.either import do, entered
 from tests.client.peer import Peer
-from towline.client import transport
-from towline.client.frame_spool import FrameSpool
-from towline.client.spool import MAGIC
+from towline.client.link import transport
+from towline.client.link.spool_file import MAGIC
+from towline.client.produce.frame_spool import FrameSpool
 from towline.errors import Timeout
 from towline.frame import Frame
 

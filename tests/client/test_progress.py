@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.client.lease import ACK, NACK, Lease
-from towline.client.progress import Progress, _Lane
+from towline.client.consume.broadcast_position import Progress, _Lane
+from towline.client.consume.lease import ACK, NACK, Lease
 from towline.frame import encode
 from towline.protocol.base import LISTS_MAX_BYTES, MANY
 from towline.protocol.messages import Act, Part, Place, Places

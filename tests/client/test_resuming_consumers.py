@@ -12,7 +12,7 @@ import pytest
 
 from tests.client.either import do, each, entered
 from tests.client.peer import Peer, Visitor, pulled
-from towline.client.lease import LostLease
+from towline.client.consume.lease import LostLease
 from towline.errors import LeaseLost
 from towline.protocol.messages import (
     Act,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.client.either import do, entered
-from towline.client import sharding
-from towline.client.outgoing import Sender
-from towline.client.steps import Start
+from towline.client.link.flow import Start
+from towline.client.produce import sharding
+from towline.client.produce.encode import Sender
 from towline.errors import BadName, BadRequest, TooLarge
 from towline.frame import Frame
 from towline.model import Durability

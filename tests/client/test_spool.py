@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from towline.client.spool import MAGIC, SpoolFile, spool_folder
+from towline.client.link.spool_file import MAGIC, SpoolFile, spool_folder
 from towline.errors import BadRequest, QueueFull, StoreLocked
 
 RECORDS = [b"one", b"", b"three" * 100]

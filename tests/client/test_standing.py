@@ -10,11 +10,11 @@ import pytest
 
 from tests.client.peer import pulled
 from tests.client.test_connection import WELCOME, Wire
-from towline.client.connection import Call, Connection
-from towline.client.lease import GIVE_BACK, Lease
-from towline.client.limits import Appetite, Limits
-from towline.client.steps import Flow, Start, Step, Wait
-from towline.client.subscription import Subscription
+from towline.client.consume.lease import GIVE_BACK, Lease
+from towline.client.consume.pull_size import Appetite, Limits
+from towline.client.consume.subscription import Subscription
+from towline.client.link.connection import Call, Connection
+from towline.client.link.flow import Flow, Start, Step, Wait
 from towline.errors import Unavailable
 from towline.model import GroupConfig
 from towline.protocol.messages import Act, Attached, Pull, Pulled, Request, Settle, Settled, Stat

@@ -14,7 +14,7 @@ from tests.client.conftest import Served
 from tests.client.either import do, each, entered
 from tests.client.peer import Peer, Visitor, pulled
 from tests.client.test_resuming_consumers import consuming
-from towline.client.connection import Buffer, Call, Connection
+from towline.client.link.connection import Buffer, Call, Connection
 from towline.protocol.messages import Detach, Done, Pull, Pulled, Settle, Settled
 
 COUNT = 1_000

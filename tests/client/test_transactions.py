@@ -15,10 +15,10 @@ from tests.client.conftest import Served
 from tests.client.either import do, entered
 from tests.client.peer import Peer
 from tests.eventually import eventually_done
-from towline.client import draft as drafts
-from towline.client.connection import Call
-from towline.client.sharding import ShardMap
-from towline.client.undertaking import Immediate, Phase, Senders
+from towline.client.link.connection import Call
+from towline.client.produce import transaction_buffer as drafts
+from towline.client.produce.sharding import ShardMap
+from towline.client.produce.transaction import Immediate, Phase, Senders
 from towline.clock import ManualClock
 from towline.errors import BadName, BadRequest, Closed, Conflict, QueueFull, TooLarge, Unavailable
 from towline.protocol.messages import Failed, Send, Sent

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from towline.client.transport import PlainTransport
+from towline.client.link.transport import PlainTransport
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from towline.client.url import Target, parse_url
+from towline.client.link.url import Target, parse_url
 from towline.errors import BadRequest
 
 

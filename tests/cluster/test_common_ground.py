@@ -16,8 +16,8 @@ from tests.cluster.conftest import Brokers, eventually
 from tests.server.process import BrokerProcess
 from tests.sql.server import new_database
 from towline.alarms.rule import AlarmRule
-from towline.client.access import Quota
-from towline.client.blocking import Client
+from towline.client._sync.client import Client
+from towline.client.admin.access import Quota
 from towline.errors import NotLetIn, Refused, TowlineError
 from towline.model import TopicConfig
 

@@ -21,12 +21,12 @@ from tests.client.test_standing_through import one_by_one, pulls
 from tests.cluster.conftest import Brokers, eventually
 from tests.cluster.load import Load
 from tests.eventually import eventually_done
-from towline.client import flows
-from towline.client.connection import Call
-from towline.client.dial import Route
-from towline.client.fleet import Fleet, Liveness
-from towline.client.link import Dial
-from towline.client.steps import Flow, Start
+from towline.client import requests
+from towline.client.cluster.brokers import Fleet, Liveness
+from towline.client.link.blocking import Dial
+from towline.client.link.connection import Call
+from towline.client.link.dial import Route
+from towline.client.link.flow import Flow, Start
 from towline.errors import BadRequest, Closed, NotFound, NotOwner, Partly, Timeout, Unavailable
 from towline.model import RetryPolicy
 from towline.protocol.messages import Pull, TopicInfo
@@ -112,7 +112,7 @@ async def test_a_frozen_broker_holds_up_only_what_it_may_have(
 async def test_what_finds_no_room_on_the_way_to_a_frozen_broker_goes_elsewhere_and_the_rest_keeps_its_time(
     connect: Any, cluster_of: Callable[..., Brokers], topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.client.transport._STALLED_S", 3600.0)
+    monkeypatch.setattr("towline.client.link.transport._STALLED_S", 3600.0)
     brokers = cluster_of(2).start().wait_for(2)
     topics = [f"{topic}-{number}" for number in range(60)]
     ended: dict[str, Exception | None] = {}
@@ -162,7 +162,7 @@ async def test_a_call_that_is_asked_elsewhere_keeps_its_deadline(
             return ask(topic, call, at, deadline)
 
         monkeypatch.setattr(cluster, "_ask", asked)
-        await do(cluster.run("", flows.ping()))
+        await do(cluster.run("", requests.ping()))
         assert len(deadlines) == 3
         assert len(set(deadlines)) == 1
 
@@ -325,7 +325,7 @@ async def test_clients_given_one_broker_find_all_and_use_them(connect: Any, brok
         ends = []
         for number in range(3):
             async with entered(connect(f"towline://{brokers.address(number)}")) as one:
-                ends.append(_messages(await do(one._link.run(towline.client.flows.topics())), topic))
+                ends.append(_messages(await do(one._link.run(towline.client.requests.topics())), topic))
         assert sum(ends) == 30
         assert all(ends), ends
         assert _messages(await do(mq.topics()), topic) == 30
@@ -434,7 +434,7 @@ async def test_of_nacks_whose_broker_is_away_the_one_that_is_too_large_for_other
 
 async def _holds(connect: Any, address: str, topic: str) -> bool:
     async with entered(connect(f"towline://{address}")) as one:
-        found = await do(one._link.run(towline.client.flows.topics()))
+        found = await do(one._link.run(towline.client.requests.topics()))
         return _messages(found, topic) > 0
 
 
@@ -460,7 +460,7 @@ def test_settings_reach_all_brokers_and_those_that_were_away(brokers: Brokers, t
         mq.pause(late, "g", "resting")
         for number in range(3):
             with towline.connect(f"towline://{brokers.address(number)}") as one:
-                assert one._link.run(towline.client.flows.group(late, "g")).config.paused
+                assert one._link.run(towline.client.requests.group(late, "g")).config.paused
         mq.delete_topic(f"{topic}-early")
         names = [state.config.name for state in mq.topics() if state.config.name.startswith(topic)]
         assert names == [late]
@@ -542,7 +542,7 @@ def test_a_stopping_broker_is_left_at_once(brokers: Brokers, topic: str) -> None
 
 
 def test_a_join_that_is_no_address_is_refused() -> None:
-    from towline.broker.cluster import join_addresses
+    from towline.broker.cluster.gossip import join_addresses
     from towline.settings import load_settings
 
     for text in ("somewhere", "0.0.0.0:7400", "host:0", "host:70000"):

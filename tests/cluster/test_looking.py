@@ -13,7 +13,7 @@ import towline
 from tests.client.either import do, entered
 from tests.cluster.conftest import ROOT, Brokers
 from towline import GroupConfig, RetryPolicy
-from towline.console.letters import NewestLetters, name_of, number_of
+from towline.console.dead_letters.pages import NewestLetters, name_of, number_of
 from towline.errors import BadRequest, Conflict, NotFound, Partly
 from towline.model import TopicConfig
 

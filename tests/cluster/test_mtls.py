@@ -10,7 +10,7 @@ import pytest
 import towline
 from tests.certificates import make_authority, sign_for
 from tests.cluster.conftest import Brokers, eventually
-from towline.client.blocking import Client
+from towline.client._sync.client import Client
 from towline.errors import TowlineError
 
 PASSWORD = "correct horse battery"

@@ -17,7 +17,7 @@ from tests.eventually import DEADLINE_S, eventually_done
 from tests.server.raw_client import RawClient
 from tests.sql.server import mariadb, new_database
 from towline.broker.broker import Broker
-from towline.broker.realms import Realms
+from towline.broker.cluster.realms import Realms
 from towline.errors import BadRequest, NotOwner, Unavailable
 from towline.protocol.cluster import Brokers as Told
 from towline.protocol.cluster import BrokerState, ListBrokers
@@ -246,11 +246,11 @@ def test_brokers_and_consumers_are_in_the_registry_table(brokers: Brokers, topic
 
 def test_spark_reads_all_realms_and_writes_to_each_once(brokers: Brokers, topic: str) -> None:
     """An epoch whose commit was cut short is finished by the next attempt, whose rows come in another order."""
-    from towline.client.publishing import Addressed
+    from towline.client.bulk.publish import Addressed
     from towline.frame import encode
-    from towline.spark.outlets import Outlets, members_of, publish
-    from towline.spark.places import BrokerPlace, Door
-    from towline.spark.ranges import Selection, cut
+    from towline.spark.plan import Selection, cut
+    from towline.spark.sink_routing import Outlets, members_of, publish
+    from towline.spark.sources import BrokerPlace, Door
 
     with towline.connect(brokers.url) as mq:
         for whole, order in ((False, range(40)), (True, range(39, -1, -1))):

@@ -13,8 +13,8 @@ import towline
 from tests.client.either import do, each, entered
 from tests.cluster.conftest import Brokers, eventually
 from tests.sql.server import mariadb, new_database
-from towline.client.connection import Call
-from towline.client.steps import Flow
+from towline.client.link.connection import Call
+from towline.client.link.flow import Flow
 from towline.protocol import PREFACE, Decoder, encode_envelope
 from towline.protocol.cluster import ListBrokers
 from towline.protocol.messages import VERSION, Hello

@@ -12,9 +12,9 @@ import pytest
 import towline
 from tests.client.either import do, each, entered
 from tests.cluster.conftest import Brokers
-from towline.client import flows
-from towline.client.connection import Call
-from towline.client.fleet import Fleet
+from towline.client import requests
+from towline.client.cluster.brokers import Fleet
+from towline.client.link.connection import Call
 from towline.errors import BadRequest, WrongShard
 from towline.frame import encode
 from towline.model import TopicConfig
@@ -35,14 +35,14 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 def made_at(brokers: Brokers, number: int, topic: str, shards: int = SHARDS, group: str = "") -> None:
     """The other one does not hear of it, unless they are just meeting."""
     with towline.connect(f"towline://{brokers.address(number)}") as one:
-        one._link.run(flows.create_topic(topic, 1234.0, shards=shards))
+        one._link.run(requests.create_topic(topic, 1234.0, shards=shards))
         if group:
-            one._link.run(flows.put_group(towline.GroupConfig(topic, group, max_in_flight=77)))
+            one._link.run(requests.put_group(towline.GroupConfig(topic, group, max_in_flight=77)))
 
 
 def found_at(brokers: Brokers, number: int, topic: str) -> TopicConfig | None:
     with towline.connect(f"towline://{brokers.address(number)}") as one:
-        states = one._link.run(flows.topics())
+        states = one._link.run(requests.topics())
         return next((state.config for state in states if state.config.name == topic), None)
 
 
@@ -128,7 +128,7 @@ def test_a_broker_that_does_not_know_a_topic_asks_before_it_takes_it_for_a_share
         message = Send([FrameHead(topic, 1, len(frame := encode([b"x"])), 0)])
         with pytest.raises(WrongShard, match=f"ordered, with {SHARDS} shards"):
             one._link.run(_asked(message, frame))
-        assert [state.config.name for state in one._link.run(flows.groups(topic))] == ["g"]
+        assert [state.config.name for state in one._link.run(requests.groups(topic))] == ["g"]
     # A transaction with many topics that nobody knows makes them all.
     with towline.connect(two.url, timeout=60) as mq:
         with mq.transaction() as tx:
@@ -238,4 +238,4 @@ async def test_a_producer_that_sent_while_nobody_could_be_asked_puts_everything_
 
 def _lanes(brokers: Brokers, number: int, topic: str) -> list[Any]:
     with towline.connect(f"towline://{brokers.address(number)}") as one:
-        return list(one._link.run(flows.topic(topic)).lanes)
+        return list(one._link.run(requests.topic(topic)).lanes)

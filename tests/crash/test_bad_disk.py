@@ -15,7 +15,7 @@ from towline.model import Durability
 from towline.protocol.messages import Act, Attach, Pull
 from towline.settings import BrokerSettings
 from towline.store.log import LogSettings, LogStore
-from towline.store.log.disk import DiskIo
+from towline.store.log.write.disk import DiskIo
 
 
 class FailingDisk(DiskIo):

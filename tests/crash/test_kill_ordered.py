@@ -13,7 +13,7 @@ import pytest
 
 import towline
 from tests.crash.load import PATIENCE_S, Worker, kill_under_load
-from towline.client.sharding import shard_of
+from towline.client.produce.sharding import shard_of
 from towline.load.broker import BrokerProcess
 
 TOPIC, SHARDS = "ledger", 4

@@ -18,9 +18,10 @@ import pytest
 
 from tests.broker.conftest import ACK, Bench, Got
 from tests.store.test_log_power_cut import PowerCutIo
-from towline.broker import generations, snapshots
+from towline.broker import table_snapshot
 from towline.broker.broker import Broker
-from towline.broker.member import Member
+from towline.broker.consume import snapshots
+from towline.broker.consume.member import Member
 from towline.frame import Frame, encode
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol.messages import Attach
@@ -283,13 +284,13 @@ def test_what_was_answered_is_there_after_a_power_cut_at_any_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "EXCERPT", 4)
-    monkeypatch.setattr(sys.modules["towline.delivery.snapshot"], "EXCERPT", 4)
-    make = generations.Generations.__init__
+    monkeypatch.setattr(sys.modules["towline.delivery.group.snapshot"], "EXCERPT", 4)
+    make = table_snapshot.Generations.__init__
 
     def small(self: Any, few: int, most: int, step: int, **given: Any) -> None:
         make(self, min(few, 5), min(most, 40), 3, **given)
 
-    monkeypatch.setattr(generations.Generations, "__init__", small)
+    monkeypatch.setattr(table_snapshot.Generations, "__init__", small)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     for number in range(ROUNDS):

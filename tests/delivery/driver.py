@@ -21,7 +21,7 @@ from towline.delivery import (
     restore,
     snapshot,
 )
-from towline.delivery.events import Pulled
+from towline.delivery.group.events import Pulled
 from towline.model import LANES, GroupConfig, RetryPolicy, Span
 
 HIGH, MIDDLE, LOW = range(len(LANES))

@@ -34,7 +34,7 @@ import msgspec
 
 from tests.delivery.driver import NOON, SECOND, Driver
 from towline.delivery import Bury, Event, Expire, Forfeit, Move, Nack, Part, Pull, Resend, Skip
-from towline.delivery.events import (
+from towline.delivery.group.events import (
     Acked,
     Buried,
     Failed,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.delivery.driver import ANN, MIDDLE, Driver
 from towline.delivery import Lapse, Leave, Nack, Part
-from towline.delivery.events import Failed, GaveUp, Released
-from towline.delivery.lease import Lease
+from towline.delivery.group.events import Failed, GaveUp, Released
+from towline.delivery.group.lease import Lease
 from towline.model import Span
 
 

@@ -17,8 +17,9 @@ from tests.delivery.driver import (
     SECOND,
     Driver,
 )
-from towline.delivery import Bury, Group, Part, Resend, Skip, Start, decode_event, filling, retry, settled, snapshot
-from towline.delivery.events import Buried, Event, Overrun, Resent, Skipped
+from towline.delivery import Bury, Group, Part, Resend, Skip, Start, decode_event, snapshot
+from towline.delivery.group import retry, selection, settled_pulls
+from towline.delivery.group.events import Buried, Event, Overrun, Resent, Skipped
 from towline.errors import Conflict, LeaseLost
 from towline.model import Span
 
@@ -157,7 +158,7 @@ def test_a_pull_that_is_full_does_not_wait_for_its_least_number() -> None:
 
 
 def test_a_queue_of_fragments_is_delivered_in_several_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "PARTS_MAX", 2)
+    monkeypatch.setattr(selection, "PARTS_MAX", 2)
     mq = Driver()
     mq.append(MIDDLE, 5)
     mq.pull()
@@ -420,7 +421,7 @@ def test_a_burial_and_a_resend_that_are_not_stored_are_taken_back() -> None:
 
 
 def test_settled_pulls_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settled, "SETTLED_MAX", 3)
+    monkeypatch.setattr(settled_pulls, "SETTLED_MAX", 3)
     mq = Driver()
     mq.append(MIDDLE, 5)
     for _ in range(5):
@@ -435,7 +436,7 @@ def test_settled_pulls_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPa
 def test_pulls_settled_message_by_message_are_remembered_up_to_a_limit_of_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(settled, "SETTLED_PARTS_MAX", 25)
+    monkeypatch.setattr(settled_pulls, "SETTLED_PARTS_MAX", 25)
     mq = Driver()
     mq.append(MIDDLE, 30)
     for _ in range(3):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.delivery import Part
-from towline.delivery.parts import PartSet, add_interval, cut, cut_before, disjoint, in_intervals, remove_interval
+from towline.delivery.group.parts import PartSet, add_interval, cut, cut_before, disjoint, in_intervals, remove_interval
 from towline.model import Span
 
 Single = tuple[int, int, int]

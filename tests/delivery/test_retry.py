@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from towline.delivery import Part, ranges, retry
-from towline.delivery.events import Failed
-from towline.delivery.ranges import BLOCK
-from towline.delivery.retry import AT_ONCE, RetryQueue, due_after, wait_of
+from towline.delivery import Part
+from towline.delivery.group import ranges, retry
+from towline.delivery.group.events import Failed
+from towline.delivery.group.ranges import BLOCK
+from towline.delivery.group.retry import AT_ONCE, RetryQueue, due_after, wait_of
 from towline.model import RetryPolicy
 
 Name = tuple[int, int]

@@ -17,7 +17,7 @@ from tests.delivery.driver import (
     Driver,
 )
 from towline.delivery import Bury, Part, Resend, snapshot
-from towline.delivery.events import Acked, Event, Failed, GaveUp, Released, Resent, Returned
+from towline.delivery.group.events import Acked, Event, Failed, GaveUp, Released, Resent, Returned
 from towline.errors import BadRequest, Conflict, LeaseLost
 from towline.model import Span
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.delivery.driver import ANN, BOB, Driver
-from towline.delivery import Bury, Part, Resend, Skip, Start, group
+from towline.delivery import Bury, Part, Resend, Skip, Start
+from towline.delivery.group import group
 from towline.errors import LeaseLost
 from towline.model import Span
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.delivery.driver import ANN, HIGH, LOW, MIDDLE, OWN_LOW, Driver
-from towline.delivery import filling
+from towline.delivery.group import selection
 from towline.errors import BadRequest
 from towline.model import GroupConfig, Span
 
@@ -150,7 +150,7 @@ def test_what_is_due_again_comes_first_in_a_batch_and_takes_what_nobody_else_nee
 
 
 def test_new_messages_come_beside_a_queue_that_is_all_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filling, "PARTS_MAX", 10)
+    monkeypatch.setattr(selection, "PARTS_MAX", 10)
     mq = Driver()
     mq.append(MIDDLE, 100)
     mq.pull(ANN, 100)

@@ -32,8 +32,8 @@ from towline.delivery import (
     restore,
     snapshot,
 )
-from towline.delivery.events import Pulled
-from towline.delivery.seek import weigh, within_bounds
+from towline.delivery.group.events import Pulled
+from towline.delivery.group.seek import weigh, within_bounds
 from towline.errors import TowlineError
 from towline.model import GroupConfig, RetryPolicy, Span
 

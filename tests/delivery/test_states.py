@@ -12,8 +12,8 @@ import pytest
 
 from tests.delivery.driver import ANN, MIDDLE, NOON, Driver
 from towline.delivery import Bury, Event, Part, Resend, Skip
-from towline.delivery import states as table
-from towline.delivery.events import (
+from towline.delivery.group import states as table
+from towline.delivery.group.events import (
     Acked,
     Buried,
     Failed,
@@ -29,11 +29,11 @@ from towline.delivery.events import (
     Skipped,
     Started,
 )
-from towline.delivery.states import RULES, TRANSITIONS, State, describe
+from towline.delivery.group.states import RULES, TRANSITIONS, State, describe
 from towline.model import Span
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "delivery-states.md"
-BEGIN = "<!-- begin: written by `python -m tests.delivery.test_states` from towline/delivery/states.py -->\n"
+BEGIN = "<!-- begin: written by `python -m tests.delivery.test_states` from towline/delivery/group/states.py -->\n"
 END = "<!-- end -->\n"
 
 PIECE = Part(MIDDLE, 0, 2, 1)

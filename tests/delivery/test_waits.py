@@ -9,8 +9,8 @@ import pytest
 from tests.delivery.driver import ANN, BOB, MIDDLE, NOON, SECOND, Driver, whole
 from towline.delivery import Dedup, Event, Part, Pull, encode_event, restore, snapshot
 from towline.delivery.dedup import Seen
-from towline.delivery.events import Acked, Failed, Paused, Pulled, Released, Resumed, shifted
-from towline.delivery.retry import Retry, RetryQueue
+from towline.delivery.group.events import Acked, Failed, Paused, Pulled, Released, Resumed, shifted
+from towline.delivery.group.retry import Retry, RetryQueue
 
 AHEAD_S = 7200
 

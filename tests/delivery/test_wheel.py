@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.clock import SECOND_US
-from towline.delivery.parcel import Opened, Origin, join, split
-from towline.delivery.wheel import LEVELS, is_over, place_of, ripe_at_us, span_end_us
+from towline.delivery.schedule.record import Opened, Origin, join, split
+from towline.delivery.schedule.wheel import LEVELS, is_over, place_of, ripe_at_us, span_end_us
 from towline.frame import Frame, encode
 
 NOW = 1_700_000_000 * SECOND_US

@@ -17,10 +17,10 @@ from tests.delivery.ledger import Name
 from tests.everything.model import RANKS, TOPICS, Item, Key, Lane, Model, Unit
 from tests.everything.names import SETUP, Ended, expected_states, names_in, names_of, stream_of
 from tests.everything.plant import HEARTBEAT_S, Plant, frames_of
-from towline.broker.fan import Fan
-from towline.broker.member import Member
+from towline.broker.consume.member import Member
+from towline.broker.consume.prefix_subscription import Fan
 from towline.delivery import snapshot
-from towline.delivery.events import Pulled
+from towline.delivery.group.events import Pulled
 from towline.model import LANES, Durability
 from towline.protocol.messages import Act, ListDelayed, Sent
 from towline.protocol.transactions import Decided, ListTransactions

@@ -9,8 +9,8 @@ from tests.broker.conftest import Got
 from tests.delivery.ledger import Ledger, Name
 from tests.everything.model import SETUPS, TOPICS, Lane
 from towline.delivery import Event, Part
-from towline.delivery.events import GaveUp, Returned, Skipped
-from towline.delivery.group import EXPIRED
+from towline.delivery.group.events import GaveUp, Returned, Skipped
+from towline.delivery.group.group import EXPIRED
 from towline.model import LANES
 
 SETUP = {(one.topic, one.group): one for one in SETUPS}

@@ -15,9 +15,9 @@ from tests.everything.model import SETUPS, TOPICS, Item, Key, Lane, Unit
 from tests.sql.server import copied_database, drop_database, mariadb, new_database, sql_settings
 from tests.store.test_log_power_cut import PowerCutIo, copy_if_there
 from towline.broker.broker import Broker
-from towline.broker.dispatcher import Dispatcher
-from towline.broker.fan import Fan
-from towline.broker.member import Member
+from towline.broker.consume.dispatcher import Dispatcher
+from towline.broker.consume.member import Member
+from towline.broker.consume.prefix_subscription import Fan
 from towline.clock import SECOND_US
 from towline.delivery import Event, decode_event
 from towline.frame import Frame, encode

@@ -6,7 +6,7 @@ from hypothesis.stateful import precondition, rule
 
 from tests.broker.conftest import ACK
 from tests.everything.drawing import Stepping, pick, shares
-from towline.broker.member import Member
+from towline.broker.consume.member import Member
 from towline.errors import LeaseLost
 from towline.protocol.messages import Act
 

@@ -19,26 +19,27 @@ from typing import Any
 import msgspec
 
 from tests.hints import text_of
-from towline.broker.rights import ROLES
+from tests.house_rules import area_of
+from towline.broker.access.rules import ROLES
 from towline.format import FORMAT, NOTE, RELEASED, Note
 from towline.frame import layout
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
 from towline.protocol import access
 from towline.store.eras import ERAS, Era
-from towline.store.log import index, keys, record
-from towline.store.sql import tables
+from towline.store.log.format import index, keys, record
+from towline.store.sql.schema import tables
 
 FOLDER = Path(__file__).parent
 PACKAGES = ("towline.delivery", "towline.broker", "towline.alarms")
 NOT_STORED = {
-    "towline.broker.access.Principal",
-    "towline.broker.access_book.Declared",
-    "towline.broker.access_file._File",
-    "towline.broker.access_file._Token",
-    "towline.broker.backup.Holdings",
-    "towline.alarms.watch.Reading",
-    "towline.alarms.watch.Change",
-    "towline.alarms.watch.Notice",
+    "broker.Principal",
+    "broker.Declared",
+    "broker._File",
+    "broker._Token",
+    "broker.Holdings",
+    "alarms.Reading",
+    "alarms.Change",
+    "alarms.Notice",
 }
 """Structs of those packages that stay in memory, or are written by people; commands of groups do as well."""
 DOCUMENT = re.compile(r'"([A-Za-z][A-Za-z0-9{}-]*\.(?:json|bin|jsonl))"')
@@ -76,13 +77,13 @@ def _layouts() -> Iterator[str]:
     for module in (index, keys):
         for name, value in sorted(vars(module).items()):
             if isinstance(value, struct.Struct) or (name.endswith("MAGIC") and isinstance(value, bytes | int)):
-                yield f"{module.__name__} {name}: {getattr(value, 'format', value)}"
+                yield f"{module.__name__.rpartition('.')[2]} {name}: {getattr(value, 'format', value)}"
 
 
 def _structs() -> Iterator[str]:
     roots: list[type] = [Note, TopicConfig, GroupConfig, RetryPolicy, keys.KeyRun, keys._Head]
     for module in _modules():
-        if module.__name__ != "towline.delivery.commands":
+        if module.__name__ != "towline.delivery.group.commands":
             roots += [
                 one
                 for one in vars(module).values()
@@ -91,7 +92,7 @@ def _structs() -> Iterator[str]:
     seen: set[type] = set()
     while roots:
         one = roots.pop()
-        name = f"{one.__module__}.{one.__qualname__}"
+        name = f"{area_of(one.__module__)}.{one.__qualname__}"
         if one in seen or name in NOT_STORED:
             continue
         seen.add(one)

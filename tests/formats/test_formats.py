@@ -13,12 +13,13 @@ import pytest
 
 from tests.broker.conftest import ACK, Bench
 from tests.formats.listing import listing, path_of
-from towline.broker.access_book import AccessBook
+from towline.broker.access.account_store import AccessBook
 from towline.broker.broker import Broker
-from towline.broker.opening import open_store
+from towline.broker.open_store import open_store
 from towline.clock import SYSTEM
-from towline.delivery import events, schedule_events
-from towline.delivery.events import decode_event, encode_event
+from towline.delivery.group import events
+from towline.delivery.group.events import decode_event, encode_event
+from towline.delivery.schedule import events as schedule_events
 from towline.errors import NewerFormat, StoreFailed, StoreLocked
 from towline.format import FORMAT, NOTE, RELEASED
 from towline.frame import encode_events
@@ -26,7 +27,7 @@ from towline.model import Durability
 from towline.protocol import access
 from towline.settings import BrokerSettings
 from towline.store import Append
-from towline.store.log import record
+from towline.store.log.format import record
 from towline.store.memory import MemoryStore
 
 WHAT_TO_DO = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from towline.errors import BadFrame, TooLarge
 from towline.frame import COUNT_MAX, Frame, encode
-from towline.frame.series import Series
+from towline.frame.many import Series
 
 texts = st.none() | st.text(max_size=5)
 messages = st.lists(

@@ -23,8 +23,8 @@ from tests.cli.conftest import Cli
 from tests.eventually import eventually
 from tests.ports import free_port
 from tests.server.process import BrokerProcess, failing_start
-from towline.broker.metrics_server import FRESH_S
-from towline.client.blocking import Client
+from towline.broker.server.metrics_http import FRESH_S
+from towline.client._sync.client import Client
 from towline.model import GroupConfig, RetryPolicy
 
 ROOT = Path(__file__).resolve().parents[2]

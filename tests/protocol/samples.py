@@ -6,7 +6,7 @@ from towline.alarms.book import Changed
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol import access, backup, cluster, ordering, publishing, scanning, survey
+from towline.protocol import access, backup, cluster, monitor, ordering, publications, scan
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 
@@ -73,8 +73,8 @@ ALARM_RULE = AlarmRule(
 ALARM = Alarm(
     *("late", "orders", "billing", 61.5, 1_700_000_000_000_005, 1_700_000_000_000_006, ("mia@example.com",), True)
 )
-TOPIC_ROW = survey.TopicRow(TOPIC, 100, 4096, 2, 3, 7, 1, 4, 12.5, 11.5)
-GROUP_ROW = survey.GroupRow(
+TOPIC_ROW = monitor.TopicRow(TOPIC, 100, 4096, 2, 3, 7, 1, 4, 12.5, 11.5)
+GROUP_ROW = monitor.GroupRow(
     "orders", "billing", True, 2, 7, 1_700_000_000_000_001, 3, 2, 1, 12.5, 4, 1_700_000_000_000_002
 )
 
@@ -119,15 +119,15 @@ REQUESTS: list[m.Request] = [
     ordering.Pause("orders", "billing", True, "deploying"),
     ordering.Purge("orders", True),
     ordering.EditTopic("orders", 3600.0),
-    scanning.Scan("lane/orders/middle", 17, 1 << 40, 65536),
-    scanning.Survey("lane/orders", "lane/orders/high", 50),
-    publishing.Report("orders", "spark", [(1, 17)]),
-    publishing.Stage([m.FrameHead("orders", 0, 100), m.FrameHead("stock", 12, 70, 64)], 1),
-    publishing.Publish("spark:7f", 4, [17, 1 << 40], 1),
-    publishing.Unstage([17, 18]),
-    publishing.AskSink("spark:7f"),
-    publishing.MoveHold("archive", {"lane/orders/middle": 17}),
-    scanning.LocateIn("pull/orders/billing", 1_700_000_000_000_000),
+    scan.Scan("lane/orders/middle", 17, 1 << 40, 65536),
+    scan.Survey("lane/orders", "lane/orders/high", 50),
+    publications.Report("orders", "spark", [(1, 17)]),
+    publications.Stage([m.FrameHead("orders", 0, 100), m.FrameHead("stock", 12, 70, 64)], 1),
+    publications.Publish("spark:7f", 4, [17, 1 << 40], 1),
+    publications.Unstage([17, 18]),
+    publications.AskSink("spark:7f"),
+    publications.MoveHold("archive", {"lane/orders/middle": 17}),
+    scan.LocateIn("pull/orders/billing", 1_700_000_000_000_000),
     access.WhoAmI([GRANT]),
     access.ListUsers(),
     access.PutUser("alice", True, "s3cret", "0ld", ["admin"], True, ["cn:alice"], QUOTA),
@@ -147,16 +147,16 @@ REQUESTS: list[m.Request] = [
     backup.BeginBackup(),
     backup.HoldBackup("b1", True),
     cluster.HandBack("orders", "billing", GROUP, 2, 3, "no such customer", 12.5, True),
-    survey.ListPage("groups", "bil", "orders", "shop", "lag", True, 50, 25),
-    survey.Pulse("orders", "billing"),
-    survey.Storage(),
-    survey.ListAlarms(),
-    survey.PutAlarm(ALARM_RULE),
-    survey.DropAlarm("late"),
-    survey.TestAlarm("late"),
-    survey.SilenceAlarm("late", 1_700_000_600_000_000, "the warehouse moves"),
-    survey.AskAlarmBook("late"),
-    survey.Kick("orders", "billing", "c1"),
+    monitor.ListPage("groups", "bil", "orders", "shop", "lag", True, 50, 25),
+    monitor.Pulse("orders", "billing"),
+    monitor.Storage(),
+    monitor.ListAlarms(),
+    monitor.PutAlarm(ALARM_RULE),
+    monitor.DropAlarm("late"),
+    monitor.TestAlarm("late"),
+    monitor.SilenceAlarm("late", 1_700_000_600_000_000, "the warehouse moves"),
+    monitor.AskAlarmBook("late"),
+    monitor.Kick("orders", "billing", "c1"),
 ]
 
 ANSWERS: list[m.Answer] = [
@@ -189,9 +189,9 @@ ANSWERS: list[m.Answer] = [
     ordering.Sharded(64, True),
     ordering.Sought([("middle", 5, 3)], 2, 7),
     ordering.Purged(100, 4096, [("billing", 90)]),
-    scanning.Scanned([PART], 37, [(37, 3, "its bytes are damaged")]),
-    scanning.Streams([scanning.StreamState("lane/orders/middle", 5, 25, 4096)], True),
-    scanning.LocatedIn(12_345),
+    scan.Scanned([PART], 37, [(37, 3, "its bytes are damaged")]),
+    scan.Streams([scan.StreamState("lane/orders/middle", 5, 25, 4096)], True),
+    scan.LocatedIn(12_345),
     access.Me("alice.1", "alice", ["viewer"], True, [True, False], 1_700_000_000_000_001),
     access.Users(
         [access.UserState("alice", ["admin"], True, True, ["cn:alice"], QUOTA, 1_700_000_000_000_000)],
@@ -222,26 +222,26 @@ ANSWERS: list[m.Answer] = [
     cluster.HandedBack(17, True),
     backup.BackupBegun("b1", "/var/lib/towline", 4711, 60.0),
     backup.BackupHeld(17, 4096, 1_700_000_000_000_009),
-    survey.PageListed(51, [TOPIC_ROW], [GROUP_ROW], ["shop"]),
-    survey.Pulsed({"topics": 3}, [1_700_000_000_000_003], {"in": [12.5]}),
-    survey.Stored(
+    monitor.PageListed(51, [TOPIC_ROW], [GROUP_ROW], ["shop"]),
+    monitor.Pulsed({"topics": 3}, [1_700_000_000_000_003], {"in": [12.5]}),
+    monitor.Stored(
         "file:./data",
         4096,
         1 << 30,
         1 << 40,
-        [survey.SegmentState("0.log", 4096, 1_700_000_000_000_004, True)],
+        [monitor.SegmentState("0.log", 4096, 1_700_000_000_000_004, True)],
         {"listen": "127.0.0.1:7400"},
     ),
-    survey.Alarms(
+    monitor.Alarms(
         [ALARM_RULE],
         [ALARM],
-        [survey.Told(1_700_000_000_000_006, "alarm", ["ops@example.com"], "no answer")],
+        [monitor.Told(1_700_000_000_000_006, "alarm", ["ops@example.com"], "no answer")],
         True,
     ),
-    survey.AlarmBook([ALARM_RULE], {"late": Changed(1_700_000_000_000_007, 1_700_000_000_000_008)}, True),
-    publishing.Staged(17),
-    publishing.Published(100_000, True),
-    publishing.SinkState(4, 1_700_000_000_000_006),
+    monitor.AlarmBook([ALARM_RULE], {"late": Changed(1_700_000_000_000_007, 1_700_000_000_000_008)}, True),
+    publications.Staged(17),
+    publications.Published(100_000, True),
+    publications.SinkState(4, 1_700_000_000_000_006),
     m.Done(),
     m.Failed("conflict", "it exists"),
 ]

@@ -19,8 +19,8 @@ from towline.protocol import versions
 from towline.protocol.access import GroupFigures, Measured
 from towline.protocol.backup import BeginBackup
 from towline.protocol.envelope import Decoder, decode_answer, decode_request, encode_envelope
-from towline.protocol.publishing import AskSink, Publish
-from towline.protocol.survey import Alarms, PutAlarm
+from towline.protocol.monitor import Alarms, PutAlarm
+from towline.protocol.publications import AskSink, Publish
 
 FOLDER = Path(__file__).parent
 WHAT_TO_DO = "{what} is not in version {number} of the protocol: add it to towline/protocol/versions.py"

@@ -18,7 +18,7 @@ from towline.alarms.book import Changed
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol import access, cluster, ordering, publishing, scanning, survey
+from towline.protocol import access, cluster, monitor, ordering, publications, scan
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
@@ -35,14 +35,14 @@ DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGrou
     access.RevokeToken,
     access.DropRule,
     cluster.ForgetBroker,
-    survey.PutAlarm,
-    survey.DropAlarm,
-    survey.TestAlarm,
-    survey.SilenceAlarm,
-    survey.Kick,
-    publishing.MoveHold,
-    publishing.Report,
-    publishing.Unstage,
+    monitor.PutAlarm,
+    monitor.DropAlarm,
+    monitor.TestAlarm,
+    monitor.SilenceAlarm,
+    monitor.Kick,
+    publications.MoveHold,
+    publications.Report,
+    publications.Unstage,
 }
 PARTS: list[type[msgspec.Struct]] = [
     m.FrameHead,
@@ -57,7 +57,7 @@ PARTS: list[type[msgspec.Struct]] = [
     m.DelayedMessage,
     tx.Check,
     tx.TransactionState,
-    scanning.StreamState,
+    scan.StreamState,
     access.Quota,
     access.Grant,
     access.Rule,
@@ -70,10 +70,10 @@ PARTS: list[type[msgspec.Struct]] = [
     cluster.BrokerState,
     cluster.RealmState,
     cluster.ClientState,
-    survey.TopicRow,
-    survey.GroupRow,
-    survey.SegmentState,
-    survey.Told,
+    monitor.TopicRow,
+    monitor.GroupRow,
+    monitor.SegmentState,
+    monitor.Told,
     Changed,
     Alarm,
 ]

@@ -23,7 +23,7 @@ from tests.metrics.test_metrics import address_of
 from tests.rest.door import rest_door
 from tests.server.process import BrokerProcess
 from towline.connection_limit import ConnectionLimit
-from towline.console.http_connection import (
+from towline.console.security.http_connection import (
     BODY_S,
     CONNECTIONS_OF_ADDRESS,
     HEAD_MAX_BYTES,

@@ -9,8 +9,8 @@ import pytest
 from tests.rest.door import Http, rest_door
 from tests.server.process import BrokerProcess
 from tests.server.raw_client import RawClient
-from towline.client import search
-from towline.console.rest.pulls import HELD_BYTES
+from towline.client.admin import search
+from towline.console.rest.held_leases import HELD_BYTES
 from towline.frame import encode
 from towline.protocol.messages import FrameHead, Send, Sent
 

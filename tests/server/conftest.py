@@ -12,7 +12,7 @@ import uvloop
 
 from tests.server.raw_client import RawClient
 from towline.broker.broker import Broker
-from towline.broker.server import Server
+from towline.broker.server.listener import Server
 from towline.settings import BrokerSettings
 from towline.store.memory import MemoryStore
 

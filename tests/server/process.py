@@ -20,7 +20,7 @@ from tests.scratch import SEGMENT_BYTES
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import json, os, sys
-from towline.broker.serve import run
+from towline.broker.process.run import run
 from towline.settings import load_settings
 password = {name: os.environ[name] for name in ["TOWLINE_STORE_PASSWORD_FILE"] if name in os.environ}
 sys.exit(run(load_settings(json.loads(sys.argv[1]), environment=password)))

@@ -20,10 +20,10 @@ from tests.access.declared import declared
 from tests.certificates import KIND, openssl
 from tests.server.process import BrokerProcess, failing_start
 from tests.server.raw_client import RawClient
-from towline.broker.access_file import read_access_file
-from towline.broker.serve import split_address
-from towline.broker.tls import tls_context
-from towline.client.blocking import Client
+from towline.broker.access.access_file import read_access_file
+from towline.broker.process.run import split_address
+from towline.broker.server.tls import tls_context
+from towline.client._sync.client import Client
 from towline.errors import BadRequest, Conflict, Refused, Unavailable
 from towline.protocol.envelope import PREFACE, encode_envelope
 from towline.protocol.messages import Failed, Hello, Welcome

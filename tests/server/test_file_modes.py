@@ -13,11 +13,11 @@ import pytest
 import towline
 from tests.server.process import ROOT, BrokerProcess, failing_start
 from towline.alarms.rule import AlarmRule
-from towline.client.blocking import Client
-from towline.client.spool import SpoolFile
-from towline.store.log.disk import REAL
-from towline.store.log.segment import create_segment
+from towline.client._sync.client import Client
+from towline.client.link.spool_file import SpoolFile
+from towline.store.log.format.segment import create_segment
 from towline.store.log.torn import cut_tail
+from towline.store.log.write.disk import REAL
 
 PASSWORD = "correct horse"
 PATIENCE_S = 30.0

@@ -11,11 +11,11 @@ import pytest
 from tests.eventually import eventually_done
 from towline.aio import Client, connect
 from towline.broker.broker import Broker
-from towline.broker.dispatcher import Dispatcher
-from towline.broker.opening import open_store
-from towline.broker.server import Server
-from towline.broker.session import Session
-from towline.broker.topic import Topic
+from towline.broker.consume.dispatcher import Dispatcher
+from towline.broker.open_store import open_store
+from towline.broker.server.listener import Server
+from towline.broker.server.session import Session
+from towline.broker.topics.topic import Topic
 from towline.model import RetryPolicy
 from towline.settings import BrokerSettings
 

@@ -12,7 +12,7 @@ from towline.load.broker import BrokerProcess
 
 SCRIPT = """
 import asyncio, os
-from towline.broker.heap import give_back, keep_freed
+from towline.broker.process.heap import give_back, keep_freed
 
 def resident_mb():
     with open("/proc/self/statm") as file:

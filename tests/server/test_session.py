@@ -14,15 +14,15 @@ from tests.eventually import eventually_done
 from tests.protocol import samples
 from tests.server.conftest import connected
 from tests.server.raw_client import RawClient
-from towline.broker.accounts import ACCOUNTS
+from towline.broker.access.accounts import ACCOUNTS
+from towline.broker.access.permissions import AUDITED, PERMISSIONS
 from towline.broker.broker import Broker
-from towline.broker.connection import join_small
-from towline.broker.permissions import AUDITED, PERMISSIONS
-from towline.broker.requests import LATER, NOW, READS, SEEN
-from towline.broker.server import Server
+from towline.broker.server.connection import join_small
+from towline.broker.server.listener import Server
+from towline.broker.server.requests import LATER, NOW, READS, SEEN
 from towline.errors import StoreFailed, TowlineError
 from towline.frame import encode
-from towline.protocol import cluster, publishing
+from towline.protocol import cluster, publications
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
@@ -112,7 +112,7 @@ def test_a_bug_is_logged_and_told_of_and_the_connection_goes_on(
 def test_every_request_has_its_permission_and_its_way() -> None:
     own = {m.Hello.kind, m.Send.kind, m.Attach.kind, m.Pull.kind, m.Settle.kind, m.Detach.kind}
     own |= {tx.Prepare.kind, tx.Decide.kind, tx.AwaitChecks.kind, cluster.HandBack.kind}
-    own |= {publishing.Stage.kind, publishing.Publish.kind, publishing.Unstage.kind}
+    own |= {publications.Stage.kind, publications.Publish.kind, publications.Unstage.kind}
     assert set(PERMISSIONS) == set(m.REQUESTS)
     assert sorted([*NOW, *LATER, *SEEN, *ACCOUNTS, *own]) == sorted(m.REQUESTS)
     assert not AUDITED & set(NOW), "nothing is said to the audit log of what is answered at once"

@@ -13,8 +13,8 @@ from tests.eventually import eventually, eventually_done
 from tests.server.process import BrokerProcess
 from tests.server.raw_client import RawClient, open_pulled
 from towline.broker.broker import Broker
-from towline.broker.connection import HOLD_WRITING
-from towline.broker.server import Server
+from towline.broker.server.connection import HOLD_WRITING
+from towline.broker.server.listener import Server
 from towline.errors import Stopping
 from towline.model import GroupConfig
 from towline.protocol.envelope import decode_answer, encode_envelope

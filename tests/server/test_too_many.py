@@ -12,11 +12,14 @@ import towline
 from tests.eventually import eventually
 from tests.server.process import BrokerProcess
 from tests.server.raw_client import RawClient
-from towline.broker import access_book, groups, subscriptions, topics
-from towline.broker.access_book import AccessBook, Token
+from towline.broker.access import account_store
+from towline.broker.access.account_store import AccessBook, Token
+from towline.broker.access.quota import Meter
 from towline.broker.broker import Broker
-from towline.broker.quota import Meter
-from towline.broker.server import Server
+from towline.broker.consume import groups
+from towline.broker.server import subscriptions
+from towline.broker.server.listener import Server
+from towline.broker.topics import topics
 from towline.clock import SYSTEM
 from towline.console.rest.app import STATUS
 from towline.errors import BadRequest, TooLarge, TooMany, TooManyConnections, TowlineError, Unavailable, from_code
@@ -132,7 +135,7 @@ def test_users_tokens_and_rules_are_refused_as_too_many(monkeypatch: pytest.Monk
         with pytest.raises(TooMany, match="are the limits"):
             await book.create_token(Token("one"))
 
-    monkeypatch.setattr(access_book, "PRINCIPALS_MAX", 0)
+    monkeypatch.setattr(account_store, "PRINCIPALS_MAX", 0)
     asyncio.run(main())
     meter = Meter(Quota(connections=1))
     meter.join("few", lambda: 0)

@@ -30,7 +30,7 @@ from towline.protocol.messages import (
     PutGroup,
     Request,
 )
-from towline.protocol.scanning import Scan
+from towline.protocol.scan import Scan
 
 MB = 1 << 20
 BUDGET = 24 * MB

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from towline.client.scanning import Piece
+from towline.client.bulk.scan import Piece
 from towline.errors import BadFrame, BadRequest
 from towline.frame import Frame, encode
 from towline.frame.slice import slice_frame
-from towline.spark.arrow import MESSAGES, Origin, chosen, message_batch
+from towline.spark.arrow.from_frames import MESSAGES, Origin, chosen, message_batch
 
 AT_US = 1_700_000_000_000_000
 ORIGIN = Origin("orders", "middle", "", "b1")

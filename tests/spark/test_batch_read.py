@@ -10,7 +10,7 @@ import pytest
 import towline
 from tests.access.declared import declared
 from tests.server.process import BrokerProcess
-from towline.spark.arrow import NEVER_NULL
+from towline.spark.arrow.from_frames import NEVER_NULL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrameReader, SparkSession

@@ -13,21 +13,21 @@ import pytest
 import towline
 from tests.cluster.conftest import Brokers
 from tests.spark.session import run_to_end
-from towline.client.fleet import rendezvous
-from towline.client.publishing import Addressed, Publisher
+from towline.client.bulk.publish import Addressed, Publisher
+from towline.client.cluster.brokers import rendezvous
 from towline.errors import Conflict, NotFound, Unavailable
 from towline.frame import Frame, encode
 from towline.spark import register
-from towline.spark.jobs.archive import archive
-from towline.spark.jobs.manifest import Archive
-from towline.spark.jobs.reconcile import reconcile
+from towline.spark.jobs.analysis.reconcile import reconcile
+from towline.spark.jobs.analysis.trace import trace
+from towline.spark.jobs.archive.archive import archive
+from towline.spark.jobs.archive.manifest import Archive
+from towline.spark.jobs.archive.verify import verify
 from towline.spark.jobs.replay import Chosen, replay
 from towline.spark.jobs.source import Source
-from towline.spark.jobs.trace import trace
-from towline.spark.jobs.verify import verify
-from towline.spark.outlets import Outlets, members_of, publish
-from towline.spark.places import BrokerPlace, Door
-from towline.spark.ranges import Selection, cut
+from towline.spark.plan import Selection, cut
+from towline.spark.sink_routing import Outlets, members_of, publish
+from towline.spark.sources import BrokerPlace, Door
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ import pytest
 
 from towline.errors import BadRequest, TooLarge
 from towline.frame import Frame
-from towline.spark.encoding import Encoder, Numbering, Numbers, unnumbered
+from towline.spark.arrow.to_frames import Encoder, Numbering, Numbers, unnumbered
 
 
 def frames(rows: dict[str, Any], schema: pa.Schema | None = None, **options: Any) -> list[tuple[str, int, Frame]]:
@@ -69,7 +69,7 @@ def test_rows_go_to_their_topic_and_priority_in_order() -> None:
 
 
 def test_rows_of_an_ordered_topic_go_where_a_client_would_send_them() -> None:
-    from towline.client.sharding import shard_of
+    from towline.client.produce.sharding import shard_of
 
     keys = [f"customer-{n % 10}" for n in range(50)]
     found = frames({"body": [b"%d" % n for n in range(50)], "key": keys}, shards={"orders": 4})

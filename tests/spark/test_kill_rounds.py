@@ -22,10 +22,10 @@ from tests.parts import need
 from tests.spark.cluster import PATIENCE_S, Cluster, kill_group, running_cluster
 from tests.spark.session import ROOT, environment
 from towline.load.broker import BrokerProcess
-from towline.spark.jobs.archive import archive
-from towline.spark.jobs.manifest import Archive
+from towline.spark.jobs.archive.archive import archive
+from towline.spark.jobs.archive.manifest import Archive
+from towline.spark.jobs.archive.verify import verify
 from towline.spark.jobs.source import Source
-from towline.spark.jobs.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from towline.errors import TowlineError
-from towline.spark.encoding import check_columns
+from towline.spark.arrow.to_frames import check_columns
 from towline.spark.options import ReadOptions, WriteOptions
 
 URL = {"url": "towline://127.0.0.1:7400"}

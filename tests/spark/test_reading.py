@@ -15,15 +15,14 @@ import pytest
 import towline
 from tests.server.process import BrokerProcess
 from tests.spark.jobs.history import Writer
-from towline.broker.opening import open_store
+from towline.broker.open_store import open_store
 from towline.errors import BadRequest, NewerFormat, NotFound, StoreDamaged, TowlineError
 from towline.frame import encode_events
 from towline.model import Durability, GroupConfig, RetryPolicy
 from towline.settings import BrokerSettings
 from towline.spark.catalog import FolderCatalog
 from towline.spark.options import ReadOptions
-from towline.spark.places import Door, open_place
-from towline.spark.ranges import (
+from towline.spark.plan import (
     Catalogued,
     Lane,
     Position,
@@ -36,7 +35,8 @@ from towline.spark.ranges import (
     parse_position,
     plan,
 )
-from towline.spark.reading import Wants, read_batches
+from towline.spark.range_reader import Wants, read_batches
+from towline.spark.sources import Door, open_place
 from towline.store import Append
 
 COLUMNS = ["topic", "lane", "seq", "key", "body"]

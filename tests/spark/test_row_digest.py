@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from towline.spark.row_digest import RowDigest
+from towline.spark.arrow.row_digest import RowDigest
 
 SCHEMA = pa.schema(
     [

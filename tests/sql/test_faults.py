@@ -8,9 +8,10 @@ from sqlalchemy import text
 
 from tests.sql.server import mariadb
 from towline.errors import Unavailable
-from towline.store.sql import SqlSettings, schema, tables
-from towline.store.sql.faults import Fault, classify, explain
-from towline.store.sql.opening import prepare_database
+from towline.store.sql import SqlSettings
+from towline.store.sql.errors import Fault, classify, explain
+from towline.store.sql.open import prepare_database
+from towline.store.sql.schema import migrate, tables
 
 
 @pytest.mark.parametrize("code", [1213, 1205, 1020, 1180, 9007, 8002, 8022])
@@ -36,13 +37,13 @@ async def test_tables_of_an_older_version_are_brought_up_to_date(
     before = tables.VERSION
     step = text("CREATE TABLE IF NOT EXISTS mq_next (id INT PRIMARY KEY)")
     monkeypatch.setattr(tables, "VERSION", before + 1)
-    monkeypatch.setattr(schema, "UPGRADES", {**schema.UPGRADES, before + 1: (step,)})
+    monkeypatch.setattr(migrate, "UPGRADES", {**migrate.UPGRADES, before + 1: (step,)})
     for _ in range(2):  # the second broker finds it done
         database = await prepare_database(settings)
-        assert await schema.stated_number(database) == before, "brokers of before may still be there"
+        assert await migrate.stated_number(database) == before, "brokers of before may still be there"
         await database.close()
     database = await prepare_database(settings)
-    await schema.raise_number(database)
+    await migrate.raise_number(database)
     await database.close()
     assert mariadb().sql("SELECT MAX(version) FROM mq_schema", settings.database) == [[str(before + 1)]]
     assert mariadb().sql("SHOW TABLES LIKE 'mq_next'", settings.database) == [["mq_next"]]

@@ -7,13 +7,13 @@ import asyncio
 from tests.contract.stores import all_bodies, fill, frame_of, put
 from tests.eventually import eventually_done
 from tests.sql.server import mariadb
-from towline.broker.format_number import FormatNumber
-from towline.broker.realms import _Store
+from towline.broker.cluster.format_number import FormatNumber
+from towline.broker.cluster.realms import _Store
 from towline.clock import SYSTEM
 from towline.format import FORMAT
 from towline.store import Store
 from towline.store.sql import Ownership, SqlSettings, open_sql
-from towline.store.sql.opening import prepare_database
+from towline.store.sql.open import prepare_database
 
 EVERYTHING = 1 << 40
 

@@ -14,7 +14,7 @@ from towline.errors import OwnershipLost
 from towline.frame import Frame
 from towline.model import Durability
 from towline.store.sql import Ownership, SqlStore, open_sql, parse_url
-from towline.store.sql.opening import prepare_database
+from towline.store.sql.open import prepare_database
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import towline
 from tests.server.process import BrokerProcess, failing_start
 from tests.sql.server import MariaDb, needs_mariadb, new_server
 from towline.errors import Refused
-from towline.store.sql.faults import NOT_ENCRYPTED, Fault, classify, explain
+from towline.store.sql.errors import NOT_ENCRYPTED, Fault, classify, explain
 
 PASSWORD = "it's a pass\\word"
 

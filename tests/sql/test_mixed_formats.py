@@ -10,9 +10,9 @@ import pytest
 
 from tests.broker.conftest import ACK, Bench, World
 from towline.broker.broker import Broker
-from towline.broker.format_number import FormatNumber
-from towline.broker.opening import sql_settings
-from towline.broker.realms import _Store
+from towline.broker.cluster.format_number import FormatNumber
+from towline.broker.cluster.realms import _Store
+from towline.broker.open_store import sql_settings
 from towline.clock import SYSTEM
 from towline.format import FORMAT
 from towline.store.sql import Database, Ownership, prepare_database

@@ -17,9 +17,9 @@ from tests.sql.server import mariadb
 from towline.errors import OwnershipLost, StoreLocked
 from towline.store.sql import Database, Ownership, Roster, SqlSettings, SqlStore, open_sql
 from towline.store.sql.database import Connection
-from towline.store.sql.opening import prepare_database
+from towline.store.sql.open import prepare_database
 from towline.store.sql.ownership import Lease
-from towline.store.sql.transaction import fence
+from towline.store.sql.write.transaction import fence
 
 
 @asynccontextmanager

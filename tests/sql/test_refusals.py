@@ -13,13 +13,13 @@ import pytest
 from tests.eventually import eventually_done
 from tests.sql.server import mariadb
 from tests.sql.test_too_large import HOUR_US, LARGE, opened, prepare, send
-from towline.broker.act import ACK, DEAD
 from towline.broker.broker import Broker
-from towline.broker.burial import ATTEMPT, DIED_AT, ORIGIN, REASON
-from towline.broker.held import halves
-from towline.broker.member import Member
+from towline.broker.consume.act import ACK, DEAD
+from towline.broker.consume.dead_letters import ATTEMPT, DIED_AT, ORIGIN, REASON
+from towline.broker.consume.member import Member
+from towline.broker.schedule.refused_messages import halves
 from towline.clock import SystemClock
-from towline.delivery.schedule_events import Run
+from towline.delivery.schedule.events import Run
 from towline.errors import TooLarge
 from towline.frame import Frame, encode
 from towline.model import Durability, GroupConfig
@@ -38,7 +38,7 @@ from towline.protocol.messages import (
     ReviseDead,
 )
 from towline.protocol.ordering import Seek
-from towline.protocol.publishing import AskSink, Publish, Stage
+from towline.protocol.publications import AskSink, Publish, Stage
 from towline.protocol.transactions import Decide, ListTransactions
 
 LETTERS = "mq_dead_letter"

@@ -12,7 +12,7 @@ from tests.cluster.conftest import eventually
 from tests.server.process import BrokerProcess, failing_start
 from tests.sql.server import mariadb, new_database
 from towline.errors import Refused
-from towline.store.sql.rights import NEEDED
+from towline.store.sql.schema.privileges import NEEDED
 
 PASSWORD = "pass"
 

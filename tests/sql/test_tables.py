@@ -14,7 +14,7 @@ from towline.frame import encode
 from towline.model import GroupConfig, TopicConfig
 from towline.protocol.messages import PutTopic
 from towline.store.sql import open_sql
-from towline.store.sql.checks import problems
+from towline.store.sql.schema.server_checks import problems
 
 
 @pytest.fixture

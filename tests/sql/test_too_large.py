@@ -11,7 +11,7 @@ import pytest
 
 from tests.sql.server import mariadb
 from towline.broker.broker import Broker
-from towline.broker.opening import open_store
+from towline.broker.open_store import open_store
 from towline.clock import SYSTEM, Clock
 from towline.errors import Conflict, Refused, TooLarge, Unavailable
 from towline.frame import encode
@@ -20,7 +20,7 @@ from towline.protocol.messages import Attach, FrameHead, Pull, Sent
 from towline.protocol.transactions import Decide, ListTransactions, Prepare, Prepared
 from towline.settings import BrokerSettings
 from towline.store.sql import SqlSettings
-from towline.store.sql.opening import prepare_database
+from towline.store.sql.open import prepare_database
 
 LARGE = 200_000
 HOUR_US = 3600 * 1_000_000

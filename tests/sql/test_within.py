@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from towline.store.sql.within import within
+from towline.store.sql.timeout import within
 
 
 async def _swallow(raises: bool) -> None:

@@ -15,8 +15,8 @@ from towline.errors import OwnershipLost
 from towline.frame import Frame, encode
 from towline.model import Durability
 from towline.store.sql import Ownership, SqlSettings, SqlStore, open_sql
-from towline.store.sql.encoding import TEXT
-from towline.store.sql.opening import prepare_database
+from towline.store.sql.open import prepare_database
+from towline.store.sql.write.encoding import TEXT
 
 AWKWARD = [b"", b"'", b"\\", b"\\'", b"\x00\x1a\n", bytes(range(256)), b"x" * 250, b"y" * 251, b"z" * 70_000]
 

@@ -23,13 +23,13 @@ from tests.store.log_support import (
 )
 from towline.model import Durability
 from towline.store import Append
-from towline.store.log.disk import REAL
-from towline.store.log.index import Known, write_index
-from towline.store.log.record import Record
+from towline.store.log.format.index import Known, write_index
+from towline.store.log.format.record import Record
+from towline.store.log.format.scan import Scanner
+from towline.store.log.format.segment import Segment
 from towline.store.log.recovery import read_segment
-from towline.store.log.scan import Scanner
-from towline.store.log.sealer import absorb
-from towline.store.log.segment import Segment
+from towline.store.log.write.disk import REAL
+from towline.store.log.write.sealer import absorb
 
 
 class SmallLog(NamedTuple):

@@ -12,9 +12,10 @@ from tests.store.log_support import EVERYTHING, content_of, copy_of, on_loop, on
 from tests.store.test_log_power_cut import PowerCutIo
 from towline.model import Durability
 from towline.store import Bounds
-from towline.store.log import LogStore, reader
-from towline.store.log.index import load_directory
-from towline.store.log.outside import Outside
+from towline.store.log import LogStore
+from towline.store.log.format.index import load_directory
+from towline.store.log.offline import inspect
+from towline.store.log.offline.streams import Outside
 
 X, Y = "pull/a/x", "pull/a/y"
 
@@ -80,7 +81,7 @@ async def test_indexes_that_are_lost_bring_nothing_back(tmp_path: Path) -> None:
             path = copy_of(left, tmp_path / "again")
             for name in lost:
                 (path / "log" / name).unlink()
-            assert {one.name for one in reader.stat(path).streams} == {"lane/a/low", X}, lost
+            assert {one.name for one in inspect.stat(path).streams} == {"lane/a/low", X}, lost
             for _ in range(2):
                 store = await open_store(path)
                 assert await content_of(store) == expected, lost
@@ -146,7 +147,7 @@ async def test_readers_outside_see_no_forgotten_stream(tmp_path: Path) -> None:
     for _ in range(2):
         for outside in (follower, Outside(path, lambda _: True)):
             assert set(outside.look()) - {"lane/a/low"} == {Y}
-        assert {one.name for one in reader.stat(path).streams} - {"lane/a/low"} == {Y}
+        assert {one.name for one in inspect.stat(path).streams} - {"lane/a/low"} == {Y}
         await roll(store)
     await put(store, one(X, b"again", b"more"))
     for _ in range(2):

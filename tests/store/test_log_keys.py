@@ -15,8 +15,8 @@ from towline.frame import encode
 from towline.model import Durability
 from towline.store import Append
 from towline.store.log import LogSettings, LogStore
-from towline.store.log.keys import Breaks
-from towline.store.log.searching import KeySearch
+from towline.store.log.format.keys import Breaks
+from towline.store.log.read.key_search import KeySearch
 
 
 async def filled(path: Path, frames: int = 300) -> LogStore:

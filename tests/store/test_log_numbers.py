@@ -9,9 +9,9 @@ import pytest
 from tests.store.log_support import content_of, copy_of, on_loop, one, open_store, put, segments
 from towline.model import Durability
 from towline.store import Chunk, Lost
-from towline.store.log import reader
-from towline.store.log.outside import read_range
-from towline.store.log.record import STAMP
+from towline.store.log.format.record import STAMP
+from towline.store.log.offline import inspect
+from towline.store.log.offline.streams import read_range
 
 
 async def last_damaged(path: Path, damage: bytes, *, at: int, closed: bool, behind: bool) -> Path:
@@ -40,7 +40,7 @@ async def test_a_damaged_stamp_that_can_be_told_costs_its_own_number_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, closed: bool, behind: bool
 ) -> None:
     path = await last_damaged(tmp_path / "store", b"\xff", at=30, closed=closed, behind=behind)
-    assert not reader.verify(path).sound
+    assert not inspect.verify(path).sound
     for _ in range(2):
         caplog.clear()
         store = await open_store(path)

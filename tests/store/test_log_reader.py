@@ -12,9 +12,10 @@ from tests.store.log_support import content_of, copy_of, indexes, on_loop, one, 
 from towline.errors import NotFound
 from towline.frame import Frame
 from towline.model import Durability
-from towline.store.log import LogStore, reader
-from towline.store.log.outside import Outside
-from towline.store.log.reader import dump, stat, verify
+from towline.store.log import LogStore
+from towline.store.log.offline import inspect
+from towline.store.log.offline.inspect import dump, stat, verify
+from towline.store.log.offline.streams import Outside
 
 
 async def fill(path: Path) -> LogStore:
@@ -166,7 +167,7 @@ def test_what_is_written_while_going_on_to_the_next_segment_is_not_passed_over(
     later[0].write_bytes(whole[0][:cut] + bytes(len(whole[0]) - cut))
     for path in segments(tmp_path)[1:]:
         path.write_bytes(bytes(path.stat().st_size))
-    really_left = reader._is_left
+    really_left = inspect._is_left
     asked = 0
 
     def is_left(folder: Path, number: int) -> bool:
@@ -178,7 +179,7 @@ def test_what_is_written_while_going_on_to_the_next_segment_is_not_passed_over(
                 path.write_bytes(data)
         return left
 
-    monkeypatch.setattr(reader, "_is_left", is_left)
+    monkeypatch.setattr(inspect, "_is_left", is_left)
     if look == "dump":
         seen = [frame.first for frame in dump(tmp_path)]
         assert seen == list(range(len(frames) - 10))

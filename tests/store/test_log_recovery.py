@@ -222,7 +222,7 @@ _FORKS = """
 import os, sys
 from pathlib import Path
 from towline.errors import StoreLocked
-from towline.store.log.lock import FolderLock
+from towline.store.log.write.lock import FolderLock
 
 def is_locked():
     try:

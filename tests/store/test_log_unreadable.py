@@ -26,8 +26,9 @@ from tests.store.log_support import (
 from towline.errors import Unreadable
 from towline.frame import encode
 from towline.store import Append, Chunk
-from towline.store.log import LogStore, reader
-from towline.store.log.outside import Outside, read_range
+from towline.store.log import LogStore
+from towline.store.log.offline import inspect
+from towline.store.log.offline.streams import Outside, read_range
 
 TORN = b"TWR1 torn"
 PASSING = [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ENOENT, errno.EACCES]
@@ -219,9 +220,9 @@ def test_readers_from_outside_take_it_for_an_error_not_for_damage(tmp_path: Path
     looks: dict[str, Callable[[], object]] = {
         "range": lambda: list(read_range(tmp_path, "a", 0, 40)),
         "streams": lambda: Outside(tmp_path, lambda _: True).look(),
-        "verify": lambda: reader.verify(tmp_path),
-        "stat": lambda: reader.stat(tmp_path),
-        "dump": lambda: list(reader.dump(tmp_path, "a")),
+        "verify": lambda: inspect.verify(tmp_path),
+        "stat": lambda: inspect.stat(tmp_path),
+        "dump": lambda: list(inspect.dump(tmp_path, "a")),
     }
     for name, look in looks.items():
         with unreadable(names, code) as asked:
@@ -232,7 +233,7 @@ def test_readers_from_outside_take_it_for_an_error_not_for_damage(tmp_path: Path
             with pytest.raises(Unreadable, match="cannot be read now"):
                 look()
     assert all(isinstance(one, Chunk) for one in read_range(tmp_path, "a", 0, 40))
-    assert reader.verify(tmp_path).sound
+    assert inspect.verify(tmp_path).sound
 
 
 async def closed(path: Path) -> None:

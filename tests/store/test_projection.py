@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from towline.store.sql.projection import Projection
+from towline.store.sql.write.projection import Projection
 
 MANY = 200
 

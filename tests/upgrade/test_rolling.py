@@ -22,7 +22,7 @@ from towline.alarms.rule import AlarmRule
 from towline.errors import Unsupported
 from towline.format import FORMAT
 from towline.protocol.messages import Done
-from towline.protocol.survey import PutAlarm
+from towline.protocol.monitor import PutAlarm
 
 REALMS = 4
 GONE_S = "3"

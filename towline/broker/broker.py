@@ -14,46 +14,46 @@ from typing import Any
 
 import msgspec
 
-from towline.broker import burial
-from towline.broker.agenda import Agenda
-from towline.broker.answer_budget import AnswerBudget
-from towline.broker.backup import Backups
-from towline.broker.burial import expire, resend, revise
-from towline.broker.catalog import WRITE_S, Catalog
-from towline.broker.consumers import Consumers
-from towline.broker.delayed import cancel_delayed, list_delayed, move_delayed
-from towline.broker.dispatcher import Dispatcher
+from towline.broker.access.rules import May
+from towline.broker.browse.browse import browse_dead, browse_lane, figures_in_slices, figures_of, group_state
+from towline.broker.browse.scan import Scanning
+from towline.broker.browse.search import find
+from towline.broker.browse.trace import trace
+from towline.broker.cluster.membership import Registry
+from towline.broker.cluster.shard_homes import Homes
+from towline.broker.consume import dead_letters
+from towline.broker.consume.consumers import Consumers
+from towline.broker.consume.dead_letters import expire, resend, revise
+from towline.broker.consume.dispatcher import Dispatcher
+from towline.broker.consume.groups import Groups
+from towline.broker.consume.handback import Handbacks
+from towline.broker.consume.member import Member
+from towline.broker.consume.prefix_subscription import Fan, chosen
+from towline.broker.consume.seek import purge, report, seek
+from towline.broker.consume.snapshots import Snapshots
+from towline.broker.consume.waiting_pull import Taker
 from towline.broker.epoch import EPOCH, Epoch
-from towline.broker.fan import Fan, chosen
-from towline.broker.finding import find
-from towline.broker.group_expiry import GroupExpiry
-from towline.broker.groups import Groups
-from towline.broker.handback import Handbacks
-from towline.broker.holds import Holds
-from towline.broker.homes import Homes
-from towline.broker.looking import browse_dead, browse_lane, figures_in_slices, figures_of, group_state
-from towline.broker.loop_lag import LoopLag
 from towline.broker.maintenance import Recollection, every, reclaim, retain
-from towline.broker.member import Member
-from towline.broker.metering import measure
-from towline.broker.moving import purge, report, seek
-from towline.broker.outlook import Outlook
-from towline.broker.overdue import Overdue
-from towline.broker.producers_file import ProducersFile
-from towline.broker.publishing import Staging
+from towline.broker.monitor.figures import measure
+from towline.broker.monitor.listing import split_lines
+from towline.broker.monitor.monitor import Outlook
+from towline.broker.process.loop_lag import LoopLag
+from towline.broker.produce.append import Outgoing, Sender
+from towline.broker.produce.producers_file import ProducersFile
+from towline.broker.produce.staging import Staging
+from towline.broker.produce.transactions import Escrow
 from towline.broker.recovery import find_uncatalogued, recover_producers
-from towline.broker.registry import Registry
-from towline.broker.remains import Remains, streams_of_topic
-from towline.broker.rights import May
-from towline.broker.scanning import Scanning
-from towline.broker.scheduling import Scheduler
-from towline.broker.sending import Outgoing, Sender
-from towline.broker.snapshots import Snapshots
-from towline.broker.surveying import split_lines
-from towline.broker.topics import Topics
-from towline.broker.tracing import trace
-from towline.broker.transactions import Escrow
-from towline.broker.waiter import Taker
+from towline.broker.retention.backup import Backups
+from towline.broker.retention.group_expiry import GroupExpiry
+from towline.broker.retention.holds import Holds
+from towline.broker.retention.overdue_messages import Overdue
+from towline.broker.schedule.journal import Agenda
+from towline.broker.schedule.queries import cancel_delayed, list_delayed, move_delayed
+from towline.broker.schedule.scheduler import Scheduler
+from towline.broker.server.answer_budget import AnswerBudget
+from towline.broker.topics.catalog import WRITE_S, Catalog
+from towline.broker.topics.gone_streams import Remains, streams_of_topic
+from towline.broker.topics.topics import Topics
 from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock, TimeSlice, in_slices
 from towline.delivery import Dedup
 from towline.errors import NewerFormat, QueueFull, TowlineError
@@ -71,7 +71,7 @@ from towline.protocol import access, ordering
 from towline.protocol import messages as wire
 from towline.protocol.backup import BackupBegun
 from towline.protocol.cluster import Brokers, HandBack, HandedBack, ListBrokers
-from towline.protocol.publishing import Report
+from towline.protocol.publications import Report
 from towline.settings import BrokerSettings
 from towline.store import Store
 from towline.version import __version__
@@ -501,7 +501,7 @@ class Broker:
         return await revise(await self._dead_letters(request.topic, request.group), request, self._durability)
 
     async def purge_dead(self, request: wire.PurgeDead) -> wire.DeadPurged:
-        return await burial.purge(await self._dead_letters(request.topic, request.group), request.before)
+        return await dead_letters.purge(await self._dead_letters(request.topic, request.group), request.before)
 
     async def _dead_letters(self, topic: str, group: str) -> Dispatcher:
         """The group of dead letters that somebody sees to."""

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from towline.broker.arrivals import trim_arrivals
-from towline.broker.dispatcher import Dispatcher
-from towline.broker.holds import Holds
-from towline.broker.member import Member
-from towline.broker.overdue import Overdue
-from towline.broker.topic import Topic
+from towline.broker.consume.dispatcher import Dispatcher
+from towline.broker.consume.member import Member
+from towline.broker.retention.holds import Holds
+from towline.broker.retention.overdue_messages import Overdue
+from towline.broker.schedule.delivered_ids import trim_arrivals
+from towline.broker.topics.topic import Topic
 from towline.clock import SECOND_US, Clock, SteadyClock, TimeSlice
 from towline.delivery import Dedup, Producers
 from towline.errors import TowlineError

@@ -8,17 +8,17 @@ from typing import Final
 
 import msgspec
 
-from towline.broker.agenda import parcels_in
-from towline.broker.catalog import Catalog
-from towline.broker.ordering import shards_in
-from towline.broker.producers_file import ProducersFile
-from towline.broker.scheduling import delay_mark
+from towline.broker.produce.producers_file import ProducersFile
+from towline.broker.schedule.journal import parcels_in
+from towline.broker.schedule.scheduler import delay_mark
+from towline.broker.topics.catalog import Catalog
+from towline.broker.topics.shards import shards_in
 from towline.clock import Clock, TimeSlice, in_slices, in_steps
 from towline.delivery import Dedup, Event, Group, GroupSnapshot, Producers, decode_event, mend, restore
 from towline.delivery.dedup import Seen
-from towline.delivery.events import Started
-from towline.delivery.parcel import Opened, Parcel
-from towline.delivery.snapshot import Rest
+from towline.delivery.group.events import Started
+from towline.delivery.group.snapshot import Rest
+from towline.delivery.schedule.record import Opened, Parcel
 from towline.format import not_understood
 from towline.frame import Frame
 from towline.frame.layout import DEDUP, UNKNOWN_FLAGS

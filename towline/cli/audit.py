@@ -78,7 +78,7 @@ def verify(
     output: Output = "text",
 ) -> int:
     """Verify an audit log: each line holds the hash of the one before. Exit code 1 if one was changed or is missing."""
-    from towline.broker.audit_files import verify as verify_file
+    from towline.broker.access.audit_files import verify as verify_file
 
     try:
         count, broken = verify_file(file)

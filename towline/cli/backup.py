@@ -16,10 +16,10 @@ from towline.clock import SYSTEM
 from towline.errors import NotFound, StoreFailed, StoreLocked, TowlineError
 
 if TYPE_CHECKING:
-    from towline.broker.backup import Holdings
-    from towline.client.blocking import Client
-    from towline.store.log.backup import Manifest
-    from towline.store.log.lock import FolderLock
+    from towline.broker.retention.backup import Holdings
+    from towline.client._sync.client import Client
+    from towline.store.log.offline.backup import Manifest
+    from towline.store.log.write.lock import FolderLock
 
 __all__ = ["backup", "restore"]
 
@@ -83,8 +83,8 @@ def restore(
     """
     import asyncio
 
-    from towline.broker.backup import holdings_of, renewed_epoch
-    from towline.store.log import backup as files
+    from towline.broker.retention.backup import holdings_of, renewed_epoch
+    from towline.store.log.offline import backup as files
 
     if bool(store) == check:
         raise Usage("say either --check, or where to restore it: --store file:DIR")
@@ -108,8 +108,8 @@ def restore(
 def _make(target: Path, folder: Path | None, client: Client | None, *, link: bool) -> Manifest:
     import asyncio
 
-    from towline.broker.backup import holdings_of
-    from towline.store.log import backup as files
+    from towline.broker.retention.backup import holdings_of
+    from towline.store.log.offline import backup as files
 
     with files.new_backup(target) as partial:
         if client is None:
@@ -185,8 +185,8 @@ def _held(client: Client, folder: Path | None) -> Iterator[tuple[Path, _Hold]]:
 
 def _lock(folder: Path, *, running: bool) -> FolderLock | None:
     """The folder is ours; None if it is that of a broker, which is asked if it can be."""
-    from towline.store.log.folder import check_format
-    from towline.store.log.lock import FolderLock
+    from towline.store.log.format.folder import check_format
+    from towline.store.log.write.lock import FolderLock
 
     if check_format(folder) is None:
         raise NotFound(f"{folder} is not the folder of a log store")

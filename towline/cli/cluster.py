@@ -14,7 +14,7 @@ from towline.cli.output import Output, note, print_json, print_table
 from towline.errors import NotFound, TowlineError
 
 if TYPE_CHECKING:
-    from towline.client.blocking import Client
+    from towline.client._sync.client import Client
     from towline.protocol.cluster import BrokerState, ClientState
 
 __all__ = ["clients", "cluster"]

@@ -58,7 +58,7 @@ def console(
     # The toolkit keeps nothing on disk for us, but it would make a folder for it.
     os.environ.setdefault("NICEGUI_STORAGE_PATH", os.path.join(os.path.expanduser("~"), ".cache", "towline-console"))  # noqa: PTH111, PTH118
     try:
-        from towline.console.serve import serve
+        from towline.console.process import serve
     except ImportError as error:
         raise Usage(f"the console needs {error.name}, which is not installed: pip install 'towline[console]'") from None
     return serve(

@@ -20,8 +20,8 @@ from towline.errors import NotFound, TowlineError
 from towline.model import LANES, Priority, is_pattern
 
 if TYPE_CHECKING:
-    from towline.client.blocking import Client
-    from towline.client.message import Message
+    from towline.client._sync.client import Client
+    from towline.client.consume.message import Message
 
 __all__ = ["consume"]
 

@@ -19,8 +19,8 @@ from towline.cli.output import Output, first_line, many, note, print_json, print
 from towline.cli.render import preview, text_or_base64
 
 if TYPE_CHECKING:
-    from towline.client.blocking import Client
-    from towline.client.message import DeadLetter
+    from towline.client._sync.client import Client
+    from towline.client.consume.message import DeadLetter
 
 __all__ = ["dead"]
 

@@ -14,7 +14,7 @@ from towline.cli.times import Duration
 from towline.cli.when import when
 
 if TYPE_CHECKING:
-    from towline.client.delays import DelayedEntry
+    from towline.client.admin.delayed import DelayedEntry
 
 __all__ = ["delay", "delayed_facts"]
 

@@ -16,8 +16,8 @@ from towline.cli.times import parse_start
 from towline.model import DELAY, parse_message_id
 
 if TYPE_CHECKING:
-    from towline.client.delays import DelayedEntry
-    from towline.client.message import Message
+    from towline.client.admin.delayed import DelayedEntry
+    from towline.client.consume.message import Message
 
 __all__ = ["find", "moment"]
 

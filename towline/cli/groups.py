@@ -18,7 +18,7 @@ from towline.protocol.groups import NEARLY_FULL
 from towline.protocol.messages import GroupState
 
 if TYPE_CHECKING:
-    from towline.client.blocking import Client
+    from towline.client._sync.client import Client
 
 __all__ = ["group"]
 

@@ -18,7 +18,7 @@ from towline.cli.render import preview, text_or_base64
 from towline.log_lines import harmless
 
 if TYPE_CHECKING:
-    from towline.store.log.reader import DamageFound, Report, SegmentStat, StoredFrame, StreamStat
+    from towline.store.log.offline.inspect import DamageFound, Report, SegmentStat, StoredFrame, StreamStat
 
 __all__ = ["log"]
 
@@ -37,9 +37,9 @@ def stat(folder: Folder, /, *, output: Output = "text") -> None:
     A stream is a lane of a topic (`lane/TOPIC/LANE`), the delivery events of a group (`pull/TOPIC/GROUP`) or its dead
     letters (`dead/TOPIC/GROUP`).
     """
-    from towline.store.log import reader
+    from towline.store.log.offline import inspect
 
-    found = reader.stat(folder)
+    found = inspect.stat(folder)
     if output == "json":
         print_json({"segments": list(map(_stat, found.segments)), "streams": list(map(_stat, found.streams))})
         return
@@ -83,10 +83,10 @@ def verify(folder: Folder, /, *, output: Output = "text") -> int:
     A torn tail is no damage: a broker that was killed while it wrote leaves one, nothing in it was acknowledged, and
     the next start cuts it off.
     """
-    from towline.store.log import reader
+    from towline.store.log.offline import inspect
 
     with progress("verifying", None, "bytes") as step:
-        report = reader.verify(folder, step)
+        report = inspect.verify(folder, step)
     if output == "json":
         print_json(_report(report))
     else:
@@ -152,11 +152,11 @@ def dump(
 
     A record is a message or, in a pull log, a delivery event. What is damaged is passed over; `verify` names it.
     """
-    from towline.store.log import reader
+    from towline.store.log.offline import inspect
 
     if limit is not None and limit < 1:
         raise Usage("--limit is at least 1")
-    frames = reader.dump(folder, stream, first, None if records else limit)
+    frames = inspect.dump(folder, stream, first, None if records else limit)
     lines = islice(_records(frames, first), limit) if records else map(_frame, frames)
     for facts in lines:
         if output == "json":

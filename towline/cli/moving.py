@@ -15,7 +15,7 @@ from towline.clock import SYSTEM
 from towline.model import LANES, Priority
 
 if TYPE_CHECKING:
-    from towline.client.flows import Target
+    from towline.client.requests import Target
     from towline.protocol.ordering import Sought
 
 __all__ = ["register"]

@@ -13,7 +13,7 @@ from towline.cli.times import Duration
 from towline.errors import BadRequest
 
 if TYPE_CHECKING:
-    from towline.client.blocking import Client
+    from towline.client._sync.client import Client
 
 __all__ = ["DEFAULT_URL", "Connection", "Usage"]
 

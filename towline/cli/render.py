@@ -13,7 +13,7 @@ from towline.cli.output import stamp
 from towline.log_lines import harmless
 
 if TYPE_CHECKING:
-    from towline.client.message import Message
+    from towline.client.consume.message import Message
 
 __all__ = ["MessageFormat", "facts", "preview", "renderer", "text_or_base64"]
 

@@ -53,7 +53,7 @@ def rest(
     at /api/openapi.json.
     """
     try:
-        from towline.console.rest.serve import serve
+        from towline.console.rest.process import serve
     except ImportError as error:
         raise Usage(
             f"the REST door needs {error.name}, which is not installed: pip install 'towline[console]'"

@@ -14,7 +14,7 @@ from towline.errors import NotFound
 from towline.protocol.access import ACTIONS, RESOURCES, Rule
 
 if TYPE_CHECKING:
-    from towline.client.blocking import Client
+    from towline.client._sync.client import Client
 
 __all__ = ["acl"]
 

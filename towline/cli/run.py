@@ -13,7 +13,7 @@ from towline.cli.options import Usage
 from towline.log_lines import LineFormatter, log_to_stderr
 
 if TYPE_CHECKING:
-    from towline.client.app import App
+    from towline.client.app.app import App
 
 __all__ = ["run"]
 
@@ -39,7 +39,7 @@ def run(
 
 
 def _find(target: str, app_dir: Path) -> App:
-    from towline.client.app import App
+    from towline.client.app.app import App
 
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:

@@ -18,7 +18,7 @@ from towline.errors import BadRequest, TooLarge, TowlineError
 from towline.model import Priority, Receipt
 
 if TYPE_CHECKING:
-    from towline.client.blocking import Client
+    from towline.client._sync.client import Client
 
 __all__ = ["send"]
 

@@ -68,7 +68,7 @@ def serve(*, config: Path | None = None, **given: Any) -> int:
         chosen = load_settings(given, file=config)
     except BadRequest as error:
         raise Usage(str(error)) from None
-    from towline.broker.serve import run
+    from towline.broker.process.run import run
 
     return run(chosen, console=True)
 

@@ -11,7 +11,7 @@ from towline.cli.confirm import DryRun, Yes, confirm, tell
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, many, note, print_json, print_pairs, print_table, size, span, stamp
 from towline.cli.times import Duration, parse_duration
-from towline.client.blocking import Client
+from towline.client._sync.client import Client
 from towline.errors import Conflict
 from towline.model import TopicConfig
 from towline.protocol.messages import TopicState

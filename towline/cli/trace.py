@@ -12,7 +12,7 @@ from towline.cli.render import facts, preview
 from towline.log_lines import harmless
 
 if TYPE_CHECKING:
-    from towline.client.trace import GroupTrace, Step, Trace
+    from towline.client.admin.trace import GroupTrace, Step, Trace
 
 __all__ = ["trace"]
 

@@ -16,7 +16,7 @@ from towline.cli.quotas import Connections, InFlight, Rate, Roles, quota_facts, 
 from towline.protocol.access import Quota, UserState
 
 if TYPE_CHECKING:
-    from towline.client.blocking import Client
+    from towline.client._sync.client import Client
 
 __all__ = ["user"]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from towline.broker.broker import Broker
-from towline.broker.opening import open_store
-from towline.broker.server import Server
-from towline.client.url import Target
+from towline.broker.open_store import open_store
+from towline.broker.server.listener import Server
+from towline.client.link.url import Target
 from towline.errors import BadRequest, TowlineError, Unavailable
 from towline.settings import BrokerSettings, load_settings
 

@@ -9,20 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from towline.client.accumulate import BatchLimits
-from towline.client.act_spool import ActSpool
-from towline.client.connection import Connection
-from towline.client.dial import Certificates, Route, make_ssl_context
-from towline.client.frame_spool import FrameSpool
-from towline.client.lease import LostLease
-from towline.client.limits import Limits
-from towline.client.outgoing import Sender, as_durability
-from towline.client.sharding import ShardMap
-from towline.client.shipping import Shipping
-from towline.client.spooled import SpooledShipping
-from towline.client.subscription import Subscription
-from towline.client.url import Target, parse_url
-from towline.client.wishes import Wishes
+from towline.client.consume.ack_spool import ActSpool
+from towline.client.consume.group_settings import Wishes
+from towline.client.consume.lease import LostLease
+from towline.client.consume.pull_size import Limits
+from towline.client.consume.subscription import Subscription
+from towline.client.link.connection import Connection
+from towline.client.link.dial import Certificates, Route, make_ssl_context
+from towline.client.link.url import Target, parse_url
+from towline.client.produce.accumulator import BatchLimits
+from towline.client.produce.batch_sender import Shipping
+from towline.client.produce.encode import Sender, as_durability
+from towline.client.produce.frame_spool import FrameSpool
+from towline.client.produce.sharding import ShardMap
+from towline.client.produce.spooled_sender import SpooledShipping
 from towline.errors import BadRequest
 from towline.model import (
     PRIVATE,

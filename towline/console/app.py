@@ -16,15 +16,13 @@ from nicegui import ui
 from starlette.types import ASGIApp
 
 from towline.console.downloads import download_routes
-from towline.console.frame import use_sessions
-from towline.console.login import login_routes
-from towline.console.nonces import Nonces
+from towline.console.layout import use_sessions
 from towline.console.pages import (
     access,
     alarms,
     audit,
     cluster,
-    dead,
+    dead_letters,
     delayed,
     groups,
     message,
@@ -34,13 +32,28 @@ from towline.console.pages import (
     transactions,
 )
 from towline.console.rest.app import rest_app
-from towline.console.rest.serve import to_description
+from towline.console.rest.process import to_description
+from towline.console.security.csp import Nonces
+from towline.console.security.login import login_routes
+from towline.console.security.middleware import Shield
 from towline.console.sessions import Sessions
-from towline.console.shield import Shield
 
 __all__ = ["PAGES", "console_app"]
 
-PAGES = (overview, topics, groups, messages, message, dead, delayed, transactions, cluster, alarms, access, audit)
+PAGES = (
+    overview,
+    topics,
+    groups,
+    messages,
+    message,
+    dead_letters,
+    delayed,
+    transactions,
+    cluster,
+    alarms,
+    access,
+    audit,
+)
 FAVICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 22 22"><rect width="22" height="22" rx="6" fill="#0b6a8f"/>'
     '<path d="M15.5 8a5.4 5.4 0 1 0 0 6" fill="none" stroke="#fff" stroke-width="2"/></svg>'

@@ -10,9 +10,9 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
-from towline.client.aio import Client
-from towline.client.message import DeadLetter
-from towline.console.letters import number_of
+from towline.client._async.client import Client
+from towline.client.consume.message import DeadLetter
+from towline.console.dead_letters.pages import number_of
 from towline.errors import BadRequest, NotFound, Refused, TowlineError
 from towline.model import check_group, check_topic
 

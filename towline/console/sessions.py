@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from towline.client.aio import Client, connect_for
+from towline.client._async.client import Client, connect_for
 from towline.clock import SYSTEM, Clock
 from towline.errors import Refused, TooMany, TowlineError
 from towline.model import origin_of

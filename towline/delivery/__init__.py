@@ -5,7 +5,8 @@ the pull log; replaying them through the same `apply` is recovery. `states` hold
 message.
 """
 
-from towline.delivery.commands import (
+from towline.delivery.dedup import Dedup
+from towline.delivery.group.commands import (
     Ack,
     Bury,
     Command,
@@ -21,14 +22,13 @@ from towline.delivery.commands import (
     Skip,
     Start,
 )
-from towline.delivery.dedup import Dedup
-from towline.delivery.events import Event, Part, decode_event, encode_event
-from towline.delivery.group import Group
-from towline.delivery.mend import mend
-from towline.delivery.missing import missing
+from towline.delivery.group.events import Event, Part, decode_event, encode_event
+from towline.delivery.group.group import Group
+from towline.delivery.group.mend import mend
+from towline.delivery.group.missing import missing
+from towline.delivery.group.snapshot import GroupSnapshot, restore, snapshot
+from towline.delivery.group.states import TRANSITIONS, State
 from towline.delivery.producers import Producers
-from towline.delivery.snapshot import GroupSnapshot, restore, snapshot
-from towline.delivery.states import TRANSITIONS, State
 
 __all__ = [
     "TRANSITIONS",

@@ -24,15 +24,15 @@ def pipeline(story: Story) -> None:
     if missing:
         story.tell(f"[dim]no archive, trace and report: {', '.join(missing)} not installed (towline\\[spark])[/dim]")
         return
-    from towline.spark.jobs.archive import archive
-    from towline.spark.jobs.manifest import Archive
-    from towline.spark.jobs.page import render
-    from towline.spark.jobs.reconcile import reconcile
-    from towline.spark.jobs.report import report
+    from towline.spark.jobs.analysis.reconcile import reconcile
+    from towline.spark.jobs.analysis.report import report
+    from towline.spark.jobs.analysis.report_html import render
+    from towline.spark.jobs.analysis.trace import trace
+    from towline.spark.jobs.archive.archive import archive
+    from towline.spark.jobs.archive.manifest import Archive
+    from towline.spark.jobs.archive.verify import verify
     from towline.spark.jobs.session import session
     from towline.spark.jobs.source import Source
-    from towline.spark.jobs.trace import trace
-    from towline.spark.jobs.verify import verify
 
     source, folder = Source.of(path=str(story.folder / "data")), story.folder
     with session("towline demo", "local[2]", QUICK, quiet=True) as spark:

@@ -16,7 +16,7 @@ from towline.load.broker import BrokerProcess
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from towline.client.blocking import Client
+    from towline.client._sync.client import Client
 
 __all__ = ["GROUPS", "Story"]
 

@@ -16,15 +16,15 @@ __all__ = ["main"]
 
 def main() -> None:
     # Here and not above, so that the crew, which only needs the name of this module, does not load a client.
-    from towline.load import consuming, producing
+    from towline.load import consumers, producers
 
     roles = {
-        "frames": producing.frames,
-        "producer": producing.through_producer,
-        "single": producing.one_by_one,
-        "paced": producing.paced,
-        "consume": consuming.batches,
-        "handle": consuming.handle,
+        "frames": producers.frames,
+        "producer": producers.through_producer,
+        "single": producers.one_by_one,
+        "paced": producers.paced,
+        "consume": consumers.batches,
+        "handle": consumers.handle,
     }
     # Ctrl-C reaches all processes of a terminal; whoever started us decides what to do about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -25,10 +25,10 @@ import msgspec
 import towline.protocol.access
 import towline.protocol.backup
 import towline.protocol.cluster
+import towline.protocol.monitor
 import towline.protocol.ordering
-import towline.protocol.publishing
-import towline.protocol.scanning
-import towline.protocol.survey
+import towline.protocol.publications
+import towline.protocol.scan
 import towline.protocol.transactions  # noqa: F401 - it adds to the messages that there are
 from towline.errors import ProtocolError, TooLarge, TowlineError
 from towline.frame.spare import SPARE

@@ -8,7 +8,21 @@ answer has the kind of its request plus 128; `Failed` answers any request that w
 from __future__ import annotations
 
 from towline.protocol.base import Answer, Request
-from towline.protocol.consuming import (
+from towline.protocol.browse import (
+    Browse,
+    Browsed,
+    Find,
+    Found,
+    Locate,
+    Located,
+    Stat,
+    Stated,
+    Trace,
+    TraceCursor,
+    Traced,
+    TraceStep,
+)
+from towline.protocol.consume import (
     Act,
     Attach,
     Attached,
@@ -35,22 +49,8 @@ from towline.protocol.delayed import (
     MoveDelayed,
 )
 from towline.protocol.groups import DeleteGroup, GroupInfo, Groups, GroupState, ListGroups, MemberState, PutGroup
-from towline.protocol.looking import (
-    Browse,
-    Browsed,
-    Find,
-    Found,
-    Locate,
-    Located,
-    Stat,
-    Stated,
-    Trace,
-    TraceCursor,
-    Traced,
-    TraceStep,
-)
-from towline.protocol.opening import Beat, Done, Failed, Hello, Welcome
-from towline.protocol.sending import FrameHead, Send, Sent
+from towline.protocol.hello import Beat, Done, Failed, Hello, Welcome
+from towline.protocol.send import FrameHead, Send, Sent
 from towline.protocol.topics import (
     CreateTopic,
     DeleteTopic,

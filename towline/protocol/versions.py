@@ -21,7 +21,7 @@ from msgspec.structs import FieldInfo, astuple, fields
 
 from towline.alarms.rule import AlarmRule
 from towline.errors import Unsupported
-from towline.protocol import access, backup, cluster, groups, publishing
+from towline.protocol import access, backup, cluster, groups, publications
 from towline.protocol import messages as m
 from towline.version import __version__
 
@@ -76,8 +76,8 @@ FIELDS: Final[dict[type[msgspec.Struct], dict[str, Newer]]] = {
     cluster.ListBrokers: dict.fromkeys(("mark", "wait_ms"), Newer(2)),
     cluster.Brokers: dict.fromkeys(("realms", "mark"), Newer(2)),
     cluster.Met: {"backlog": Newer(2)},
-    publishing.Publish: {"digest": Newer(2, _EPOCHS), "members": Newer(2, _EPOCHS)},
-    publishing.SinkState: {"members": Newer(2)},
+    publications.Publish: {"digest": Newer(2, _EPOCHS), "members": Newer(2, _EPOCHS)},
+    publications.SinkState: {"members": Newer(2)},
 }
 """The last ones of each."""
 
@@ -92,8 +92,8 @@ class Longer(NamedTuple):
 _LONG_SINK: Final = Longer(150, Newer(2, "hear of a sink with a name of more than 150 characters"))
 
 LONGER: Final[dict[type[msgspec.Struct], dict[str, Longer]]] = {
-    publishing.Publish: {"sink": _LONG_SINK},
-    publishing.AskSink: {"sink": _LONG_SINK},
+    publications.Publish: {"sink": _LONG_SINK},
+    publications.AskSink: {"sink": _LONG_SINK},
 }
 
 VALUES: Final[dict[type[msgspec.Struct], dict[str, dict[str, Newer]]]] = {

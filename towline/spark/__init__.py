@@ -20,6 +20,6 @@ __all__ = ["register"]
 def register(spark: SparkSession) -> None:
     """Make `format("towline")` known to a session: needed where the package was shipped with `--py-files`, which Spark
     does not search."""
-    from towline.spark.source import TowlineSource
+    from towline.spark.data_source import TowlineSource
 
     spark.dataSource.register(TowlineSource)

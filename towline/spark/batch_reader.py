@@ -23,10 +23,10 @@ from pyspark.sql.datasource import (
 )
 
 from towline.spark.options import ReadOptions
-from towline.spark.places import open_place
-from towline.spark.plainly import plainly
-from towline.spark.ranges import Position, Range, check_chosen, plan
-from towline.spark.reading import Wants, read_batches
+from towline.spark.plan import Position, Range, check_chosen, plan
+from towline.spark.range_reader import Wants, read_batches
+from towline.spark.short_errors import plainly
+from towline.spark.sources import open_place
 
 __all__ = ["BatchReader", "FilteringReader", "RangePartition", "read_partition"]
 

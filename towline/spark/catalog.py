@@ -20,8 +20,8 @@ from towline.delivery.catalog_changes import (
 )
 from towline.format import decode_document, not_understood
 from towline.frame import Frame
-from towline.store.log.disk import reading
-from towline.store.log.outside import Lost, Outside, read_range
+from towline.store.log.offline.streams import Lost, Outside, read_range
+from towline.store.log.write.disk import reading
 
 __all__ = ["FolderCatalog"]
 

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from towline.errors import BadRequest
 from towline.model import Durability, check_group, check_topic
-from towline.spark.places import Door
-from towline.spark.ranges import Position, Selection, parse_position
-from towline.spark.reading import BATCH_ROWS
+from towline.spark.plan import Position, Selection, parse_position
+from towline.spark.range_reader import BATCH_ROWS
+from towline.spark.sources import Door
 
 __all__ = ["READ_OPTIONS", "WRITE_OPTIONS", "ReadOptions", "WriteOptions"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from towline.client.nodes import node_of
-from towline.client.publishing import Publisher
-from towline.spark.places import Door
+from towline.client.bulk.nodes import node_of
+from towline.client.bulk.publish import Publisher
+from towline.spark.sources import Door
 
 __all__ = ["Progress"]
 

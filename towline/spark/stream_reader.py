@@ -26,10 +26,10 @@ from pyspark.sql.streaming.datasource import (
 from towline.errors import BadRequest, StoreDamaged, TowlineError
 from towline.spark.batch_reader import RangePartition, read_partition
 from towline.spark.options import ReadOptions
-from towline.spark.places import BrokerPlace, FolderPlace
-from towline.spark.plainly import plainly
+from towline.spark.plan import Lane, check_chosen, cut, resolve
 from towline.spark.progress import Progress
-from towline.spark.ranges import Lane, check_chosen, cut, resolve
+from towline.spark.short_errors import plainly
+from towline.spark.sources import BrokerPlace, FolderPlace
 
 __all__ = ["StreamReader"]
 

@@ -26,13 +26,13 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from towline.client.outgoing import as_durability
+from towline.client.produce.encode import as_durability
 from towline.errors import Conflict, TowlineError, Unavailable
-from towline.spark.encoding import Encoder, Numbering, unnumbered
+from towline.spark.arrow.row_digest import RowDigest
+from towline.spark.arrow.to_frames import Encoder, Numbering, unnumbered
 from towline.spark.options import WriteOptions
-from towline.spark.outlets import Outlets, Records, members_of, publish, unstage
-from towline.spark.plainly import plainly
-from towline.spark.row_digest import RowDigest
+from towline.spark.short_errors import plainly
+from towline.spark.sink_routing import Outlets, Records, members_of, publish, unstage
 
 __all__ = ["BatchWriter", "StreamWriter", "Written"]
 

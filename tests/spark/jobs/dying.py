@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from towline.spark.jobs.place import Place
+from towline.spark.jobs.archive.archive_folder import Place
 
 
 class Killed(BaseException):

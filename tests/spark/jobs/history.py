@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from towline.clock import ManualClock
-from towline.delivery.events import (
+from towline.delivery.group.events import (
     Acked,
     Buried,
     Event,

@@ -16,16 +16,16 @@ import towline
 from tests.server.process import BrokerProcess
 from tests.spark.jobs.history import MIDDLE, NOON, SECOND, Group, Life, Writer, play
 from towline.clock import ManualClock
-from towline.delivery.events import Acked, Part, Pulled, Started
+from towline.delivery.group.events import Acked, Part, Pulled, Started
 from towline.errors import BadRequest, Conflict, NotFound, StoreDamaged
 from towline.model import GroupConfig, RetryPolicy
-from towline.spark.jobs.archive import Options, archive
-from towline.spark.jobs.manifest import Archive
-from towline.spark.jobs.page import render
-from towline.spark.jobs.reconcile import Reconciled, reconcile
-from towline.spark.jobs.report import _keys, report, write_tables
+from towline.spark.jobs.analysis.reconcile import Reconciled, reconcile
+from towline.spark.jobs.analysis.report import _keys, report, write_tables
+from towline.spark.jobs.analysis.report_html import render
+from towline.spark.jobs.analysis.trace import Window, trace
+from towline.spark.jobs.archive.archive import Options, archive
+from towline.spark.jobs.archive.manifest import Archive
 from towline.spark.jobs.source import Source
-from towline.spark.jobs.trace import Window, trace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

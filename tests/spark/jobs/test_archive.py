@@ -19,10 +19,10 @@ from towline.clock import ManualClock
 from towline.errors import Conflict, NotFound, StoreDamaged
 from towline.frame import encode
 from towline.model import dead_stream
-from towline.spark.jobs.archive import Options, archive
-from towline.spark.jobs.manifest import Archive, Writable
+from towline.spark.jobs.archive.archive import Options, archive
+from towline.spark.jobs.archive.manifest import Archive, Writable
+from towline.spark.jobs.archive.verify import verify
 from towline.spark.jobs.source import Source
-from towline.spark.jobs.verify import verify
 from towline.store.log import LogStore
 from towline.store.spi import Append
 
@@ -115,7 +115,7 @@ def test_a_second_run_adds_what_is_new_and_small_files_are_joined(
 def test_days_are_apart_and_the_manifest_is_folded(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.spark.jobs.manifest.FOLD_AT", 3)
+    monkeypatch.setattr("towline.spark.jobs.archive.manifest.FOLD_AT", 3)
     to, source = str(tmp_path / "archive"), Source.of(path=str(tmp_path / "data"))
     for day in range(4):
         writer = Writer(tmp_path / "data", ManualClock(NOON + day * DAY))

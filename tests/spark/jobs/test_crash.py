@@ -20,10 +20,10 @@ from tests.server.process import BrokerProcess
 from tests.spark.jobs.dying import Killed, killed_at
 from tests.spark.jobs.history import Writer
 from tests.spark.session import ROOT, environment, run_to_end
-from towline.spark.jobs.archive import Options, archive
-from towline.spark.jobs.manifest import Archive
+from towline.spark.jobs.archive.archive import Options, archive
+from towline.spark.jobs.archive.manifest import Archive
+from towline.spark.jobs.archive.verify import verify
 from towline.spark.jobs.source import Source
-from towline.spark.jobs.verify import verify
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

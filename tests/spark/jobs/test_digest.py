@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from towline.spark.jobs.digest import Digest
+from towline.spark.jobs.archive.digest import Digest
 
 COLUMNS: list[tuple[Any, list[Any]]] = [
     (pa.string(), ["a", None, "", "b", None, None]),

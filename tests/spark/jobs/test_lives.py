@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.spark.jobs.history import NOON, Group, Life, Writer, play
-from towline.delivery.events import Event, Moved, Started, decode_event
+from towline.delivery.group.events import Event, Moved, Started, decode_event
 from towline.frame import Frame
-from towline.spark.jobs.lives import KINDS, STATUSES, Events, Lives, Moves, lives, override
+from towline.spark.jobs.analysis.message_outcomes import KINDS, STATUSES, Events, Lives, Moves, lives, override
 
 
 def events_of(writer: Writer) -> list[Event]:
@@ -103,7 +103,7 @@ def test_a_dead_letter_that_was_sent_again_ends_as_its_copy_does() -> None:
 
 
 def test_kinds_and_statuses_are_those_of_the_delivery() -> None:
-    from towline.delivery.states import RULES, State
+    from towline.delivery.group.states import RULES, State
 
     assert set(KINDS) == {event.__name__ for event in RULES if event.__name__ != "Resent"}
     assert {state.status for state in State} <= set(STATUSES)

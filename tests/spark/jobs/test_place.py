@@ -13,9 +13,9 @@ from pyarrow import fs
 from tests.spark.jobs.dying import Killed, killed_at
 from tests.spark.jobs.history import NOON
 from towline.errors import Conflict, StoreDamaged
-from towline.spark.jobs import manifest
-from towline.spark.jobs.manifest import Archive, Entry, Writable
-from towline.spark.jobs.place import Place
+from towline.spark.jobs.archive import manifest
+from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.manifest import Archive, Entry, Writable
 
 URI = "hadoopish:///archive"
 STEPS = ("move", "remove", "writing", "remove_folder")
@@ -81,7 +81,7 @@ class Hadoopish(fs.FileSystemHandler):  # type: ignore[misc,unused-ignore]
 def _hadoopish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = fs.PyFileSystem(Hadoopish(tmp_path))
     monkeypatch.setattr(Place, "_open_remote", lambda _: (made, "archive"))
-    monkeypatch.setattr("towline.spark.jobs.place.LEASE_S", 0.0)
+    monkeypatch.setattr("towline.spark.jobs.archive.archive_folder.LEASE_S", 0.0)
 
 
 def test_a_document_is_the_old_or_the_new_one_after_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_a_lease_is_lost_to_whoever_takes_it_and_left_to_them(monkeypatch: pytes
     place = Place(URI)
     with place.lock("lock", "writes") as renew:
         with place.lock("lock", "writes"):  # the lease is over at once here
-            monkeypatch.setattr("towline.spark.jobs.place.LEASE_S", 120.0)
+            monkeypatch.setattr("towline.spark.jobs.archive.archive_folder.LEASE_S", 120.0)
             with pytest.raises(Conflict, match=r"another job .* writes: stop it"), place.lock("lock", "writes"):
                 pass
             with pytest.raises(Conflict, match="another job took over"):

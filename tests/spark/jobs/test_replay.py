@@ -12,12 +12,12 @@ from tests.server.process import BrokerProcess
 from tests.spark.jobs.history import NOON, SECOND, Writer
 from towline.errors import BadRequest, Conflict, NotFound
 from towline.spark.jobs import replay as module
-from towline.spark.jobs.archive import Options, archive
-from towline.spark.jobs.manifest import Archive
+from towline.spark.jobs.analysis.trace import Window
+from towline.spark.jobs.archive.archive import Options, archive
+from towline.spark.jobs.archive.manifest import Archive
 from towline.spark.jobs.replay import Chosen, replay
 from towline.spark.jobs.source import Source
-from towline.spark.jobs.trace import Window
-from towline.spark.places import Door
+from towline.spark.sources import Door
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -45,7 +45,7 @@ def trace(
     """
     window = parse_window(since, until)
     with engine.session("trace") as spark, history.opened(spark, engine, topic) as (archive, _):
-        from towline.spark.jobs.trace import trace as job
+        from towline.spark.jobs.analysis.trace import trace as job
 
         frame = job(spark, archive, out, topics=chosen_topics(archive, topic), groups=group, window=window)
         rows = frame.groupBy("topic", "group", "status").count().orderBy("topic", "group", "status").collect()
@@ -84,11 +84,11 @@ def report(
     """
     window = parse_window(since, until)
     with engine.session("report") as spark, history.opened(spark, engine, topic) as (archive, work):
-        from towline.spark.jobs.page import render
-        from towline.spark.jobs.place import Place
-        from towline.spark.jobs.report import report as job
-        from towline.spark.jobs.report import write_tables
-        from towline.spark.jobs.trace import trace as trace_job
+        from towline.spark.jobs.analysis.report import report as job
+        from towline.spark.jobs.analysis.report import write_tables
+        from towline.spark.jobs.analysis.report_html import render
+        from towline.spark.jobs.analysis.trace import trace as trace_job
+        from towline.spark.jobs.archive.archive_folder import Place
 
         topics = chosen_topics(archive, topic)
         frame = trace_job(spark, archive, f"{work}/trace", topics=topics, groups=group, window=window)
@@ -166,8 +166,8 @@ def reconcile(
     try:
         window = parse_window(since, until)
         with engine.session("reconcile") as spark, history.opened(spark, engine, topic) as (archive, work):
-            from towline.spark.jobs.reconcile import reconcile as job
-            from towline.spark.jobs.trace import trace as trace_job
+            from towline.spark.jobs.analysis.reconcile import reconcile as job
+            from towline.spark.jobs.analysis.trace import trace as trace_job
 
             topics = chosen_topics(archive, topic)
             frame = trace_job(spark, archive, f"{work}/trace", topics=topics, groups=group, window=window)

@@ -14,8 +14,8 @@ from towline.cli.spark.options import Engine, Origin, Topics
 from towline.cli.times import Duration
 
 if TYPE_CHECKING:
-    from towline.spark.jobs.archive import Archived
-    from towline.spark.jobs.manifest import Archive
+    from towline.spark.jobs.archive.archive import Archived
+    from towline.spark.jobs.archive.manifest import Archive
 
 __all__ = ["archive"]
 
@@ -76,8 +76,8 @@ def run(
     """
     source = origin.source(topic)
     with engine.session("archive") as spark, progress("archiving", None, "rows") as step:
-        from towline.spark.jobs import archive as job
-        from towline.spark.jobs.manifest import KINDS
+        from towline.spark.jobs.archive import archive as job
+        from towline.spark.jobs.archive.manifest import KINDS
 
         kinds = ("messages",) if messages_only else tuple(KINDS.values())
         options = job.Options(kinds=kinds, skip_lost=skip_lost, compact_files=compact)
@@ -139,8 +139,8 @@ def verify(
     """
     source = None if alone else origin.source(topic)
     with engine.session("verify") as spark:
-        from towline.spark.jobs.manifest import Archive
-        from towline.spark.jobs.verify import verify as check
+        from towline.spark.jobs.archive.manifest import Archive
+        from towline.spark.jobs.archive.verify import verify as check
 
         found = check(spark, Archive.open(where), source)
     if output == "json":
@@ -164,7 +164,7 @@ def verify(
 @archive.command
 def ls(where: Where, /, *, output: Output = "text") -> None:
     """Show what an archive holds, by stream."""
-    from towline.spark.jobs.manifest import Archive
+    from towline.spark.jobs.archive.manifest import Archive
 
     rows = list(_streams(Archive.open(where)))
     if output == "json":

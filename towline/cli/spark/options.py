@@ -20,9 +20,9 @@ from towline.cli.when import parse_time
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from towline.spark.jobs.manifest import Archive
+    from towline.spark.jobs.analysis.trace import Window
+    from towline.spark.jobs.archive.manifest import Archive
     from towline.spark.jobs.source import Source
-    from towline.spark.jobs.trace import Window
 
 __all__ = ["Engine", "History", "Origin", "Topics", "parse_window"]
 
@@ -129,9 +129,9 @@ class History(Origin):
     @contextmanager
     def opened(self, spark: SparkSession, engine: Engine, topics: list[str] | None) -> Iterator[tuple[Archive, str]]:
         """The archive, and a folder to work in."""
-        from towline.spark.jobs.archive import archive
-        from towline.spark.jobs.manifest import Archive
-        from towline.spark.jobs.place import Place
+        from towline.spark.jobs.archive.archive import archive
+        from towline.spark.jobs.archive.archive_folder import Place
+        from towline.spark.jobs.archive.manifest import Archive
 
         if self.work is None and not engine.here:
             raise Usage("--work: on a cluster, name a folder that all its machines see")
@@ -164,7 +164,7 @@ def chosen_topics(archive: Archive, topics: list[str] | None) -> list[str] | Non
 
 
 def parse_window(since: str | None, until: str | None) -> Window:
-    from towline.spark.jobs.trace import Window
+    from towline.spark.jobs.analysis.trace import Window
 
     begin, end = (round(parse_time(text) * 1_000_000) if text else 0 for text in (since, until))
     if end and begin >= end:

@@ -87,7 +87,7 @@ def replay(
     window = parse_window(since, until)
     door = origin.source(None).door
     with engine.session("replay") as spark, progress("replaying", None) as step:
-        from towline.spark.jobs.manifest import Archive
+        from towline.spark.jobs.archive.manifest import Archive
         from towline.spark.jobs.replay import Chosen
         from towline.spark.jobs.replay import replay as run
 

@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 from nicegui import ui
 
-from towline.console.dialogs import confirm, form
-from towline.console.frame import View, act, badge, button, console_page, empty, go, head, panel
-from towline.console.table import Column, Query, Table
-from towline.console.words import many, plain
+from towline.console.layout import View, act, badge, button, console_page, empty, go, head, panel
+from towline.console.number_format import many, plain
+from towline.console.widgets.dialogs import confirm, form
+from towline.console.widgets.table import Column, Query, Table
 from towline.errors import TowlineError
 from towline.protocol.access import ACTIONS, RESOURCES, Grant, Rule, TokenMade, TokenState, UserState
 

@@ -9,12 +9,12 @@ from nicegui import ui
 
 from towline.alarms.rule import OF_BROKER, REASON_MAX, SILENCE_MAX_S, UNITS, AlarmRule
 from towline.alarms.watch import Alarm
-from towline.console.dialogs import confirm, form
-from towline.console.frame import View, act, badge, button, console_page, head, panel, say
-from towline.console.rows import Rows
-from towline.console.words import number, plain, span
+from towline.console.layout import View, act, badge, button, console_page, head, panel, say
+from towline.console.number_format import number, plain, span
+from towline.console.widgets.dialogs import confirm, form
+from towline.console.widgets.keyed_list import Rows
 from towline.errors import TowlineError
-from towline.protocol.survey import Alarms, Told
+from towline.protocol.monitor import Alarms, Told
 
 __all__ = ["alarms_page"]
 

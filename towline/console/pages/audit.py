@@ -6,9 +6,9 @@ from typing import Any
 
 from nicegui import ui
 
-from towline.console.frame import View, button, console_page, empty, head, panel
-from towline.console.table import Column, Query, Table
-from towline.console.words import plain
+from towline.console.layout import View, button, console_page, empty, head, panel
+from towline.console.number_format import plain
+from towline.console.widgets.table import Column, Query, Table
 
 __all__ = ["audit_page"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from nicegui import ui
 
-from towline.console.frame import View, console_page, empty, facts, figures, head, panel
-from towline.console.table import Column, Query, Table
-from towline.console.words import number, plain, size, span
+from towline.console.layout import View, console_page, empty, facts, figures, head, panel
+from towline.console.number_format import number, plain, size, span
+from towline.console.widgets.table import Column, Query, Table
 from towline.errors import TowlineError
 
 __all__ = ["cluster_page"]

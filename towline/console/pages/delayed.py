@@ -7,12 +7,12 @@ from typing import Any
 
 from nicegui import ui
 
-from towline.client.delays import DelayedEntry
+from towline.client.admin.delayed import DelayedEntry
 from towline.clock import SYSTEM
-from towline.console.dialogs import confirm, form
-from towline.console.frame import View, button, console_page, head, panel, say
-from towline.console.table import Column, Query, Table
-from towline.console.words import many, number, plain, size, span
+from towline.console.layout import View, button, console_page, head, panel, say
+from towline.console.number_format import many, number, plain, size, span
+from towline.console.widgets.dialogs import confirm, form
+from towline.console.widgets.table import Column, Query, Table
 from towline.errors import BadRequest, TowlineError
 
 __all__ = ["delayed_page"]

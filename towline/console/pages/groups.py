@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 from nicegui import ui
 
-from towline.console.charts import Chart
-from towline.console.dialogs import confirm, form
-from towline.console.frame import View, act, badge, button, console_page, facts, figures, go, head, panel
-from towline.console.listing import group_columns, group_rows
-from towline.console.table import Column, Query, Table
-from towline.console.words import many, number, span
+from towline.console.layout import View, act, badge, button, console_page, facts, figures, go, head, panel
+from towline.console.lists import group_columns, group_rows
+from towline.console.number_format import many, number, span
+from towline.console.widgets.charts import Chart
+from towline.console.widgets.dialogs import confirm, form
+from towline.console.widgets.table import Column, Query, Table
 from towline.errors import BadRequest, TowlineError
 from towline.model import RetryPolicy
 from towline.protocol.groups import NEARLY_FULL

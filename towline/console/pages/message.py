@@ -6,12 +6,12 @@ from urllib.parse import urlencode
 
 from nicegui import ui
 
-from towline.client.message import Message
-from towline.client.trace import GroupTrace, Step
-from towline.console.body import Form, guess, render
-from towline.console.dialogs import confirm
-from towline.console.frame import View, badge, button, console_page, empty, facts, go, head, panel, say
-from towline.console.words import plain, size
+from towline.client.admin.trace import GroupTrace, Step
+from towline.client.consume.message import Message
+from towline.console.layout import View, badge, button, console_page, empty, facts, go, head, panel, say
+from towline.console.number_format import plain, size
+from towline.console.widgets.body_view import Form, guess, render
+from towline.console.widgets.dialogs import confirm
 from towline.errors import TowlineError
 
 __all__ = ["message_page", "show_body"]

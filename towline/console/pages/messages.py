@@ -7,11 +7,11 @@ from typing import Any
 
 from nicegui import ui
 
-from towline.client.message import Message
-from towline.console.body import preview
-from towline.console.frame import View, button, console_page, empty, go, head, panel
-from towline.console.table import Column, Query, Table
-from towline.console.words import plain, size
+from towline.client.consume.message import Message
+from towline.console.layout import View, button, console_page, empty, go, head, panel
+from towline.console.number_format import plain, size
+from towline.console.widgets.body_view import preview
+from towline.console.widgets.table import Column, Query, Table
 from towline.errors import BadRequest, TowlineError
 from towline.model import parse_message_id
 

@@ -7,12 +7,12 @@ from typing import Any
 from nicegui import ui
 
 from towline.clock import SYSTEM
-from towline.console.charts import Chart
-from towline.console.frame import View, badge, console_page, empty, figures, head, panel
-from towline.console.table import Column, Query, Table
-from towline.console.words import age, many, number, per_second, size, span
+from towline.console.layout import View, badge, console_page, empty, figures, head, panel
+from towline.console.number_format import age, many, number, per_second, size, span
+from towline.console.widgets.charts import Chart
+from towline.console.widgets.table import Column, Query, Table
 from towline.errors import Refused, TowlineError
-from towline.protocol.survey import Pulsed
+from towline.protocol.monitor import Pulsed
 
 __all__ = ["overview"]
 

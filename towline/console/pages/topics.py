@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from nicegui import ui
 
-from towline.console.dialogs import confirm, form
-from towline.console.frame import View, act, button, console_page, facts, figures, go, head, panel
-from towline.console.listing import group_columns, group_rows, topics_page
-from towline.console.table import Column, Query, Table
-from towline.console.words import many, number, per_second, size, span
+from towline.console.layout import View, act, button, console_page, facts, figures, go, head, panel
+from towline.console.lists import group_columns, group_rows, topics_page
+from towline.console.number_format import many, number, per_second, size, span
+from towline.console.widgets.dialogs import confirm, form
+from towline.console.widgets.table import Column, Query, Table
 from towline.model import LANES, TopicConfig
 from towline.protocol.messages import TopicState
 

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from nicegui import ui
 
-from towline.console.dialogs import confirm
-from towline.console.frame import View, act, button, console_page, head, panel, say
-from towline.console.table import Column, Query, Table
-from towline.console.words import many, number, plain, size
+from towline.console.layout import View, act, button, console_page, head, panel, say
+from towline.console.number_format import many, number, plain, size
+from towline.console.widgets.dialogs import confirm
+from towline.console.widgets.table import Column, Query, Table
 
 __all__ = ["transactions_page"]
 

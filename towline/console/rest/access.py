@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field, SecretStr
 
-from towline.client.access import Grant, Quota
-from towline.console.rest.callers import Mq
+from towline.client.admin.access import Grant, Quota
+from towline.console.rest.client_pool import Mq
 from towline.console.rest.models import Count, Created, Strict, time
 
 __all__ = ["router"]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from towline.alarms.rule import REASON_MAX, SILENCE_MAX_S, AlarmRule, What
 from towline.alarms.watch import Alarm
-from towline.console.rest.callers import Mq
+from towline.console.rest.client_pool import Mq
 from towline.console.rest.models import Count, Strict, time
 from towline.model import EMAILS_MAX
 

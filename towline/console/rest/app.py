@@ -19,13 +19,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from towline import errors
-from towline.console.origin import OwnPagesOnly
 from towline.console.rest import access, alarms, cluster, groups, messages, topics
-from towline.console.rest.callers import Callers
+from towline.console.rest.client_pool import Callers
+from towline.console.rest.docs_page import page
 from towline.console.rest.fields import known_only
+from towline.console.rest.held_leases import TIDY_S, Pulls
 from towline.console.rest.models import Problem
-from towline.console.rest.page import page
-from towline.console.rest.pulls import TIDY_S, Pulls
+from towline.console.security.origin import OwnPagesOnly
 
 __all__ = ["rest_app"]
 

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
-from towline.console.rest.callers import Mq
+from towline.console.rest.client_pool import Mq
 from towline.console.rest.models import Count, Strict, time
 from towline.errors import Refused
 from towline.protocol.cluster import BrokerState

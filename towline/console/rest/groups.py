@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from towline.console.rest.callers import Mq
+from towline.console.rest.client_pool import Mq
 from towline.console.rest.models import (
     Body,
     Count,

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from towline.client.trace import GroupTrace
-from towline.console.rest.callers import Mq, Who
+from towline.client.admin.trace import GroupTrace
+from towline.console.rest.client_pool import Mq, Who
+from towline.console.rest.held_leases import Pulls
 from towline.console.rest.models import (
     GROUP,
     TOPIC,
@@ -31,7 +32,6 @@ from towline.console.rest.models import (
     shown,
     time,
 )
-from towline.console.rest.pulls import Pulls
 
 __all__ = ["router"]
 

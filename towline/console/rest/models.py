@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from towline.client.message import DeadLetter, Message
+from towline.client.consume.message import DeadLetter, Message
 from towline.errors import BadRequest
 from towline.model import Receipt
 

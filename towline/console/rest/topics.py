@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from towline.client.aio import Client
-from towline.console.rest.callers import Mq
+from towline.client._async.client import Client
+from towline.console.rest.client_pool import Mq
 from towline.console.rest.models import TOPIC, Count, Created, Strict, TopicName, time
 from towline.protocol.messages import TopicState
 

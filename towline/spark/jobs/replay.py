@@ -23,16 +23,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from towline.client.outgoing import as_durability
+from towline.client.produce.encode import as_durability
 from towline.errors import BadRequest, Conflict, NotFound
 from towline.model import LANES, check_topic
-from towline.spark.encoding import Encoder, Numbering
-from towline.spark.jobs.manifest import Archive, Entry, parts_of
-from towline.spark.jobs.place import Place
+from towline.spark.arrow.to_frames import Encoder, Numbering
+from towline.spark.jobs.analysis.trace import Window
+from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.manifest import Archive, Entry, parts_of
 from towline.spark.jobs.tasks import in_tasks
-from towline.spark.jobs.trace import Window
-from towline.spark.outlets import Outlets, members_of, publish
-from towline.spark.places import Door
+from towline.spark.sink_routing import Outlets, members_of, publish
+from towline.spark.sources import Door
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,11 +10,11 @@ import pyarrow as pa
 
 from towline.errors import BadRequest
 from towline.model import check_topic
-from towline.spark.arrow import DEAD, MESSAGES, TIME
-from towline.spark.events import EVENTS
-from towline.spark.places import Door, open_place, why_gap
-from towline.spark.ranges import Lane, Range, Selection
-from towline.spark.reading import Wants, read_batches
+from towline.spark.arrow.from_events import EVENTS
+from towline.spark.arrow.from_frames import DEAD, MESSAGES, TIME
+from towline.spark.plan import Lane, Range, Selection
+from towline.spark.range_reader import Wants, read_batches
+from towline.spark.sources import Door, open_place, why_gap
 
 __all__ = ["Reading", "Source", "columns_of"]
 

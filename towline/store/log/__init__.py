@@ -16,8 +16,8 @@ folder, and `damage` tells it what a crash has torn from what was damaged; `rete
 into a folder without opening it; `store` joins them.
 """
 
-from towline.store.log.disk import DiskIo
 from towline.store.log.settings import LogSettings
 from towline.store.log.store import LogStore
+from towline.store.log.write.disk import DiskIo
 
 __all__ = ["DiskIo", "LogSettings", "LogStore"]

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from towline.errors import BadName, DiskFull, StoreFailed
-from towline.store.log.disk import DiskIo, reading
-from towline.store.log.folder import is_secret
+from towline.store.log.format.folder import is_secret
+from towline.store.log.write.disk import DiskIo, reading
 
 __all__ = ["Documents"]
 

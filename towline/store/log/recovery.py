@@ -20,15 +20,15 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from towline.store.log.catalogue import Catalogue, HotRun, Stream
-from towline.store.log.damage import Swallowed, Wreck, examine, is_torn
-from towline.store.log.disk import DiskIo, reading
-from towline.store.log.index import ENTRY, Directory, Known, Run, load_directory, pack_entry, write_index
-from towline.store.log.record import FORGET, FRAME, VOID, Record
-from towline.store.log.scan import Damage, Scanner
-from towline.store.log.sealer import absorb
-from towline.store.log.segment import Sealed, Segment, index_path, list_folder, log_path, opened
+from towline.store.log.format.damage import Swallowed, Wreck, examine, is_torn
+from towline.store.log.format.index import ENTRY, Directory, Known, Run, load_directory, pack_entry, write_index
+from towline.store.log.format.record import FORGET, FRAME, VOID, Record
+from towline.store.log.format.scan import Damage, Scanner
+from towline.store.log.format.segment import Sealed, Segment, index_path, list_folder, log_path, opened
+from towline.store.log.read.streams import Catalogue, HotRun, Stream
 from towline.store.log.torn import cut_tail
+from towline.store.log.write.disk import DiskIo, reading
+from towline.store.log.write.sealer import absorb
 from towline.store.spi import kind_of
 
 __all__ = ["Recovered", "read_segment", "recover"]

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from towline.clock import TimeSlice
 from towline.store.eras import Times
-from towline.store.log.catalogue import Catalogue, Stream
-from towline.store.log.index import ROW
-from towline.store.log.segment import Sealed
+from towline.store.log.format.index import ROW
+from towline.store.log.format.segment import Sealed
+from towline.store.log.read.streams import Catalogue, Stream
 
 __all__ = ["Verdict", "what_may_go"]
 

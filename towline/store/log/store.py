@@ -14,24 +14,24 @@ from towline.clock import SYSTEM, Clock
 from towline.errors import Closed, DiskFull, QueueFull, StoreFailed, TooLarge, Unreadable
 from towline.model import Durability
 from towline.store.eras import Era, Eras, Times
-from towline.store.log.catalogue import Stream, first_at
-from towline.store.log.disk import REAL, DiskIo
 from towline.store.log.documents import Documents
-from towline.store.log.folder import close_to_others, prepare_folder, raise_format, sweep
-from towline.store.log.index import ENTRY, Run, pack_entry
-from towline.store.log.lock import FolderLock
-from towline.store.log.reading import StreamReader
+from towline.store.log.format.folder import close_to_others, prepare_folder, raise_format, sweep
+from towline.store.log.format.index import ENTRY, Run, pack_entry
+from towline.store.log.format.segment import NO_ROOM, Segment, create_segment
+from towline.store.log.read.key_search import KeyBuilder, KeySearch
+from towline.store.log.read.range_reader import StreamReader
+from towline.store.log.read.sealed_segments import Shelf
+from towline.store.log.read.streams import Stream, first_at
 from towline.store.log.recovery import Recovered, recover
 from towline.store.log.retention import what_may_go
-from towline.store.log.sealer import Sealer
-from towline.store.log.searching import KeyBuilder, KeySearch
-from towline.store.log.segment import NO_ROOM, Segment, create_segment
 from towline.store.log.settings import LogSettings
-from towline.store.log.shelf import Shelf
 from towline.store.log.stats import LogStats
-from towline.store.log.tail import Tail
-from towline.store.log.unit import Unit
-from towline.store.log.writer import Writer
+from towline.store.log.write.disk import REAL, DiskIo
+from towline.store.log.write.lock import FolderLock
+from towline.store.log.write.sealer import Sealer
+from towline.store.log.write.tail import Tail
+from towline.store.log.write.unit import Unit
+from towline.store.log.write.writer import Writer
 from towline.store.spi import Append, Appended, Bounds, Read, Trimmed, kind_of
 
 __all__ = ["LogStore"]

@@ -7,8 +7,8 @@ import re
 import time
 from pathlib import Path
 
-from towline.store.log.disk import DiskIo, reading
-from towline.store.log.segment import Segment
+from towline.store.log.format.segment import Segment
+from towline.store.log.write.disk import DiskIo, reading
 
 __all__ = ["cut_tail"]
 

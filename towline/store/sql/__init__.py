@@ -15,10 +15,10 @@
 """
 
 from towline.store.sql.database import Database
-from towline.store.sql.opening import open_sql, prepare_database
+from towline.store.sql.open import open_sql, prepare_database
 from towline.store.sql.ownership import MAIN, Holder, Lease, Ownership
 from towline.store.sql.roster import BROKER, CONSUMER, Entry, Present, Roster
-from towline.store.sql.schema import raise_number, stated_number
+from towline.store.sql.schema.migrate import raise_number, stated_number
 from towline.store.sql.settings import SqlSettings, parse_url
 from towline.store.sql.shared import SharedDocuments
 from towline.store.sql.store import SqlStore

@@ -18,10 +18,10 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.sql import ClauseElement
 
 from towline.errors import Closed, StoreFailed, TowlineError
-from towline.store.sql.encoding import BULK, TEXT, Encoding, Into
-from towline.store.sql.faults import NOT_ENCRYPTED, PACKET, Fault, classify, explain, in_words
+from towline.store.sql.errors import NOT_ENCRYPTED, PACKET, Fault, classify, explain, in_words
 from towline.store.sql.settings import SqlSettings
-from towline.store.sql.within import within
+from towline.store.sql.timeout import within
+from towline.store.sql.write.encoding import BULK, TEXT, Encoding, Into
 
 __all__ = ["Command", "Connection", "Database"]
 

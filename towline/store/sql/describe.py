@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from towline.frame import Frame
-from towline.store.sql.rows import Row
+from towline.store.sql.write.rows import Row
 
 __all__ = ["COLUMNS", "describe"]
 

@@ -39,9 +39,9 @@ from sqlalchemy import bindparam, func, select, text, update
 from sqlalchemy.dialects.mysql import insert
 
 from towline.errors import StoreLocked
-from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
-from towline.store.sql.faults import Fault, classify
+from towline.store.sql.errors import Fault, classify
+from towline.store.sql.schema import tables
 
 __all__ = ["MAIN", "Holder", "Lease", "Ownership"]
 

@@ -22,9 +22,9 @@ from sqlalchemy import bindparam, delete, func, select, text
 from sqlalchemy.dialects.mysql import insert
 
 from towline.errors import TowlineError
-from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
-from towline.store.sql.encoding import literal
+from towline.store.sql.schema import tables
+from towline.store.sql.write.encoding import literal
 
 __all__ = ["BROKER", "CONSUMER", "Entry", "Present", "Roster"]
 

@@ -14,9 +14,9 @@ from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.dialects.mysql import insert
 
 from towline.errors import Overtaken
-from towline.store.sql import tables
 from towline.store.sql.database import Connection, Database
 from towline.store.sql.ownership import MAIN
+from towline.store.sql.schema import tables
 
 __all__ = ["SharedDocuments"]
 

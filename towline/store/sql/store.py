@@ -15,17 +15,17 @@ from towline.errors import BadName, Closed, QueueFull, TooLarge, TowlineError
 from towline.model import Durability
 from towline.store.eras import ERAS, Era, Eras, Times, decode_eras, encode_eras
 from towline.store.spi import Append, Appended, Bounds, Read, Trimmed, kind_of
-from towline.store.sql import tables
-from towline.store.sql.cache import FrameCache
 from towline.store.sql.database import Connection, Database
-from towline.store.sql.encoding import literal
-from towline.store.sql.job import Job, Packing, Trim
 from towline.store.sql.ownership import Lease, release
-from towline.store.sql.projection import Projection
-from towline.store.sql.reading import FrameReader
-from towline.store.sql.streams import Stream, Streams
-from towline.store.sql.trimming import Sweeper, freed_by, plan
-from towline.store.sql.writer import Writer
+from towline.store.sql.read.cache import FrameCache
+from towline.store.sql.read.range_reader import FrameReader
+from towline.store.sql.read.streams import Stream, Streams
+from towline.store.sql.schema import tables
+from towline.store.sql.write.encoding import literal
+from towline.store.sql.write.job import Job, Packing, Trim
+from towline.store.sql.write.projection import Projection
+from towline.store.sql.write.trim import Sweeper, freed_by, plan
+from towline.store.sql.write.writer import Writer
 
 __all__ = ["SqlStore"]
 

@@ -1,0 +1,96 @@
+"""Looking without touching: the state of a group, and messages read past their delivery."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from towline.broker.consume.dead_letters import dead_letters, dead_waiting
+from towline.broker.consume.dispatcher import Dispatcher
+from towline.broker.consume.fetch import Buffers, fitting, next_of, wire_part
+from towline.broker.topics.lane import Lane
+from towline.clock import TimeSlice
+from towline.model import lane_name
+from towline.protocol.messages import Browse, Browsed, GroupState, MemberState
+from towline.store import Store
+
+__all__ = ["browse_dead", "browse_lane", "figures_in_slices", "figures_of", "group_state"]
+
+AT_ONCE: Final = 200
+
+
+async def figures_in_slices(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
+    """The same, of very many: others have their turn in between."""
+    sums, part = Counter(figures_of(())), TimeSlice()
+    for at in range(0, len(dispatchers), AT_ONCE):
+        sums.update(figures_of(dispatchers[at : at + AT_ONCE]))
+        await part.rest()
+    return dict(sums)
+
+
+def figures_of(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
+    """What all groups of a broker come to."""
+    return {
+        "groups": len(dispatchers),
+        "members": sum(len(one.members) for one in dispatchers),
+        "messages_out": sum(one.counts["pulled"] for one in dispatchers),
+        "in_flight": sum(one.group.leased() for one in dispatchers),
+        "retrying": sum(one.group.retries.messages for one in dispatchers),
+    }
+
+
+def group_state(dispatcher: Dispatcher, now_s: float, expires_in_s: float) -> GroupState:
+    dispatcher.observe()
+    group = dispatcher.group
+    shards = group.shards.count if group.shards is not None else 0
+    members = [
+        MemberState(
+            one.consumer,
+            one.address,
+            group.in_flight.get(one.consumer, 0),
+            one.waits,
+            round(now_s - one.last_seen_s, 3),
+        )
+        for one in dispatcher.members.values()
+    ]
+    return GroupState(
+        config=group.config,
+        positions=[(lane_name(n, shards), group.next[n], group.ends[n]) for n in range(group.topic_lanes)],
+        lag=group.lag(),
+        in_flight=group.leased(),
+        retrying=group.retries.messages,
+        next_retry_at_us=group.next_retry_us() or 0,
+        dying=sum(part.count for part in group.dying),
+        dead=dead_waiting(dispatcher),
+        members=members,
+        unreadable=dispatcher.unreadable,
+        retry_load=round(group.retries.load, 3),
+        unused_s=round(dispatcher.unused_s, 3),
+        expires_in_s=round(expires_in_s, 3),
+    )
+
+
+async def browse_lane(store: Store, lane: Lane, request: Browse) -> tuple[Browsed, Buffers]:
+    first, end, _ = lane.look()
+    return await _browse(store, lane.stream, (first, end), request, [])
+
+
+async def browse_dead(dispatcher: Dispatcher, request: Browse) -> tuple[Browsed, Buffers]:
+    stream, first, end = dead_letters(dispatcher)
+    return await _browse(dispatcher.store, stream, (first, end), request, list(dispatcher.group.resent))
+
+
+async def _browse(
+    store: Store, stream: str, bounds: tuple[int, int], request: Browse, settled: list[tuple[int, int]]
+) -> tuple[Browsed, Buffers]:
+    first, end = bounds
+    at = max(request.first, first)
+    room = min(request.max_messages, max(end - at, 0))
+    if not room:
+        return Browsed([], at, first, end, settled), []
+    read = await store.read(stream, at, room, request.max_bytes)
+    chunks = fitting(read.chunks, request.max_bytes)
+    found = [wire_part(request.lane, 0, chunk, chunk.count) for chunk in chunks]
+    buffers = [buffer for _, some in found for buffer in some]
+    return Browsed([part for part, _ in found], next_of(read, chunks), first, end, settled), buffers

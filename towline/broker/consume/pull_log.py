@@ -1,0 +1,117 @@
+"""A group's pull log as the broker writes it: events in their order, some at once, some a moment later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from towline.clock import SteadyClock
+from towline.delivery import Event, encode_event
+from towline.delivery.group.events import Pulled, shifted
+from towline.errors import TowlineError, Unavailable
+from towline.frame import encode_events
+from towline.model import Durability
+from towline.store import Append, Appended, Store
+
+__all__ = ["LATE_S", "PullLog"]
+
+log = logging.getLogger("towline.broker")
+
+LATE_S: Final = 0.002
+STANDING_LATE_S: Final = 0.01
+"""Of a pull that stands the acks come a few milliseconds later, and carry it."""
+LATE_MAX: Final = 64
+NEVER: Final = float("inf")
+
+
+class PullLog:
+    """A pull need not be in the log before its consumer is told: if a crash undoes it, its number is never given to
+    anyone else, and the messages are delivered again. So it is written behind the answer: with the next event of the
+    group, which mostly is the ack of just these messages, or a moment later, whatever comes first. Memory is ahead of
+    the log by such events only. The group goes by a steady clock; in the log, events have the times of the clock as it
+    is."""
+
+    __slots__ = ("_closed", "_due_s", "_failed", "_late", "_loop", "_position", "_store", "_time", "stream")
+
+    def __init__(self, store: Store, stream: str, time: SteadyClock) -> None:
+        self.stream = stream
+        self._store = store
+        self._time = time
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._position = store.bounds(stream).end
+        self._late: list[Event] = []
+        self._due_s = NEVER
+        """When what is late is appended, by the loop's clock."""
+        self._failed = False
+        self._closed = False
+
+    @property
+    def position(self) -> int:
+        """The number of the next event; all that was applied is before it."""
+        self.catch_up()
+        return self._position
+
+    @property
+    def count(self) -> int:
+        """How many events there have been, written or not."""
+        return self._position + len(self._late)
+
+    def append(
+        self,
+        events: Sequence[Event],
+        durability: Durability,
+        also: Sequence[Append] = (),
+        instead: Sequence[Event] | None = None,
+    ) -> Appended:
+        """Append events, and `also` in one unit with them. If it is refused, nothing has happened; if `also` is refused
+        late, as many others stand `instead`."""
+        if self._closed:
+            # The group may have been deleted, and its stream be another's by now.
+            raise Unavailable(f"{self.stream} is closed")
+        if self._late:
+            events = [*self._late, *events]
+            instead = None if instead is None else [*self._late, *instead]
+        other = None if instead is None else self._encode(instead)
+        own = Append(self.stream, self._encode(events), len(events), control=True, instead=other)
+        appended = self._store.append([*also, own], durability)
+        self._position = appended.firsts[-1] + len(events)
+        self._late.clear()
+        self._failed = False
+        return appended
+
+    def append_soon(self, pulled: Pulled, *, stands: bool = False) -> None:
+        """Append it once its consumer is answered; a little later still if its pull stands."""
+        if self._failed or len(self._late) >= LATE_MAX:
+            self.catch_up()
+        self._late.append(pulled)
+        late_s = STANDING_LATE_S if stands else LATE_S
+        if self._due_s is NEVER or not stands:
+            loop = self._loop = self._loop or asyncio.get_running_loop()
+            due_s = loop.time() + late_s
+            if due_s < self._due_s:
+                self._due_s = due_s
+                loop.call_at(due_s, self._on_time)
+
+    def catch_up(self) -> Appended | None:
+        return self.append((), Durability.OS) if self._late else None
+
+    def _on_time(self) -> None:
+        self._due_s = NEVER
+        try:
+            self.catch_up()
+        except TowlineError as error:
+            # Nothing more is granted before this is in the log; see `append_soon`.
+            self._failed = True
+            log.error("%s: %d pulls are not in the pull log yet: %s", self.stream, len(self._late), error)
+
+    def close(self) -> None:
+        """Nothing more is written. What was late is as if a crash had undone it."""
+        self._closed = True
+        self._late.clear()
+
+    def _encode(self, events: Sequence[Event]) -> bytes:
+        if set_us := self._time.set_us:
+            events = [shifted(event, set_us) for event in events]
+        return encode_events([encode_event(event) for event in events], produced_at_us=events[0].at_us)

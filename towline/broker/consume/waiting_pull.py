@@ -1,0 +1,79 @@
+"""A consumer that waits for messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+from towline.broker.consume.fetch import Buffers
+from towline.broker.consume.member import Member
+from towline.delivery.group.events import Pulled
+from towline.protocol import messages as wire
+
+__all__ = ["Taker", "Waiter", "in_turn"]
+
+
+class Taker(Protocol):
+    """Takes what a pull was granted to its consumer."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether the pull may be answered again after the next answer."""
+
+    @property
+    def ending(self) -> bool:
+        """It is to wait no longer."""
+
+    def take(self, pulled: wire.Pulled, buffers: Buffers) -> None: ...
+
+    def set_aside(self, size: int) -> int:
+        """How much an answer of at most `size` bytes may take: what is in hand, or what there is; 0 is nothing."""
+
+    async def wait_for_room(self, size: int, within_s: float) -> bool:
+        """Have room in hand as soon as there is some. False: there was none in time, or it is to wait no longer."""
+
+    def read(self, room: int, size: int) -> None:
+        """An answer was read for which `room` was set aside: it takes `size`."""
+
+    def let_go(self) -> None:
+        """Of the room in hand; and what was read is not handed over."""
+
+
+class Waiter:
+    """A pull that waits for messages."""
+
+    __slots__ = ("acted", "future", "member", "request", "taken", "taker")
+
+    def __init__(
+        self,
+        member: Member,
+        request: wire.Pull,
+        future: asyncio.Future[Pulled | None],
+        acted: asyncio.Future[None] | None,
+        taker: Taker | None,
+    ) -> None:
+        self.member = member
+        self.request = request
+        self.future = future
+        self.acted = acted
+        """The acts that came with the pull: it is answered once they are durable."""
+        self.taker = taker
+        self.taken: tuple[wire.Pulled, Buffers] | None = None
+        """The last answer, if it was given at once."""
+
+    @property
+    def may_take(self) -> bool:
+        """It may be answered now: it has a taker, and the acts that came with it are durable."""
+        acted = self.acted
+        return self.taker is not None and (acted is None or (acted.done() and acted.exception() is None))
+
+    @property
+    def stands(self) -> bool:
+        return self.taker is not None and self.taker.stands
+
+
+def in_turn(waiters: Iterable[Waiter]) -> list[Waiter]:
+    """First come, first served; but one that stands, though its consumer has messages to work on, comes after those
+    who have none."""
+    return sorted(waiters, key=lambda waiter: waiter.member.in_flight if waiter.stands else 0)

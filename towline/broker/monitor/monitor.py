@@ -1,0 +1,47 @@
+"""What those who look after a broker see of it: the census, lists and figures read off it, and alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from towline.broker.monitor.alarms import AlarmDesk
+from towline.broker.monitor.disk import Room, room_of, storage
+from towline.broker.monitor.listing import Surveyor, split_lines
+from towline.broker.monitor.stats import Census
+from towline.broker.retention.overdue_messages import Overdue
+from towline.broker.topics.topic import Topic
+from towline.clock import Clock
+from towline.protocol.monitor import Stored
+from towline.settings import BrokerSettings
+from towline.store import Store
+
+__all__ = ["Outlook"]
+
+
+class Outlook:
+    def __init__(
+        self,
+        topics: Mapping[str, Topic],
+        delayed: Callable[[], Mapping[str, int]],
+        *,
+        store: Store,
+        clock: Clock,
+        settings: BrokerSettings,
+        overdue: Overdue,
+    ) -> None:
+        self._settings = settings
+        self.census = Census(topics, delayed, store, clock)
+        self.surveyor = Surveyor(self.census, split_lines(settings.business_lines))
+        self.alarms = AlarmDesk(store, clock, settings, self.census, room=self.room, overdue=overdue)
+        self.census.on_walk.append(self.alarms.look)
+
+    def room(self) -> Room:
+        return room_of(self._settings, self.census.totals.size_bytes)
+
+    def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """By the names of what they do."""
+        return {"the census": self.census.loop(), "telling alarms": self.alarms.loop()}
+
+    async def storage(self) -> Stored:
+        return await storage(self._settings, self.census.totals.size_bytes)

@@ -1,0 +1,91 @@
+"""Where delayed messages are since they were due: written in the unit that puts them into their lanes, and read by
+whoever looks for one by the id that it had while it waited.
+
+Each topic has a stream for it, `arrived/<topic>`, which retention shortens as it does the lanes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from towline.broker.topics.topic import Topic
+from towline.delivery.schedule.delivered import Arrival, decode_arrival, encode_arrivals
+from towline.errors import NewerFormat, TooLarge
+from towline.format import not_understood
+from towline.frame import Frame
+from towline.model import arrived_stream
+from towline.protocol.messages import Arrived
+from towline.store import Append, Store
+
+__all__ = ["find_arrivals", "note_arrivals", "trim_arrivals"]
+
+log = logging.getLogger("towline.broker")
+
+READ_COUNT: Final = 200
+READ_BYTES: Final = 1 << 18
+FIND_MAX: Final = 100
+"""Ids that are looked for at a time: each is compared with each record."""
+
+
+def note_arrivals(arrivals: Mapping[str, Sequence[Arrival]]) -> list[Append]:
+    """What is to be appended when messages come to their lanes, by topic; not if they are refused there."""
+    return [
+        Append(arrived_stream(topic), encode_arrivals(some), len(some), control=True, instead=b"")
+        for topic, some in arrivals.items()
+    ]
+
+
+async def find_arrivals(store: Store, topic: Topic, ids: Collection[int]) -> list[Arrived]:
+    """The messages that had these ids, as far as it is kept where they went."""
+    if len(ids) > FIND_MAX:
+        raise TooLarge(f"where {len(ids)} delayed messages went: ask for at most {FIND_MAX} at a time")
+    name, missing = topic.config.name, set(ids)
+    found: list[Arrived] = []
+    async for _, one, at_us in _records(store, name):
+        for number in sorted(missing):
+            seq = one.number_of(number)
+            if seq is not None:
+                missing.discard(number)
+                found.append(Arrived(number, one.lane, seq, at_us, topic.config.shards))
+        if not missing:
+            break
+    return found
+
+
+async def trim_arrivals(store: Store, topic: Topic) -> None:
+    """Let go of what tells only of messages that are not kept any more."""
+    stream = arrived_stream(topic.config.name)
+    at = first = store.bounds(stream).first
+    firsts = [store.bounds(lane.stream).first for lane in topic.lanes]
+    try:
+        async for number, one, _ in _records(store, topic.config.name):
+            if one.lane < len(firsts) and one.end > firsts[one.lane]:
+                break
+            at = number + 1
+    except NewerFormat as error:
+        # What it tells of may be kept still.
+        log.error("%s is not shortened any further: %s", stream, error)
+    if at > first:
+        await store.trim(stream, at)
+
+
+async def _records(store: Store, topic: str) -> AsyncIterator[tuple[int, Arrival, int]]:
+    stream = arrived_stream(topic)
+    at, end, _ = store.bounds(stream)
+    while at < end:
+        read = await store.read(stream, at, READ_COUNT, READ_BYTES)
+        for chunk in read.chunks:
+            records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
+            for number, record in enumerate(records, chunk.first):
+                try:
+                    yield number, decode_arrival(record), chunk.appended_at_us
+                except msgspec.MsgspecError as error:
+                    raise not_understood(f"{stream}: record {number}", error) from None
+        at = max(read.next, at + 1)
+        # There may be millions, and what the system has in memory is read without waiting: others have their turn.
+        await asyncio.sleep(0)

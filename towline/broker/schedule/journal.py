@@ -1,0 +1,367 @@
+"""The schedule of delayed messages on its streams: recording what happens, reading what waits, coming back.
+
+The streams `delay/<level>/<slot>` hold parcels, `delay/marks` says what became of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from towline.clock import Clock, TimeSlice
+from towline.delivery.schedule.events import ScheduleEvent, decode_schedule_event, encode_schedule_event
+from towline.delivery.schedule.record import Parcel, decode_parcel, encode_parcels
+from towline.delivery.schedule.schedule import NEAR_US, Schedule, ScheduleSnapshot, Slot
+from towline.delivery.schedule.wheel import Place
+from towline.errors import QueueFull, StoreDamaged, TooLarge
+from towline.format import not_understood
+from towline.frame import Frame, encode_events
+from towline.model import Durability
+from towline.store import Append, Appended, Read, Store
+from towline.store.document import NEWER, ConfigFile, DataVersion
+
+__all__ = ["MARKS", "Agenda", "marks", "parcels_in", "put"]
+
+log = logging.getLogger("towline.broker")
+
+MARKS: Final = "delay/marks"
+OFFSETS: Final = "delayOffset.json"
+READ_COUNT: Final = 10_000
+READ_BYTES: Final = 1 << 20
+
+Placed = tuple[Place, Parcel]
+
+
+class _Offsets(ScheduleSnapshot, frozen=True, kw_only=True):
+    version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
+    until: str = ""
+    """`until_us` for people."""
+
+
+def put(parcels: Sequence[Placed], era: int) -> tuple[list[Append], list[Placed]]:
+    """The frames that put parcels into their slots, one a slot; and the parcels in the order they have there."""
+    by_place: dict[Place, list[Parcel]] = {}
+    for place, parcel in parcels:
+        by_place.setdefault(place, []).append(msgspec.structs.replace(parcel, era=era) if era else parcel)
+    appends = [Append(place.stream, encode_parcels(some), len(some)) for place, some in by_place.items()]
+    return appends, [(place, parcel) for place, some in by_place.items() for parcel in some]
+
+
+def marks(events: Sequence[ScheduleEvent], instead: Sequence[ScheduleEvent] | None = None) -> Append:
+    other = None if instead is None else _encode(instead)
+    return Append(MARKS, _encode(events), len(events), control=True, instead=other)
+
+
+def _encode(events: Sequence[ScheduleEvent]) -> bytes:
+    return encode_events([encode_schedule_event(event) for event in events])
+
+
+def parcels_in(read: Read, stream: str) -> Iterator[tuple[int, Parcel, int]]:
+    """What was read of a slot: number, parcel, time. What is lost is reported; what is not understood
+    refuses the start, or whatever needs it."""
+    for lost in read.lost:
+        log.error(
+            "%s: %d parcels of delayed messages from %d on are lost: %s", stream, lost.count, lost.first, lost.reason
+        )
+    for chunk in read.chunks:
+        records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
+        for seq, record in enumerate(records, chunk.first):
+            try:
+                yield seq, decode_parcel(record), chunk.appended_at_us
+            except msgspec.MsgspecError as error:
+                raise not_understood(f"{stream}: parcel {seq} of delayed messages", error) from None
+
+
+class Agenda:
+    """State in memory and on its streams, changed in one step: the append first, then the memory."""
+
+    def __init__(self, store: Store, clock: Clock, durability: Durability, *, borrow_bytes: int = 0) -> None:
+        self.store = store
+        self.clock = clock
+        self.durability = durability
+        self.schedule = Schedule()
+        self.position = 0
+        """The number of the next mark."""
+        self.on_land: Callable[[], None] = lambda: None
+        self._borrow_bytes = borrow_bytes
+        self._borrowed = 0
+        self._refusals = 0
+        """Units that a database did not take."""
+        self._ends: dict[str, int] = {}
+        self._pending: dict[asyncio.Future[None], int] = {}
+        self._file = ConfigFile(store, OFFSETS, _Offsets, indent=1)
+        self._version = DataVersion()
+        self._saved: ScheduleSnapshot | None = None
+        self._before: ScheduleSnapshot | None = None
+        """The snapshot before, which the file's `.bak` holds: recovery may have to begin with it."""
+
+    # Recording
+
+    def append(
+        self,
+        parcels: Sequence[Placed],
+        events: Sequence[ScheduleEvent],
+        also: Sequence[Append] = (),
+        instead: Sequence[ScheduleEvent] | None = None,
+    ) -> Appended:
+        """Record events, put parcels into slots and append `also`, as one unit. If that is refused, nothing has
+        happened; if it is late, other events stand `instead`, and the caller takes back what these do not say. The
+        first sequence numbers of the answer are those of `also`."""
+        puts, lying = put(parcels, self.schedule.era)
+        unit = [*also, *puts]
+        if events:
+            unit.append(marks(events, instead))
+        appended = self._append(unit)
+        self.note(lying, events, appended, len(also))
+        return appended
+
+    def when_refused(self, appended: Appended, take_back: Callable[[], None]) -> None:
+        """Do this if messages of a unit are refused late. No snapshot speaks of the unit before that is known."""
+
+        def finish(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and isinstance(done.exception(), TooLarge):
+                self._refusals += 1
+                take_back()
+
+        appended.done.add_done_callback(finish)
+
+    def wait_for(self, appended: Appended, due_us: int) -> None:
+        """Deliver nothing that is due from then on before this unit is durable, or refused."""
+        done = appended.done
+        if not done.done():
+            self._pending[done] = min(due_us, self._pending.get(done, due_us))
+            done.add_done_callback(lambda done: self._pending.pop(done, None))
+
+    def note(self, lying: Sequence[Placed], events: Sequence[ScheduleEvent], appended: Appended, skip: int) -> None:
+        """Remember what was appended: behind the first `skip` frames of the unit come the parcels, then the events."""
+        schedule, firsts = self.schedule, appended.firsts
+        if events:
+            self.position = firsts[-1] + len(events)
+        for event in events:
+            schedule.apply(event)
+        if not lying:
+            return
+        near_us = self.clock.now_us() + NEAR_US
+        at, before, seq = skip - 1, None, 0
+        landing = []
+        for place, parcel in lying:
+            at, seq = (at, seq + 1) if place == before else (at + 1, firsts[at + 1])
+            before = place
+            slot = schedule.register(place, seq, parcel, appended.at_us)
+            self._ends[place.stream] = seq + 1
+            if slot.end == slot.next + 1 and place.level == 0 and place.begin_us <= near_us:
+                # It is new, so there is nothing to read.
+                slot.loaded_to = seq
+            landing.append((place, seq, parcel))
+        if appended.done.done():
+            self._land(appended.done, landing)
+            return
+        self._pending[appended.done] = min(parcel.first_us for _, parcel in lying)
+        appended.done.add_done_callback(lambda done: self._land(done, landing))
+
+    def _land(self, done: asyncio.Future[None], landing: Iterable[tuple[Place, int, Parcel]]) -> None:
+        """The parcels are durable: what is due soon is seen now."""
+        self._pending.pop(done, None)
+        schedule = self.schedule
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            self._refusals += 1
+            for place, _, parcel in landing:
+                schedule.refused(place, parcel)
+            self.on_land()
+            return
+        for place, seq, parcel in landing:
+            slot = schedule.slots.get(place)
+            if slot is not None and slot.loaded_to is not None and seq >= slot.loaded_to:
+                schedule.near.add(place, seq, parcel, 0, schedule.delivered_us(parcel.era))
+        self.on_land()
+
+    def _append(self, unit: list[Append]) -> Appended:
+        try:
+            appended = self.store.append(unit, max(self.durability, Durability.OS))
+        except QueueFull:
+            # A store that is full of delayed messages is emptied by delivering them. So a little of the reserve may be
+            # used; most of it is for the events of consumers. Only messages are owed, because only their room is
+            # repaid: marks and arrivals are events themselves.
+            size = sum(len(one.frame) for one in unit if not one.control)
+            if not self._borrow_bytes or (self._borrowed and self._borrowed + size > self._borrow_bytes):
+                raise
+            appended = self.store.append([one._replace(control=True) for one in unit], self.durability)
+            self._borrowed += size
+            return appended
+        self._borrowed = 0
+        return appended
+
+    def repay(self, freed_bytes: int) -> None:
+        """Consumers have made room."""
+        self._borrowed = max(self._borrowed - freed_bytes, 0)
+
+    def limit_us(self, now_us: int) -> int:
+        """How far may be delivered: nothing that is not durable yet either."""
+        return min([self.schedule.limit_us(now_us), *(first_us - 1 for first_us in self._pending.values())])
+
+    # Reading
+
+    async def read(self, stream: str, first: int, max_bytes: int = READ_BYTES) -> Read:
+        """Read parcels that are known to be there; waits until they are written."""
+        while True:
+            read = await self.store.read(stream, first, READ_COUNT, max_bytes)
+            if read.chunks or read.lost or read.next > first:
+                return read
+            await self.store.append([], Durability.OS).done
+
+    async def parcels(self, slot: Slot, ids: Collection[int] = ()) -> AsyncIterator[tuple[int, Parcel]]:
+        """All parcels of a slot, as long as it is there; given ids, those that may hold one of them."""
+        held = [(seq, seq + 1) for seq in sorted(slot.held) if seq < slot.next]
+        for first, end in [*held, *(slot.spans_with(ids) if ids else [(slot.next, slot.end)])]:
+            async for found in self._parcels(slot, first, end):
+                yield found
+
+    async def _parcels(self, slot: Slot, at: int, end: int) -> AsyncIterator[tuple[int, Parcel]]:
+        stream = slot.place.stream
+        while at < end:
+            read = await self.store.read(stream, at, min(end - at, READ_COUNT), READ_BYTES)
+            if read.next <= at:
+                return
+            for seq, parcel, _ in parcels_in(read, stream):
+                if parcel.number == slot.place.number:
+                    yield seq, parcel
+            at = read.next
+
+    # Coming back
+
+    async def recover(self, part: TimeSlice) -> None:
+        schedule, ends = self.schedule, dict[str, int]()
+        document = await self._load()
+        if document is not None:
+            schedule.restore(document)
+            ends, self.position = document.ends, document.position
+            self._saved = self._before = document
+        # Parcels before marks: so all slots are there that the marks speak of.
+        for stream in self.store.streams("delay/"):
+            if stream != MARKS:
+                await self._recover_slots(stream, ends.get(stream, 0), part)
+        await self._replay(part)
+        for slot in schedule.slots.values():
+            slot.next = slot.loading = max(slot.next, self.store.bounds(slot.place.stream).first)
+
+    async def _load(self) -> _Offsets | None:
+        try:
+            offsets = await self._file.load()
+        except StoreDamaged as error:
+            log.error("%s. The schedule is replayed from its streams instead", error)
+            return None
+        if offsets is None:
+            return None
+        self._version = offsets.version
+        if not self._is_ahead(offsets):
+            return offsets
+        older = await self._file.load_older()
+        instead = None if older is None or self._is_ahead(older) else older
+        source = "The schedule is read from its streams" if instead is None else f"{self._file.backup} is used"
+        log.error(
+            "%s speaks of delayed messages that the log does not have: %s. %s instead: what waits in the log is "
+            "delivered, maybe also what was cancelled long ago",
+            *(OFFSETS, NEWER, source),
+        )
+        return instead
+
+    def _is_ahead(self, document: ScheduleSnapshot) -> bool:
+        """Whether it speaks of what the log does not have: to go on with it would lose what the log has instead."""
+        bounds = self.store.bounds
+        ends = any(end > bounds(stream).end for stream, end in document.ends.items())
+        return ends or document.position > bounds(MARKS).end
+
+    async def _recover_slots(self, stream: str, first: int, part: TimeSlice) -> None:
+        level = int(stream.split("/")[1])
+        bounds = self.store.bounds(stream)
+        at, self._ends[stream] = max(first, bounds.first), bounds.end
+        while at < bounds.end:
+            read = await self.store.read(stream, at, READ_COUNT, READ_BYTES)
+            for seq, parcel, at_us in parcels_in(read, stream):
+                self.schedule.register(Place(level, parcel.number), seq, parcel, at_us)
+                if part.over:
+                    await part.rest()
+            at = max(read.next, at + 1)
+
+    async def _replay(self, part: TimeSlice) -> None:
+        first, end, _ = self.store.bounds(MARKS)
+        at, self.position = max(first, self.position), end
+        while at < end:
+            read = await self.store.read(MARKS, at, READ_COUNT, READ_BYTES)
+            for lost in read.lost:
+                log.error("%s: %d marks from %d on are lost: %s", MARKS, lost.count, lost.first, lost.reason)
+            for chunk in read.chunks:
+                records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
+                for number, record in enumerate(records, chunk.first):
+                    try:
+                        self.schedule.apply(decode_schedule_event(record))
+                    except msgspec.MsgspecError as error:
+                        raise not_understood(f"{MARKS}: mark {number}", error) from None
+                    if part.over:
+                        await part.rest()
+            at = max(read.next, at + 1)
+
+    # Keeping
+
+    async def save(self) -> None:
+        """Write what recovery begins with. It never speaks of anything that is not durable."""
+        saved, refusals = self._saved, -1
+        while refusals != self._refusals:
+            refusals = self._refusals
+            snapshot = self.schedule.snapshot(self.position, dict(sorted(self._ends.items())))
+            if saved is not None and (saved.position, saved.ends) == (snapshot.position, snapshot.ends):
+                await self.settle()
+                return
+            if saved is None and not snapshot.ends and not snapshot.position:
+                return
+            await self.store.append([], Durability.FSYNC).done
+        until = datetime.fromtimestamp(snapshot.until_us / 1e6, UTC).isoformat(timespec="milliseconds")
+        fields = {name: getattr(snapshot, name) for name in ScheduleSnapshot.__struct_fields__}
+        version = self._version.next(self.clock.now_us())
+        await self._file.save(_Offsets(**fields, version=version, until=until))
+        self._version = version
+        # The first has no predecessor: should it be lost, the streams are replayed, and all of them is there.
+        self._before, self._saved = saved or snapshot, snapshot
+
+    async def settle(self) -> None:
+        """Let go of the snapshot before: what only that one needs is not to be kept for ever."""
+        if self._before is not self._saved:
+            await self._file.settle()
+            self._before = self._saved
+
+    async def trim(self) -> None:
+        """Let go of what was delivered or moved, as far as both snapshots say so; then of the marks, but for one: so
+        even without a snapshot nothing is delivered twice."""
+        kept = self._before
+        if kept is None:
+            return
+        before = dict(kept.ends)
+        for slot in kept.slots:
+            stream = Place(slot.level, slot.number).stream
+            before[stream] = min(slot.first, before.get(stream, slot.first))
+        going = [stream for stream, at in before.items() if self.store.bounds(stream).first < at]
+        await asyncio.gather(*(self.store.trim(stream, before[stream]) for stream in going))
+        if self.store.bounds(MARKS).first < kept.position - 1:
+            await self.store.trim(MARKS, kept.position - 1)
+
+    def pins(self) -> dict[str, int]:
+        """What waits, and what recovery needs: delayed messages outlive retention."""
+        pins: dict[str, int] = {}
+        waiting = [(slot.place, slot.first) for slot in self.schedule.slots.values()]
+        before = () if self._before is None else self._before.slots
+        for place, first in [*waiting, *((Place(one.level, one.number), one.first) for one in before)]:
+            pins[place.stream] = min(first, pins.get(place.stream, first))
+        if self.position:
+            pins[MARKS] = max((self._before.position if self._before is not None else 0) - 1, 0)
+        return pins
+
+    def ends(self) -> dict[str, int]:
+        """How much of each stream of parcels is readable now."""
+        return {stream: end for stream in self._ends if (end := self.store.bounds(stream).end)}

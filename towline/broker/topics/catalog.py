@@ -1,0 +1,430 @@
+"""Topics and groups by name. A change is appended to a stream of the store, and is as durable as its record.
+
+`topics.json` and `subscriptionGroup.json` hold all of them for people. They are written behind, now and then; each says
+up to which change it goes, and a start replays those that follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from towline.clock import Clock, TimeSlice, in_slices
+from towline.delivery.catalog_changes import (
+    GROUP_CHANGES,
+    TOPIC_CHANGES,
+    CatalogChange,
+    GroupDropped,
+    GroupPut,
+    TemplatePut,
+    TopicDropped,
+    TopicPut,
+    decode_catalog_change,
+    encode_catalog_change,
+    follow,
+)
+from towline.errors import DiskFull, QueueFull
+from towline.format import not_understood
+from towline.frame import Frame, encode_events
+from towline.frame.layout import UNKNOWN_FLAGS
+from towline.model import Durability, GroupConfig, TopicConfig
+from towline.store import Append, Appended, Chunk, Store
+from towline.store.document import NEWER, ConfigFile, DataVersion
+
+__all__ = ["TEMPLATE", "WRITE_S", "Catalog"]
+
+log = logging.getLogger("towline.broker")
+
+TOPICS: Final = "topics.json"
+GROUPS: Final = "subscriptionGroup.json"
+
+TEMPLATE: Final = TopicConfig("template")
+"""What the template says before anyone has changed it. Its name means nothing: it stands apart from the topics."""
+
+READ_BYTES: Final = 8 << 20
+READ_COUNT: Final = 2_000
+UNIT_MAX: Final = 1_000
+"""Changes that are appended together."""
+WRITE_S: Final = 1.0
+"""The pause between two times that the documents are written, at least, ..."""
+WRITE_SHARE: Final = 20
+"""... and so many times as long as it took: large ones are not written all the time."""
+
+
+class _Topics(msgspec.Struct):
+    version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
+    position: int | None = None
+    """The first change that it does not know, in `catalog/topics`. Without one it has all there is: a broker of a
+    version before has written it, that knew of no changes."""
+    template: TopicConfig = TEMPLATE
+    topics: list[TopicConfig] = []
+    lines: list[str] = msgspec.field(name="businessLines", default_factory=list)
+    """Those that have a place in lists, in that order."""
+
+
+class _Groups(msgspec.Struct):
+    version: DataVersion = msgspec.field(name="dataVersion", default=DataVersion())
+    position: int | None = None
+    """The same, in `catalog/groups`."""
+    groups: list[GroupConfig] = []
+
+
+_Document = TypeVar("_Document", bound=_Topics | _Groups)
+_Key = tuple[str, ...]
+
+
+class Catalog:
+    """What exists. Changes are seen at once; `save` makes them durable, many changes in one append."""
+
+    def __init__(self, store: Store, clock: Clock, lines: Iterable[str] = ()) -> None:
+        self._store = store
+        self._clock = clock
+        self._lines = list(lines)
+        self._topics = _Changes(store, TOPIC_CHANGES, ConfigFile(store, TOPICS, _Topics))
+        self._groups = _Changes(store, GROUP_CHANGES, ConfigFile(store, GROUPS, _Groups))
+        self._writing = asyncio.Lock()
+        self._written_s = self._took_s = 0.0
+        """When the documents were written last, and how long that took."""
+        self.template = TEMPLATE
+        """The settings that a topic made upon the first send to it takes over."""
+        self.topics: dict[str, TopicConfig] = {}
+        self.groups: dict[tuple[str, str], GroupConfig] = {}
+        self.dropped: set[tuple[str, str]] = set()
+        """As loaded, groups that were deleted of late: their streams may be there still."""
+        self.leaving: dict[tuple[str, str], int] = {}
+        """Groups that are deleted, until their streams are gone; and a change that is not behind the one which says so:
+        without that, a start would take what is left of them for groups that it does not know."""
+        self.shards = 0
+        """Of all topics."""
+
+    # Coming back
+
+    async def load(self, part: TimeSlice) -> None:
+        """The documents, and what has changed since they were written."""
+        topics = await self._topics.load(part) or _Topics()
+        groups = await self._groups.load(part) or _Groups()
+        self.template = topics.template
+        self.topics = {config.name: config for config in topics.topics}
+        await part.rest()
+        self.groups = {(config.topic, config.name): config for config in groups.groups}
+        for changes in (self._topics, self._groups):
+            async for number, change in changes.replay(part):
+                self._note_dropped(change)
+                if number < changes.position:
+                    continue
+                if isinstance(change, TemplatePut):
+                    self.template = change.config
+                follow(change, self.topics, self.groups)
+        if not self._groups.is_whole:
+            self.dropped.clear()  # they may have been made anew since
+        self.dropped -= self.groups.keys()
+        self.shards = sum(config.shards for config in self.topics.values())
+        if topics.lines != self._lines:
+            self._topics.stale = True
+
+    def _note_dropped(self, change: CatalogChange) -> None:
+        if isinstance(change, GroupDropped):
+            self.dropped.add((change.topic, change.group))
+        elif isinstance(change, GroupPut):
+            self.dropped.discard((change.config.topic, change.config.name))
+
+    @staticmethod
+    def template_in(document: bytes) -> TopicConfig:
+        """The template that a `topics.json` holds."""
+        found = msgspec.json.decode(document, type=dict[str, msgspec.Raw]).get("template")  # not of all the topics
+        return TEMPLATE if found is None else msgspec.json.decode(found, type=TopicConfig)
+
+    # Changing
+
+    def from_template(self, name: str) -> TopicConfig:
+        """The settings of a topic that nobody has made on purpose."""
+        return msgspec.structs.replace(self.template, name=name, created_at_us=self._clock.now_us())
+
+    def put_template(self, config: TopicConfig) -> None:
+        self.template = msgspec.structs.replace(config, name=TEMPLATE.name, created_at_us=0)
+        self._topics.note((), TemplatePut(self.template))
+
+    def put_topic(self, config: TopicConfig) -> None:
+        old = self.topics.get(config.name)
+        self.shards += config.shards - (old.shards if old is not None else 0)
+        self.topics[config.name] = config
+        self._topics.note((config.name,), TopicPut(config), new=old is None)
+
+    def drop_topic(self, topic: str) -> None:
+        self.shards -= self.topics.pop(topic).shards
+        self._topics.note((topic,), TopicDropped(topic))
+
+    def put_group(self, config: GroupConfig) -> None:
+        key = config.topic, config.name
+        new, self.groups[key] = key not in self.groups, config
+        if not config.ephemeral:
+            self._groups.note(key, GroupPut(config), new=new)
+
+    def drop_group(self, topic: str, group: str) -> None:
+        """Whoever has seen to it that its streams are gone takes it out of `leaving`."""
+        self.leaving[topic, group] = self._groups.end
+        if not self.groups.pop((topic, group)).ephemeral:
+            self._groups.note((topic, group), GroupDropped(topic, group))
+
+    # Making changes durable
+
+    def record_of(self, config: GroupConfig) -> list[Append]:
+        """The record of a new group, for whoever appends it in one unit with how the group begins."""
+        return [] if config.ephemeral else [self._groups.append_of([GroupPut(config)], self._clock.now_us())]
+
+    def recorded(self, config: GroupConfig, appended: Appended) -> None:
+        """The record of a new group was appended, as the first of a unit."""
+        key = config.topic, config.name
+        self.groups[key] = config
+        if not config.ephemeral:
+            self._groups.appended([key], appended.firsts[0])
+
+    def append(self, durability: Durability) -> Appended:
+        """Append what has changed; the answer tells when that, and all before it, is durable."""
+        for changes in (self._topics, self._groups):
+            while unsaved := dict(islice(changes.unsaved.items(), UNIT_MAX)):
+                append = changes.append_of(list(unsaved.values()), self._clock.now_us())
+                changes.appended(list(unsaved), self._store.append([append], durability).firsts[0])
+        return self._store.append([], durability)
+
+    async def save(self) -> None:
+        """Return when all that has changed is durable."""
+        try:
+            appended = self.append(Durability.FSYNC)
+        except (QueueFull, DiskFull):
+            # There may be room for the documents still, in place of those that are there.
+            await self.write()
+            return
+        await appended.done
+        if getattr(self._store, "older_may_come", False):
+            # Brokers of a version before know the documents only.
+            await self.write()
+
+    # The documents
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the documents do not say all that there is."""
+        return self._topics.is_behind or self._groups.is_behind
+
+    async def renew(self) -> None:
+        """At a start: write what must not wait."""
+        if self._topics.stale or self._groups.stale:
+            await self.write()
+
+    async def write_behind(self) -> None:
+        """Write the documents if they are behind, and it is time."""
+        pause_s = max(WRITE_S, WRITE_SHARE * self._took_s)
+        if self.is_behind and self._clock.steady_s() - self._written_s >= pause_s:
+            await self.write()
+
+    async def write(self) -> None:
+        """Write the documents that are behind, without holding up anybody."""
+        async with self._writing:
+            begun_s = self._clock.steady_s()
+            if self._topics.is_behind:
+                head: dict[str, Any] = {"template": self.template}
+                await self._write(
+                    self._topics, head, "topics", list(self.topics.values()), {"businessLines": self._lines}
+                )
+            if self._groups.is_behind:
+                kept = [config for config in self.groups.values() if not config.ephemeral]
+                await self._write(self._groups, {}, "groups", kept, {})
+            self._written_s = self._clock.steady_s()
+            self._took_s = self._written_s - begun_s
+
+    async def _write(
+        self,
+        changes: _Changes[Any],
+        head: Mapping[str, Any],
+        name: str,
+        configs: Sequence[msgspec.Struct],
+        tail: Mapping[str, Any],
+    ) -> None:
+        # From here on to the first await, nothing changes: this is the moment that the document speaks of.
+        version, noted, position = changes.version.next(self._clock.now_us()), dict(changes.unsaved), changes.end
+        changes.stale = False
+        try:
+            document = await _document({"dataVersion": version, "position": position, **head}, name, configs, tail)
+            # It never speaks of a change that is not durable.
+            await self._store.append([], Durability.FSYNC).done
+            await changes.written(document, version, position, noted)
+        except BaseException:
+            changes.stale = True
+            raise
+
+    async def tidy(self) -> None:
+        """Drop the changes that both documents of a kind, the last one and the one before, have."""
+        await self._topics.tidy(self._topics.end)
+        await self._groups.tidy(self._left_from)
+
+    def pins(self) -> dict[str, int]:
+        """The changes that a start needs, by stream."""
+        return {self._topics.stream: self._topics.pin, self._groups.stream: min(self._groups.pin, self._left_from)}
+
+    @property
+    def _left_from(self) -> int:
+        return min(self.leaving.values(), default=self._groups.end)
+
+
+class _Changes(Generic[_Document]):
+    """The changes of one kind, in their stream; and the document that has those before some position."""
+
+    def __init__(self, store: Store, stream: str, file: ConfigFile[_Document]) -> None:
+        self.stream = stream
+        self._store = store
+        self._file = file
+        self.version = DataVersion()
+        self.unsaved: dict[_Key, CatalogChange] = {}
+        """By what it concerns, the last change that is not in the stream yet."""
+        self._unheard: set[_Key] = set()
+        """What of this the stream has never heard of."""
+        self.end = 0
+        """The number of the next change."""
+        self.stale = False
+        """Whether the document is to be written though nothing has changed."""
+        self._unfit = False
+        """Whether what is in the files does not go with the log, and both are to be written anew."""
+        self.position = 0
+        """What the document goes up to."""
+        self._before: int | None = None
+        """The same of the one before it, its `.bak`; not known until this broker has written that."""
+        self.is_whole = True
+        """Whether the stream has all changes since the first of it."""
+        self._quiet: int | None = None
+        """What the document went up to when it was tidied up last."""
+
+    @property
+    def is_behind(self) -> bool:
+        return self.stale or bool(self.unsaved) or self.position < self.end
+
+    @property
+    def pin(self) -> int:
+        return self._store.bounds(self.stream).first if self._before is None else self._before
+
+    async def load(self, part: TimeSlice) -> _Document | None:
+        found = await self._file.load(part)
+        first, self.end, _ = self._store.bounds(self.stream)
+        if found is None:
+            return None
+        self.version, self.position = found.version, found.position or 0
+        if found.position is None or found.position > self.end:
+            if found.position is not None:
+                log.error("%s has changes that the log does not have: %s. It counts as it is", self._file.name, NEWER)
+            self.stale = self._unfit = True
+            self.is_whole, self.position = False, self.end
+        elif first and found.position < first:
+            log.error(
+                "%s goes up to change %d, and the log has those from %d on: what changed in between is not known. Look "
+                "through topics and groups, or bring back both from one backup (towline restore)",
+                *(self._file.name, found.position, first),
+            )
+        return found
+
+    async def replay(self, part: TimeSlice) -> AsyncIterator[tuple[int, CatalogChange]]:
+        """The changes that there are, by number: what has changed since the document was written, and those before."""
+        at = self._store.bounds(self.stream).first
+        while at < self.end:
+            read = await self._store.read(self.stream, at, READ_COUNT, READ_BYTES)
+            for lost in read.lost:
+                self.is_whole = False
+                last = lost.first + lost.count - 1
+                if last >= self.position:
+                    log.error("%s: changes %d to %d are lost: %s", self.stream, lost.first, last, lost.reason)
+            for chunk in read.chunks:
+                for change in self._changes_of(chunk):
+                    yield change
+                    if part.over:
+                        await part.rest()
+            at = max(read.next, at + 1)
+
+    def _changes_of(self, chunk: Chunk) -> Iterator[tuple[int, CatalogChange]]:
+        frame = Frame(chunk.frame)
+        if unknown := frame.flags & UNKNOWN_FLAGS:
+            raise not_understood(f"{self.stream}: the frame of record {chunk.first}", f"unknown flags {unknown:#x}")
+        for number, record in enumerate(frame.bodies(chunk.start, chunk.start + chunk.count), chunk.first):
+            try:
+                yield number, decode_catalog_change(record)
+            except msgspec.MsgspecError as error:
+                raise not_understood(f"{self.stream}: record {number}", error) from None
+
+    def note(self, key: _Key, change: CatalogChange, *, new: bool = False) -> None:
+        """Something has changed. What came and went before the stream heard of it leaves nothing behind there; a file
+        that is being written may have it."""
+        noted = self.unsaved.pop(key, None)
+        if key in self._unheard and isinstance(change, TopicDropped | GroupDropped):
+            self._unheard.discard(key)
+            self.stale = True
+            return
+        self.unsaved[key] = change
+        if new and noted is None:
+            self._unheard.add(key)
+
+    def append_of(self, changes: Sequence[CatalogChange], now_us: int) -> Append:
+        records = [encode_catalog_change(change) for change in changes]
+        return Append(self.stream, encode_events(records, produced_at_us=now_us), len(records), control=True)
+
+    def appended(self, keys: Sequence[_Key], first: int) -> None:
+        """The last changes of these have their place."""
+        self.end = first + len(keys)
+        for key in keys:
+            self.unsaved.pop(key, None)
+            self._unheard.discard(key)
+
+    async def written(
+        self, document: bytes, version: DataVersion, position: int, noted: Mapping[_Key, CatalogChange]
+    ) -> None:
+        """Write the document; it has what was `noted` as well, though the stream has not."""
+        await self._file.replace(document)
+        if self._unfit:
+            await self._file.settle()
+        self.version, self._before, self.position = version, self.position, position
+        if self._unfit:
+            self._unfit, self._before = False, position
+        for key, change in noted.items():
+            if self.unsaved.get(key) is change:
+                del self.unsaved[key]
+                self._unheard.discard(key)
+
+    async def tidy(self, most: int) -> None:
+        """Drop what no document needs, and is before this change."""
+        first, end, _ = self._store.bounds(self.stream)
+        quiet, self._quiet = self._quiet, self.position
+        if first == end:
+            return
+        if quiet == self.position and self._before != quiet and not self.is_behind:
+            # What only the older document needs must not hold back retention for ever.
+            await self._file.settle()
+            self._before = quiet
+        if first < (pin := min(self.pin, most)):
+            await self._store.trim(self.stream, pin)
+
+
+async def _document(
+    head: Mapping[str, Any], name: str, configs: Sequence[msgspec.Struct], tail: Mapping[str, Any]
+) -> bytes:
+    """A document as people read it, encoded in slices."""
+    parts = [b"{\n"]
+    for key, value in head.items():
+        parts += (f'  "{key}": '.encode(), _indented(value, 1).lstrip(), b",\n")
+    parts.append(f'  "{name}": ['.encode())
+    separator = b"\n"
+    async for config in in_slices(configs):
+        parts += (separator, _indented(config, 2))
+        separator = b",\n"
+    parts.append(b"\n  ]" if configs else b"]")
+    for key, value in tail.items():
+        parts += (f',\n  "{key}": '.encode(), _indented(value, 1).lstrip())
+    parts.append(b"\n}\n")
+    # Megabytes are put together without holding up the loop.
+    return await asyncio.to_thread(b"".join, parts) if len(configs) > UNIT_MAX else b"".join(parts)
+
+
+def _indented(value: Any, level: int) -> bytes:
+    margin = b"  " * level
+    return margin + msgspec.json.format(msgspec.json.encode(value), indent=2).replace(b"\n", b"\n" + margin)

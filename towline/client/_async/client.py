@@ -1,0 +1,400 @@
+"""The asyncio client: `towline.aio.connect`. The counterpart of `blocking`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from towline.client import requests
+from towline.client._async.cluster import AioCluster
+from towline.client._async.cluster_consumer import ClusterConsumer
+from towline.client._async.cluster_producer import ClusterProducer
+from towline.client._async.consumer import Batch, Consumer
+from towline.client._async.opening import Opening
+from towline.client._async.producer import Pending, Producer
+from towline.client._async.transaction import Checker, PreparedTransaction, Transacting, Transaction
+from towline.client.admin.access import AioAccess
+from towline.client.admin.delayed import Time, as_deliver_at, as_deliver_at_each
+from towline.client.admin.messages import Looking
+from towline.client.admin.reviving import Reviving
+from towline.client.admin.surveying import Surveying
+from towline.client.cluster.brokers import Fleet
+from towline.client.cluster.routing import count_shards
+from towline.client.factories import Making
+from towline.client.link.aio import AioLink
+from towline.client.link.dial import Route
+from towline.client.link.flow import drive_later
+from towline.client.operation import Everywhere, Later, Place, There
+from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
+from towline.client.produce import sharding
+from towline.client.produce.encode import Body, Lives, as_body, as_durability
+from towline.client.produce.receipts import Receipts
+from towline.client.produce.transaction import Senders
+from towline.client.telemetry import instrument
+from towline.errors import Closed, WrongShard
+from towline.model import Durability, Priority, Receipt
+
+if TYPE_CHECKING:
+    from towline.client.embedded import Embedded
+
+__all__ = [
+    "Batch",
+    "Checker",
+    "Client",
+    "Consumer",
+    "Pending",
+    "PreparedTransaction",
+    "Producer",
+    "Transaction",
+    "connect",
+]
+
+C = TypeVar("C", Checker, Consumer, Producer)
+T = TypeVar("T")
+
+_ATTACH_S: Final = 2.0
+"""How long one broker of a cluster may take to let a consumer in, before it is tried again."""
+
+
+def connect(
+    url: str,
+    *,
+    token: str = "",
+    secret: str = "",
+    timeout: float = 30.0,
+    ssl_context: ssl.SSLContext | None = None,
+    ca_file: str | None = None,
+    cert_file: str | None = None,
+    key_file: str | None = None,
+    spool_dir: str | Path | None = None,
+) -> Opening[Client]:
+    """Connect to a broker. The parameters are those of `towline.connect`.
+
+        async with towline.aio.connect("towline://127.0.0.1:7400") as mq:
+            await mq.send("orders", b"...", key="order-4423")
+
+    or, without a block, `mq = await towline.aio.connect(url)` and, in the end, `await mq.close()`."""
+    return Opening(
+        Client(
+            Options(
+                url,
+                token,
+                secret,
+                timeout,
+                Certificates(ssl_context, ca_file, cert_file, key_file),
+                spool_dir=spool_dir,
+            )
+        )
+    )
+
+
+def connect_for(
+    caller: str,
+    url: str,
+    *,
+    token: str = "",
+    secret: str = "",
+    timeout: float = 30.0,
+    ssl_context: ssl.SSLContext | None = None,
+    ca_file: str | None = None,
+    cert_file: str | None = None,
+    key_file: str | None = None,
+) -> Opening[Client]:
+    """The same for a gateway that asks for others: wrong passwords count for the address of its caller, if the broker
+    knows it for a gateway."""
+    certificates = Certificates(ssl_context, ca_file, cert_file, key_file)
+    return Opening(Client(Options(url, token, secret, timeout, certificates, caller=caller)))
+
+
+class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying, Looking, Reviving):
+    """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have connections
+    of their own: what one waits for never holds up another."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._embedded: Embedded | None = None
+        self._follower: AioLink | None = None
+        self._cluster: AioCluster | None = None
+        self._children: list[Checker | Consumer | Producer] = []
+        self._sender = options.sender()
+        self._senders = Senders(options.token)
+        self._shards = sharding.ShardMap()
+        self._started: AioLink | None = None
+        instrument(self)
+
+    async def start(self) -> None:
+        """Meet the broker; `connect` does this for you."""
+        options = self._options
+        if options.target.embedded:
+            from towline.client.embedded import acquire_here
+
+            self._embedded = await acquire_here(options.target, options.timeout_s)
+        try:
+            self._started = self._new_link()
+            brokers = await self._link.run(requests.brokers())
+            if brokers.clustered and not options.target.embedded:
+                self._cluster = AioCluster(Fleet(brokers), self._link_to, options.timeout_s)
+                if brokers.shared:
+                    self._cluster.lead(self._link)
+                else:
+                    # What is numbered by one broker is asked of this one, and of no other.
+                    self._link.route.learn([self._link.route.address])
+        except BaseException:
+            await self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._options.target}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            for child in self._children:
+                if isinstance(child, Consumer) and not child.closed:
+                    child.nack_handed_out(error)
+        await self.close()
+
+    async def close(self) -> None:
+        """Close it, with its consumers and producers (which flush what they have)."""
+        children, self._children = self._children, []
+        try:
+            async with AsyncExitStack() as stack:
+                # The last one first; and all of them, though one may raise what it could not send.
+                for link in (self._started, self._cluster, self._follower):
+                    if link is not None:
+                        stack.push_async_callback(link.close)
+                for child in children:
+                    stack.push_async_callback(child.close)
+        finally:
+            if self._embedded is not None:
+                embedded, self._embedded = self._embedded, None
+                await embedded.release_here()
+
+    # Sending
+
+    async def send(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        key: str | None = None,
+        priority: Priority = "middle",
+        headers: Mapping[str, str] | None = None,
+        dedup_id: str | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
+        durability: Durability | str | None = None,
+        compress: bool = False,
+        shard_key: str | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        attempts: int | None = None,
+    ) -> Receipt:
+        """Send one message. It is stored, as durably as asked, when this returns.
+
+        It is stored once, though the connection may break in between: the broker knows what it has seen. With a
+        `dedup_id` it is also stored once though you send it again, maybe from another process: while the broker knows
+        the id (10 minutes, unless set otherwise), you get the receipt of the first one on that topic. After `ttl`
+        seconds it is not delivered any more. A handler that works on it for longer than `timeout` seconds is
+        interrupted, and it has failed. It is tried `attempts` times at most, whatever the retry policy of a group.
+
+        With a `delay` in seconds, a `deliver_at` (a time with its time zone, or Unix time) or a `delay_level` (a number
+        of the broker's table: 1 is 1 s, 18 is 2 h) consumers get it then, not before; the receipt's lane is `delay`.
+
+        In an ordered topic the messages of one `shard_key` (or, without it, of one key) are delivered in order; delayed
+        ones take their place in it when they are due.
+        """
+        level = -1 if durability is None else as_durability(durability)
+        lives = self._sender.lives(ttl, timeout, attempts)
+        at_us = as_deliver_at(delay, deliver_at, delay_level)
+        if shard_key is not None or self._shards.get(topic) or self._cluster is not None:
+            content = sharding.Content.of_one(body, key, headers, shard_key, dedup_id=dedup_id, deliver_at_us=at_us)
+            return (await self._send(self._common(priority, level, compress, lives), topic, content))[0]
+        call = requests.send(
+            self._sender,
+            topic,
+            as_body(body),
+            key=key,
+            priority=priority,
+            headers=headers,
+            durability=level,
+            compress=compress,
+            max_request_bytes=self._max_request_bytes,
+            dedup_id=dedup_id,
+            deliver_at_us=at_us,
+            lives=lives,
+        )
+        try:
+            answer = await self._link.ask(call)
+        except WrongShard:
+            content = sharding.Content.of_one(body, key, headers, None, dedup_id=dedup_id, deliver_at_us=at_us)
+            return (await self._send(self._common(priority, level, compress, lives), topic, content))[0]
+        return requests.receipt(topic, priority, answer)
+
+    async def send_many(
+        self,
+        topic: str,
+        bodies: Sequence[Body],
+        *,
+        keys: Sequence[str | None] | None = None,
+        priority: Priority = "middle",
+        headers: Sequence[Mapping[str, str] | None] | Mapping[str, str] | None = None,
+        dedup_ids: Sequence[str | None] | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
+        delays: Sequence[float | datetime | None] | None = None,
+        durability: Durability | str | None = None,
+        compress: bool = False,
+        shard_keys: Sequence[str | None] | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        attempts: int | None = None,
+    ) -> Receipts:
+        """Send many messages at a time, by far the quickest way: up to 10,000 messages or 1 MiB are stored together,
+        all or none; more are cut into several such batches, and the first that fails ends it.
+
+        `delay`, `deliver_at` and `delay_level` are for all of them; `delays` has one for each: seconds, or a time."""
+        level, lives = as_durability(durability), self._sender.lives(ttl, timeout, attempts)
+        common = self._common(priority, level, compress, lives)
+        times = as_deliver_at_each(len(bodies), delay, deliver_at, delay_level, delays)
+        content = sharding.Content(bodies, keys, headers, shard_keys, dedup_ids, times)
+        return await self._send(common, topic, content)
+
+    def _common(self, priority: Priority, durability: int, compress: bool, lives: Lives) -> sharding.Common:
+        most = self._max_request_bytes
+        return sharding.Common(self._sender, self._shards, priority, durability, compress, most, lives)
+
+    def _make_producer(self, options: ProducerOptions) -> Producer:
+        cluster = self._cluster
+        if cluster is None:
+            producer = self._producer(self._new_link(), options, self._shards)
+        else:
+
+            def make(broker: str, shards: sharding.ShardMap) -> Producer:
+                return self._producer(cluster.new_link(broker), options.at(broker, shared=cluster.fleet.shared), shards)
+
+            producer = ClusterProducer(cluster, make, self._shards, options.spool_dir is not None)
+        instrument(producer)
+        return self._adopt(producer)
+
+    def _producer(self, link: AioLink, options: ProducerOptions, shards: sharding.ShardMap) -> Producer:
+        shipping = options.shipping(self._options.sender, self._max_request_bytes, link.connection, shards)
+        return Producer(link, shipping, options.limits(self._max_request_bytes))
+
+    # Consuming
+
+    def _make_consumer(self, options: ConsumerOptions) -> Opening[Consumer]:
+        if self._cluster is None or self._cluster.fleet.shared:
+            link = self._new_link() if self._cluster is None else self._cluster.following_link()
+            subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
+            return Opening(self._adopt(Consumer(link, subscription)))
+        cluster, named = self._cluster, options.named()
+
+        async def make(broker: str) -> Consumer:
+            link, of_broker = cluster.new_link(broker), named.at(broker, self._options.spool_dir)
+            timeout_s, link.timeout_s = link.timeout_s, min(link.timeout_s, _ATTACH_S)
+            consumer = Consumer(link, of_broker.subscription(self._options.timeout_s, self._options.spool_dir))
+            try:
+                await consumer.start()
+            except BaseException:
+                await link.close()
+                raise
+            link.timeout_s = timeout_s
+            return consumer
+
+        about = named._replace(spool_dir=None).subscription(self._options.timeout_s)
+        return Opening(self._adopt(ClusterConsumer(cluster, make, about, self._sender, options.idle_timeout)))
+
+    # The broker
+
+    @property
+    def access(self) -> AioAccess:
+        """Users, tokens, rules and the audit log of a broker with security."""
+        return AioAccess(self._link.run)
+
+    # Connections
+
+    @property
+    def _fleet(self) -> Fleet | None:
+        return None if self._cluster is None else self._cluster.fleet
+
+    async def _carry_out(self, place: Place) -> Any:
+        if isinstance(place, There | Everywhere):
+            assert self._cluster is not None, "only where there are many brokers, one of them is chosen"
+            if isinstance(place, There):
+                return await self._cluster.run(*place)
+            return await self._cluster.outcomes_by(place.make_flow)
+        return await self._link.run(place.flow)
+
+    @property
+    def _link(self) -> AioLink:
+        if self._started is None:
+            raise Closed("the client is not connected: await it, or enter it with `async with`")
+        return self._started
+
+    @property
+    def _max_request_bytes(self) -> int:
+        welcome = self._link.connection.welcome
+        assert welcome is not None, "a client is made once it has met its broker"
+        return welcome.max_request_bytes
+
+    def _new_link(self) -> AioLink:
+        return self._link_to(())
+
+    def _link_to(self, addresses: tuple[tuple[str, int], ...]) -> AioLink:
+        """A link to one of these, in turn; without any, to those of the URL."""
+        options = self._options
+        return AioLink(options.route(addresses), self._dial, options.connection(), options.timeout_s)
+
+    def _one_link(self, broker: str = "") -> AioLink:
+        if self._cluster is None:
+            return self._link
+        if not self._cluster.fleet.shared:
+            return self._cluster.link(broker) if broker else self._cluster.any_link()
+        self._follower = self._follower or self._cluster.following_link()
+        return self._follower
+
+    async def _count_shards(self, topic: str) -> int:
+        assert self._cluster is not None, "only where there are many brokers, they are asked beforehand"
+        return await drive_later(count_shards(self._cluster.fleet, self._shards, topic, needed=False), self._carry_out)
+
+    def _homes(self) -> Callable[[str, int], str] | None:
+        return None if self._cluster is None or self._cluster.fleet.shared else self._cluster.fleet.home
+
+    def _links_of_all(self) -> list[AioLink]:
+        if self._cluster is None:
+            return [self._new_link()]
+        return [self._cluster.new_link(one.id) for one in self._cluster.fleet.members]
+
+    async def _dial(self, route: Route, protocol: Callable[[], asyncio.Protocol]) -> None:
+        loop = asyncio.get_running_loop()
+        if self._embedded is not None:
+            ours = self._embedded.dial()
+            ours.setblocking(False)
+            await loop.create_connection(protocol, sock=ours)
+            return
+        host, port = route.address
+        transport, _ = await loop.create_connection(protocol, host, port, ssl=self._options.ssl_context)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def _adopt(self, child: C) -> C:
+        """Closed together with the client, unless it is closed before."""
+        self._children = [other for other in self._children if not other.closed]
+        self._children.append(child)
+        return child

@@ -1,0 +1,282 @@
+"""The asyncio producer of a cluster. The counterpart of `cluster_producer`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from towline.client._async.cluster import AioCluster
+from towline.client._async.producer import Pending, Producer, done
+from towline.client.admin.delayed import Time, as_deliver_at
+from towline.client.cluster.brokers import DEDUP, Liveness
+from towline.client.cluster.reshard import Recount, not_asked
+from towline.client.cluster.routing import Outcome, count_shards
+from towline.client.link.flow import drive_later
+from towline.client.operation import Place, There
+from towline.client.produce.batch_sender import raise_unseen
+from towline.client.produce.encode import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
+from towline.client.produce.sharding import ShardMap, shard_of
+from towline.client.produce.sharding import count_shards as ask_shards
+from towline.errors import Closed, NotOwner, Refused, Timeout, TooMany, Unavailable
+from towline.model import Priority
+from towline.protocol.ordering import Sharded
+
+__all__ = ["ClusterProducer"]
+
+
+class ClusterProducer(Producer):
+    """Sends in the background, many messages at a time, to the brokers of a cluster. Made by `Client.producer`."""
+
+    def __init__(
+        self, cluster: AioCluster, make: Callable[[str, ShardMap], Producer], shards: ShardMap, keeps: bool
+    ) -> None:
+        # Not the parent's: this one has no connection of its own.
+        self._cluster = cluster
+        self._fleet = cluster.fleet
+        self._make = make
+        self._shards = shards
+        self._counts = shards if self._fleet.shared else ShardMap()
+        """How many shards we take topics to have: it says at which broker a message belongs. Where they keep their own,
+        it changes only when nothing is on its way by the number before (see `exchange.rearrange`)."""
+        self._recounts: dict[str, list[Outcome[Sharded]] | None] = {}
+        """Topics that are held, because a broker says that they have another number of shards; and what all brokers
+        say, once they were asked."""
+        self._asking: set[asyncio.Task[None]] = set()
+        self._keeps = keeps
+        self._salt = secrets.token_hex(4)
+        self._branches: dict[str, Producer] = {}
+        self._alive: dict[str, Liveness] = {}
+        self._routes: dict[str, Producer] = {}
+        self._version = self._fleet.version
+        self._closing = False
+        """See `cluster_producer.ClusterProducer`."""
+        self._closed = False
+        cluster.adopt(self)
+
+    def __repr__(self) -> str:
+        return f"<ClusterProducer of {len(self._branches)} brokers{', closed' if self._closed else ''}>"
+
+    async def send(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        key: str | None = None,
+        priority: Priority = "middle",
+        headers: Mapping[str, str] | None = None,
+        dedup_id: str | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
+        shard_key: str | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        attempts: int | None = None,
+    ) -> Pending:
+        if self._closing:
+            raise Closed("the producer was closed")
+        body, packed, at_us = as_body(body), as_headers(headers), as_deliver_at(delay, deliver_at, delay_level)
+        as_key(key)
+        as_key(shard_key)
+        as_dedup_id(dedup_id)
+        lives = as_lives(ttl, timeout, attempts)
+        while True:
+            shards = self._counts.get(topic)
+            if shards is None or (shard_key is not None and not shards):
+                await self._count_shards(topic, needed=shard_key is not None)
+                shards = self._counts.get(topic)
+            count = shards or 0
+            branch = self._branch_for(topic, count, key, shard_key, priority, dedup_id)
+            try:
+                return await branch.put(count, topic, body, key, priority, packed, at_us, dedup_id, shard_key, lives)
+            except NotOwner:
+                # It was just given away, or has another number of shards.
+                self._routes.pop(topic, None)
+
+    def _branch_for(  # noqa: PLR0917
+        self,
+        topic: str,
+        shards: int,
+        key: str | None,
+        shard_key: str | None,
+        priority: Priority,
+        dedup_id: str | None,
+    ) -> Producer:
+        if shards and not self._fleet.shared:
+            return self._branch(self._fleet.home(topic, shard_of(topic, shards, key, shard_key, priority)))
+        if dedup_id is not None and not self._fleet.shared:
+            return self._branch(self._fleet.home(topic, DEDUP))
+        return self._routes.get(topic) or self._route(topic)
+
+    async def _count_shards(self, topic: str, *, needed: bool) -> None:
+        """Find out how many shards a topic has. What nobody could say is taken for a shared one, until the broker that
+        it is sent to says otherwise."""
+        if self._fleet.shared:
+            await self._count_at_owner(topic, needed=needed)
+            return
+        shards = 0
+        if needed or not self._keeps or self._fleet.pick(topic) is not None:
+            try:
+                shards = await drive_later(count_shards(self._fleet, self._shards, topic, needed=needed), self._go)
+            except (Unavailable, Refused, TooMany):
+                if needed:
+                    raise
+        # What was sent as to a shared one goes first; its broker will say so.
+        if self._counts.get(topic) is None:
+            self._counts.put(topic, shards)
+
+    async def _count_at_owner(self, topic: str, *, needed: bool) -> None:
+        if self._keeps:
+            # The producer of the broker finds out when it can be reached.
+            return
+        try:
+            await self._cluster.run(topic, self._shards.find(topic, needed=needed))
+        except (Unavailable, Refused, TooMany):
+            if needed:
+                raise
+
+    async def _go(self, place: Place) -> Any:
+        assert isinstance(place, There), "one broker is asked after the other"
+        return await self._cluster.run(*place)
+
+    def _route(self, topic: str) -> Producer:
+        found = self._routes[topic] = self._serving(topic)
+        return found
+
+    def _serving(self, topic: str) -> Producer:
+        """See `cluster_producer.ClusterProducer`."""
+        found = self._branch(self._fleet.route(self._salt, topic))
+        found.welcome(topic)
+        return found
+
+    def _branch(self, broker: str) -> Producer:
+        found = self._branches.get(broker)
+        if found is None:
+            found = self._branches[broker] = self._make(broker, self._counts)
+            self._alive[broker] = Liveness(fleet=self._fleet)
+        return found
+
+    async def tend(self, now: float) -> None:
+        away = [broker for broker, branch in self._branches.items() if self._is_away(broker, branch, now)]
+        self._take_redirects()
+        if self._version != self._fleet.version:
+            self._version = self._fleet.version
+            if self._fleet.shared:
+                self._move_topics()
+            self._routes.clear()
+        if not self._fleet.shared:
+            for broker in away:
+                self._evacuate(broker)
+            self._recount()
+
+    def _is_away(self, broker: str, branch: Producer, now: float) -> bool:
+        link = branch.link
+        away = self._alive[broker].is_away(now, link, waiting=branch.owes)
+        if away:
+            self._fleet.suspect(broker)
+        elif link.connection.ready:
+            self._fleet.trust(broker)
+        return away or (branch.owes and not self._fleet.usable(broker))
+
+    def _take_redirects(self) -> None:
+        for branch in self._branches.values():
+            while branch.redirects:
+                self._fleet.learn_owner(*branch.redirects.popleft())
+
+    def _move_topics(self) -> None:
+        """What is not served any more where it was sent goes to where it is."""
+        for broker, branch in list(self._branches.items()):
+            topics = branch.topics() | {topic for topic, route in self._routes.items() if route is branch}
+            moved = {topic for topic in topics if self._fleet.route(self._salt, topic) != broker}
+            for parcel in branch.give_away(moved) if moved else ():
+                self._serving(parcel.topic).adopt(parcel)
+
+    def _evacuate(self, broker: str) -> None:
+        if self._fleet.pick("", (broker,)) is None:
+            # There is nowhere to go.
+            return
+        for parcel in self._branches[broker].evacuate():
+            target = self._fleet.pick(self._salt + parcel.topic, (broker,)) or broker
+            self._branch(target).adopt(parcel)
+
+    def _recount(self) -> None:
+        """See `cluster_producer.ClusterProducer`."""
+        for branch in self._branches.values():
+            while branch.recounts:
+                topic, _ = branch.recounts.popleft()
+                if topic not in self._recounts:
+                    self._recounts[topic] = None
+                    asking = asyncio.get_running_loop().create_task(self._ask_all(topic))
+                    self._asking.add(asking)
+                    asking.add_done_callback(self._asking.discard)
+        for topic, outcomes in list(self._recounts.items()):
+            if outcomes is not None:
+                self._rearrange(topic, outcomes)
+
+    async def _ask_all(self, topic: str) -> None:
+        try:
+            self._recounts[topic] = await self._cluster.outcomes_by(lambda _: ask_shards(topic))
+        except Exception as error:
+            self._recounts[topic] = not_asked(self._fleet, error)
+
+    def _rearrange(self, topic: str, outcomes: list[Outcome[Sharded]]) -> None:
+        recount = Recount(self._fleet, self._salt, topic, outcomes)
+        for broker in recount.homes:
+            self._branch(broker)
+        exchanges = {broker: branch.exchange for broker, branch in self._branches.items()}
+        failed = recount.carry_out(exchanges, self._counts)
+        if failed is None:
+            return
+        self._shards.forget(topic)
+        self._routes.pop(topic, None)
+        del self._recounts[topic]
+        for branch in self._branches.values():
+            branch.rearranged(failed)
+            failed = []
+
+    async def flush(self, timeout: float | None = None) -> None:
+        branches = list(self._branches.values())
+        waiting = [parcel for branch in branches for parcel in branch.seal()]
+        for branch in branches:
+            branch.flushing += 1
+        try:
+            async with asyncio.timeout(timeout):
+                for parcel in waiting:
+                    await done(parcel)
+        except TimeoutError:
+            count = sum(branch.buffered for branch in branches)
+            raise Timeout(f"{count} messages are not acknowledged yet") from None
+        finally:
+            for branch in branches:
+                branch.flushing -= 1
+        raise_unseen([parcel for branch in branches for parcel in branch.take_failed()])
+
+    async def close(self, timeout: float | None = None) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            await self.flush(timeout)
+        except BaseException as error:
+            for branch in self._all_at_last():
+                with suppress(Timeout):
+                    await branch.close(0.0)
+            if not (isinstance(error, Timeout) and self._keeps):
+                raise
+        else:
+            async with AsyncExitStack() as stack:
+                # Something may have come in that very moment.
+                for branch in self._all_at_last():
+                    stack.push_async_callback(branch.close, timeout)
+
+    def _all_at_last(self) -> list[Producer]:
+        self._closed = True
+        for asking in self._asking:
+            asking.cancel()
+        return list(self._branches.values())
+
+    def end(self, timeout_s: float, *, final: bool) -> None:
+        """Each of its branches does so for itself."""

@@ -1,0 +1,332 @@
+"""The asyncio consumer. The counterpart of `consumer`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from operator import length_hint
+from types import TracebackType
+from typing import Final, Self
+
+from towline.client import process_end, requests
+from towline.client.consume.batch import Batch as AnyBatch
+from towline.client.consume.heartbeat import Pulse
+from towline.client.consume.lease import Lease
+from towline.client.consume.message import Message
+from towline.client.consume.rank import Standing, standing
+from towline.client.consume.subscription import Subscription
+from towline.client.link.aio import AioLink
+from towline.errors import Closed, TowlineError
+from towline.model import GroupConfig
+
+__all__ = ["Batch", "Consumer"]
+
+log = logging.getLogger("towline.client")
+
+_CLOSE_S: Final = 5.0
+
+
+class Batch(AnyBatch):
+    """The messages of one pull, possibly none: then it is false.
+
+    batch = await consumer.pull(max_messages=500, wait=2.0)
+    for message in batch:
+        await handle(message.body)
+    await batch.ack()
+    """
+
+    def __init__(self, link: AioLink, subscription: Subscription, lease: Lease | None) -> None:
+        super().__init__(subscription, lease)
+        self._link = link
+
+    async def ack(self, *, up_to: bool = False) -> None:
+        """Done with all of them that are not settled yet; with `up_to`, also with all pulled before. It is durable when
+        this returns. Raises `LeaseLost` if they are not ours any more; if that is so of some of them only, the others
+        are settled before, and it says how many are lost."""
+        await self._link.run(self._ack_flow(up_to))
+        self._subscription.losses.report()
+
+    async def nack(self, reason: str = "", delay: float | None = None) -> None:
+        """All of them that are not settled yet have failed: deliver them again after `delay` seconds, or when the
+        group's retry policy says."""
+        await self._link.run(self._nack_flow(reason, delay))
+        self._subscription.losses.report()
+
+
+class Consumer:
+    """Pulls messages of one topic. Made by `Client.consumer`; it has a connection of its own, and belongs to one task
+    (single messages may be acked from any; `message.ack()` and its kin are not awaited).
+
+        async with mq.consumer("orders", group="billing") as consumer:
+            async for message in consumer:
+                with message:
+                    await handle(message.body)
+    """
+
+    _closed = True  # until it is made
+
+    def __init__(self, link: AioLink, subscription: Subscription) -> None:
+        self._link = link
+        self._subscription = subscription
+        subscription.in_tasks = True
+        self._pulse = Pulse(link, subscription)
+        self._lease = Lease.none()
+        self._left: Iterator[Message] = iter(())
+        self._closed = False
+        self._nudged = asyncio.Event()
+        self._sleeps_until = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        try:
+            await self._link.run(self._subscription.start())
+            self._link.connection.member = self._subscription
+            await self._link.run(self._subscription.take_up())
+        except BaseException:
+            self._let_go_of_spool()
+            raise
+        self._task = asyncio.get_running_loop().create_task(self._tend(), name="towline-heartbeat")
+        process_end.watch(self)
+
+    def __repr__(self) -> str:
+        subscription = self._subscription
+        return f"<Consumer {subscription.consumer} of {subscription.topic}, group {subscription.group}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # An interrupt or a cancellation is no fault of the messages: they go back with us.
+        if isinstance(error, Exception):
+            self.nack_handed_out(error)
+        await self.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def topic(self) -> str:
+        return self._subscription.topic
+
+    @property
+    def group(self) -> str:
+        """`~name` for a consumer without a group."""
+        return self._subscription.group
+
+    @property
+    def name(self) -> str:
+        return self._subscription.consumer
+
+    @property
+    def config(self) -> GroupConfig:
+        """The settings of the group, as the broker has them."""
+        return self._subscription.config
+
+    @property
+    def in_flight(self) -> int:
+        """Messages held here that nothing was said about yet."""
+        return self._subscription.in_flight
+
+    @property
+    def lost(self) -> int:
+        """Messages whose lease was lost so far."""
+        return self._subscription.losses.messages
+
+    async def pull(
+        self,
+        max_messages: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        wait: float = 1.0,
+        min_messages: int = 1,
+    ) -> Batch:
+        """Ask for messages, waiting up to `wait` seconds until there are `min_messages` of them. As many as
+        `max_messages` at most; if it is not given, as many as that of the consumer, and fewer while you are slow with
+        them, as in an iteration. What an iteration that was left had fetched goes back before, and comes with it or
+        later."""
+        self._check()
+        asked = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
+        self._put_back_left()
+        lease = await self._link.run(self._subscription.pull(asked, wait))
+        self._tell()
+        return Batch(self._link, self._subscription, lease)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """All messages as they come; ends after `idle_timeout` without any, if one was given. You may leave the loop
+        and begin another: it goes on where the first was left."""
+        while True:
+            lease, left = self._lease, self._left
+            for message in left:
+                if lease.lost:
+                    # Others have them now.
+                    break
+                if lease.returned and message.settled:
+                    continue
+                yield message
+            following = await self._next_batch(single=True)
+            if following is None:
+                return
+            self._lease, self._left = following.lease, iter(following.messages)
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """All messages as they come, batch by batch; the next one is under way while you work on this. As large as
+        `max_messages` and `max_bytes` of the consumer say at most; smaller while you are slow.
+
+            async for batch in consumer.batches():
+                async with batch:
+                    await insert_all(batch.bodies())
+        """
+        while True:
+            self._put_back_left()
+            batch = await self._next_batch()
+            if batch is None:
+                return
+            yield batch
+
+    async def _next_batch(self, *, single: bool = False) -> Batch | None:
+        self._check()
+        lease = await self._link.run(self._subscription.next(single=single))
+        self._tell()
+        return None if lease is None else Batch(self._link, self._subscription, lease)
+
+    def _put_back_left(self) -> None:
+        """Give back what the loop over messages has fetched and not handed out: nobody else would look at it."""
+        if self._lease.open_count:
+            self._lease.put_back_last(len(list(self._left)))
+
+    async def flush(self) -> None:
+        """Tell the broker of all acks and nacks, and wait until they are durable. Those for messages that are not ours
+        any more count for nothing, and raise nothing: `message.lost` and `lost` tell of them, and `on_lost` is
+        called."""
+        self._check()
+        await self._link.run(self._subscription.flush())
+        self._subscription.losses.report()
+
+    def nack_handed_out(self, error: Exception) -> None:
+        """This exception left the block of the consumer or its client: what was handed out and is not settled has
+        failed, with the exception as the reason."""
+        self._subscription.nack_handed_out(error, self._lease, length_hint(self._left))
+
+    async def close(self) -> None:
+        """Tell the broker of all acks and nacks, give back what is not settled, and leave."""
+        if self._closed:
+            return
+        self._closed = True
+        process_end.forget(self)
+        if self._task is None:
+            # It was never entered.
+            self._let_go_of_spool()
+            await self._link.close()
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._link.timeout_s = min(self._link.timeout_s, _CLOSE_S)
+        try:
+            await self._link.run(self._subscription.close())
+        except TowlineError as error:
+            log.warning("%r could not take its leave: %s", self, error)
+            await self._keep(ready=False)
+        else:
+            await self._keep(ready=True)
+        finally:
+            await self._link.close()
+            self._let_go_of_spool()
+            self._subscription.losses.report()
+
+    # The end of the process, or of the event loop
+
+    def __del__(self) -> None:
+        self.end(0.0, final=True)
+
+    def end(self, timeout_s: float, *, final: bool) -> None:
+        """Nothing can be told any more: keep it on the disk, or say what is lost."""
+        subscription = self._subscription
+        if self._closed or not final:
+            return
+        self._closed = True
+        owed = subscription.owed
+        if subscription.spool is not None:
+            for _ in subscription.start_settles():
+                pass  # there is no connection to start them on
+            subscription.spool.keep(subscription.unkept(ready=False))
+            subscription.spool.close()
+        elif owed:
+            warnings.warn(
+                subscription.left_open(owed, "its event loop ended"), RuntimeWarning, stacklevel=2, source=self
+            )
+
+    def forked(self) -> None:
+        self._closed = True
+
+    async def _keep(self, *, ready: bool) -> None:
+        """What cannot be told goes to the local disk, if there is a spool."""
+        unkept = self._subscription.unkept(ready=ready)
+        if unkept and self._subscription.spool is not None:
+            await asyncio.to_thread(self._subscription.spool.keep, unkept)
+
+    def _let_go_of_spool(self) -> None:
+        if self._subscription.spool is not None:
+            self._subscription.spool.close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed("the consumer was closed")
+
+    # For a consumer of many brokers
+
+    @property
+    def link(self) -> AioLink:
+        return self._link
+
+    @property
+    def subscription(self) -> Subscription:
+        return self._subscription
+
+    def handed_out(self) -> None:
+        """Messages of ours were given to the user."""
+        self._tell()
+
+    async def standing(self) -> Standing:
+        """The rank of this consumer among those of its group, and how many they are."""
+        self._check()
+        state = await self._link.run(requests.group(self.topic, self.group))
+        return standing(state, self.name)
+
+    def _tell(self) -> None:
+        self._subscription.losses.report()
+        if self._sleeps_until > self._pulse.stir():
+            self._nudged.set()
+
+    async def _sleep(self) -> None:
+        tick_s = self._pulse.tick_s
+        self._sleeps_until = time.monotonic() + tick_s
+        try:
+            async with asyncio.timeout(tick_s):
+                await self._nudged.wait()
+        except TimeoutError:
+            pass
+        self._nudged.clear()
+
+    async def _tend(self) -> None:
+        """Show that we are alive, and see to what cannot wait for the user's next call."""
+        while True:
+            # A link that broke reconnects by itself, because there is a consumer on it.
+            await self._sleep()
+            try:
+                self._pulse.judge(time.monotonic())
+                beat = self._pulse.due(time.monotonic())
+                if beat is not None:
+                    await self._link.start(beat)
+                await self._link.run(self._subscription.start_settles())
+                await self._keep(ready=self._link.connection.ready)
+                self._subscription.losses.report()
+            except TowlineError as error:
+                log.warning("%r: %s", self, error)
+            except Exception:
+                log.exception("%r: the heartbeat failed", self)

@@ -1,0 +1,366 @@
+"""Blocking transactions; and the thread by which a broker asks what became of prepared ones."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar
+
+from towline.client import requests
+from towline.client.admin.delayed import Time, as_deliver_at
+from towline.client.link.backoff import Backoff
+from towline.client.link.blocking import Link
+from towline.client.produce.encode import Body, Sender, as_durability, as_lives
+from towline.client.produce.sharding import ShardMap
+from towline.client.produce.transaction import (
+    Immediate,
+    Phase,
+    Senders,
+    Stored,
+    Undertaking,
+    await_checks,
+    decide,
+    verdict,
+)
+from towline.errors import Closed, Conflict, TowlineError
+from towline.model import Durability, Priority, Receipt, check_producer_group
+from towline.protocol.transactions import Check, TransactionState
+
+__all__ = ["Checker", "OnCheck", "PreparedTransaction", "Transacting", "Transaction", "Verdict"]
+
+log = logging.getLogger("towline.client")
+
+U = TypeVar("U", bound=Undertaking)
+
+Verdict = Literal["commit", "rollback"] | None
+OnCheck = Callable[[Check], Verdict]
+
+
+class _Gathering(Generic[U]):
+    """Where messages are gathered."""
+
+    def __init__(self, link: Callable[[str], Link], count_shards: Callable[[str], int], core: U) -> None:
+        self._link_to = link
+        self._count_shards = count_shards
+        self._link = link("")
+        self._core = core
+
+    def __len__(self) -> int:
+        """How many messages it holds."""
+        return len(self._core)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def state(self) -> str:
+        return self._core.phase.value
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """Where the messages are, in the order of their sends, once it is committed."""
+        return self._core.receipts
+
+    def send(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        key: str | None = None,
+        priority: Priority = "middle",
+        headers: Mapping[str, str] | None = None,
+        dedup_id: str | None = None,
+        delay: float | None = None,
+        deliver_at: Time | None = None,
+        delay_level: int | None = None,
+        ttl: float | None = None,
+        timeout: float | None = None,
+        attempts: int | None = None,
+        shard_key: str | None = None,
+    ) -> int:
+        """Put a message into the transaction. The answer is its place in `receipts`. A delay counts from the commit,
+        `ttl` from now."""
+        return self._core.add(
+            topic,
+            body,
+            key=key,
+            priority=priority,
+            headers=headers,
+            dedup_id=dedup_id,
+            deliver_at_us=as_deliver_at(delay, deliver_at, delay_level),
+            lives=as_lives(ttl, timeout, attempts),
+            shard_key=shard_key,
+        )
+
+    def send_many(
+        self,
+        topic: str,
+        bodies: Sequence[Body],
+        *,
+        priority: Priority = "middle",
+        keys: Sequence[str | None] | None = None,
+        shard_keys: Sequence[str | None] | None = None,
+    ) -> range:
+        """Put many messages into the transaction. The answer is their places in `receipts`."""
+        return self._core.add_many(topic, bodies, priority=priority, keys=keys, shard_keys=shard_keys)
+
+    def _find_home(self) -> None:
+        """In a cluster, the messages of ordered topics have a broker that they belong to."""
+        for topic in self._core.uncounted():
+            self._count_shards(topic)
+        home = self._core.home()
+        if home:
+            self._link = self._link_to(home)
+
+
+class Transaction(_Gathering[Immediate]):
+    """Messages for any topics, stored together or not at all. Made by `Client.transaction`.
+
+        with mq.transaction() as tx:        # leaves: commit; raises: abort
+            tx.send("orders", b"...")
+            tx.send("stock", b"...")
+
+    or, step by step, `tx.begin()`, `tx.commit()` and `tx.abort()`."""
+
+    def __repr__(self) -> str:
+        return f"<Transaction of {len(self)} messages, {self.state}>"
+
+    def begin(self) -> Self:
+        self._core.begin()
+        return self
+
+    def commit(self) -> list[Receipt]:
+        """Store all of it at once; it is durable when this returns, and gives a receipt for each message. If this
+        raises `Unavailable`, it may have been stored all the same: commit again, which never stores it twice."""
+        self._find_home()
+        self._link.run(self._core.commit())
+        return self._core.receipts
+
+    def abort(self) -> None:
+        """Drop all of it. (A program that ends without a commit has aborted as well: nothing was sent yet.)"""
+        self._core.abort()
+
+    def __enter__(self) -> Self:
+        self._core.begin(threading.get_ident())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self._core.phase is Phase.OPEN:
+                self.commit()
+        finally:
+            self._core.leave(threading.get_ident())
+
+
+class PreparedTransaction(_Gathering[Stored]):
+    """Messages that the broker keeps, durably and out of sight, while you carry out a transaction of your own. Made by
+    `Client.prepare`.
+
+        with mq.prepare("shop", name="order-4423") as tx:
+            tx.send("orders", b"...")
+            tx.store()                      # from here on the broker has it, and will ask what became of it
+            database.commit()
+        # leaves: commit; raises after store(): the broker asks your `on_check`, because your commit may have happened
+    """
+
+    def __repr__(self) -> str:
+        return f"<PreparedTransaction {self.id} of {len(self)} messages, {self.state}>"
+
+    @property
+    def id(self) -> str:
+        return self._core.id
+
+    @property
+    def name(self) -> str:
+        return self._core.name
+
+    def store(self) -> str:
+        """Hand it to the broker, which keeps it out of sight; it is durable when this returns its id."""
+        self._find_home()
+        return self._link.run(self._core.store())
+
+    def commit(self) -> list[Receipt]:
+        """Let everyone see it, all at once. To commit again changes nothing; after a rollback it is a `Conflict`."""
+        self._link.run(self._core.commit())
+        return self._core.receipts
+
+    def rollback(self) -> None:
+        """Drop it. To roll back again changes nothing; after a commit it is a `Conflict`."""
+        self._link.run(self._core.rollback())
+
+    def __enter__(self) -> Self:
+        self._core.check(Phase.OPEN)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None and self._core.phase in (Phase.OPEN, Phase.STORED) and len(self):
+            self._link.run(self._core.commit())
+        elif kind is not None and self._core.phase is Phase.OPEN:
+            self._core.forget()
+
+
+class Checker:
+    """Answers when the broker asks what became of a transaction. Made by `Client.on_check`."""
+
+    def __init__(self, links: Sequence[Link], producer_group: str, callback: OnCheck) -> None:
+        self._links = links
+        self._group = check_producer_group(producer_group)
+        self._callback = callback
+        self._stopped = threading.Event()
+        name = f"towline-checks-{producer_group}"
+        self._threads = [threading.Thread(target=self._work, args=(link,), name=name, daemon=True) for link in links]
+        for thread in self._threads:
+            thread.start()
+
+    def __repr__(self) -> str:
+        return f"<Checker of producer group {self._group}>"
+
+    @property
+    def closed(self) -> bool:
+        return self._stopped.is_set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do not answer any more."""
+        self._stopped.set()
+        for link in self._links:
+            link.close()
+        for thread in self._threads:
+            if threading.current_thread() is not thread:
+                thread.join(timeout=5.0)
+
+    def _work(self, link: Link) -> None:
+        backoff = Backoff(0.1, 10.0, eager=False)
+        while not self._stopped.is_set():
+            try:
+                for check in link.run(await_checks(self._group)):
+                    self._answer(link, check)
+                backoff.reset()
+            except Closed:
+                return
+            except TowlineError as error:
+                log.warning("producer group %s cannot be asked after its transactions now: %s", self._group, error)
+                self._stopped.wait(backoff.next_s())
+
+    def _answer(self, link: Link, check: Check) -> None:
+        try:
+            commit = verdict(self._callback(check), check.transaction)
+            if commit is not None:
+                link.run(decide(check.transaction, commit=commit))
+        except Conflict as error:
+            log.warning("%s", error)
+        except Closed:
+            raise
+        except Exception:
+            log.exception(
+                "what became of transaction %s could not be told; the broker will ask again", check.transaction
+            )
+
+
+class Transacting:
+    """What a client can do about transactions."""
+
+    _sender: Sender
+    _senders: Senders
+    _shards: ShardMap
+
+    _link: Link
+
+    @property
+    def _max_request_bytes(self) -> int:
+        raise NotImplementedError
+
+    def _one_link(self, broker: str = "") -> Link:
+        """To one broker, and no other."""
+        raise NotImplementedError
+
+    def _count_shards(self, topic: str) -> int:
+        """Asked where each broker keeps messages of its own."""
+        raise NotImplementedError
+
+    def _homes(self) -> Callable[[str, int], str] | None:
+        """Where each broker keeps messages of its own: which one has a shard of a topic."""
+        raise NotImplementedError
+
+    def _links_of_all(self) -> list[Link]:
+        """New ones, to all brokers there are."""
+        raise NotImplementedError
+
+    def _adopt(self, child: Any) -> Any:
+        raise NotImplementedError
+
+    def transaction(
+        self, *, timeout: float | None = 60.0, durability: Durability | str | None = None, compress: bool = False
+    ) -> Transaction:
+        """A transaction: messages for any topics, seen by nobody until it is committed, then all at once; each lane
+        gets them in order and with nothing between. They are gathered here, so nobody is held up meanwhile, and sent as
+        one unit: up to 100,000 messages, 200 lanes and the broker's `max_frame_bytes` (16 MiB). One that began longer
+        than `timeout` seconds ago is aborted instead of committed."""
+        core = Immediate(
+            self._senders,
+            shards=self._shards,
+            homes=self._homes(),
+            max_request_bytes=self._max_request_bytes,
+            durability=as_durability(durability),
+            timeout_s=timeout,
+            compress=compress,
+        )
+        return Transaction(self._one_link, self._count_shards, core)
+
+    def prepare(
+        self,
+        producer_group: str,
+        name: str = "",
+        *,
+        check_after: float | None = None,
+        durability: Durability | str | None = None,
+    ) -> PreparedTransaction:
+        """A prepared transaction, for messages that belong to a transaction of your own database: the broker keeps them
+        out of sight (`store`), you commit your own, then `commit` or `rollback`. If the broker hears nothing for
+        `check_after` seconds (60, unless set otherwise there), it asks any client that has said `on_check` for this
+        producer group; `name` is your own reference, by which that client finds out."""
+        core = Stored(
+            self._sender,
+            producer_group,
+            name,
+            check_after,
+            shards=self._shards,
+            homes=self._homes(),
+            max_request_bytes=self._max_request_bytes,
+            durability=as_durability(durability),
+        )
+        return PreparedTransaction(self._one_link, self._count_shards, core)
+
+    def on_check(self, producer_group: str, callback: OnCheck) -> Checker:
+        """Have `callback(check)` called, in the background, when the broker wants to know what became of a prepared
+        transaction of this producer group. It says "commit", "rollback", or None if it cannot tell yet."""
+        checker: Checker = self._adopt(Checker(self._links_of_all(), producer_group, callback))
+        return checker
+
+    def transactions(self, *, parked: bool = False, limit: int = 1_000) -> list[TransactionState]:
+        """The prepared transactions that are not decided yet, the oldest first; or only those that are parked, because
+        nobody could tell what became of them."""
+        return self._link.run(requests.transactions("", parked, limit))
+
+    def find_transaction(self, transaction: str) -> TransactionState:
+        """A prepared transaction by its id, decided or not."""
+        return self._link.run(requests.transactions(transaction, False, 1))[0]
+
+    def resolve_transaction(
+        self, transaction: str, verdict: Literal["commit", "rollback"], *, reason: str = ""
+    ) -> None:
+        """Decide a prepared transaction by hand."""
+        self._link.run(requests.resolve_transaction(transaction, verdict, reason))

@@ -1,0 +1,219 @@
+"""Messages that came together. They are decoded a column at a time, and nothing but bodies before it is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from itertools import repeat
+from typing import TYPE_CHECKING, Final
+
+from towline.client.consume.message import NACKED, OPEN, RETURNED, TAKEN, Message
+from towline.client.consume.message_runs import Runs, indexes_of
+from towline.client.consume.outcome import as_reason, check_delay
+from towline.client.consume.time_limit import HandlerTimeout, TimeLimit, begin_limit
+from towline.errors import BadRequest, Conflict, LeaseLost
+from towline.frame import Frame, decode_headers, pick
+from towline.frame.layout import BESIDE_BODIES, EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY, timeout_us_in
+from towline.protocol import messages
+
+if TYPE_CHECKING:
+    from towline.client.consume.lease import Lease
+
+__all__ = ["Section"]
+
+_AGAIN: Final = 1
+"""The act that lets a message be tried again."""
+
+
+class Section:
+    """Messages of one lane that came together: what they share, and what is known of each."""
+
+    __slots__ = (
+        "_frame",
+        "_headers",
+        "_keys",
+        "_produced_at_us",
+        "_runs",
+        "_shard_keys",
+        "_time_limits",
+        "_token",
+        "appended_at_us",
+        "attempt",
+        "bodies",
+        "broker",
+        "first",
+        "flags",
+        "lane",
+        "lease",
+        "shards",
+        "source",
+        "start",
+        "timed",
+        "topic",
+    )
+
+    def __init__(
+        self, topic: str, part: messages.Part, data: memoryview, lease: Lease | None = None, shards: int = 0
+    ) -> None:
+        frame, start = Frame(data), part.start
+        if part.runs and (indexes := indexes_of(part)) is not None:
+            frame, start = Frame(pick(frame.verify(), indexes, compress=False)), 0
+        self.bodies = frame.verify_bodies(start, start + part.count)
+        self.topic = topic
+        self.broker = ""
+        self.lane = part.lane
+        self.first = part.first
+        self.start = start
+        self._runs = Runs(part) if part.runs else None
+        self.attempt = part.attempt
+        self.appended_at_us = part.appended_at_us
+        self.source = part.source
+        self.lease = lease
+        self.shards = shards
+        self.flags = bytearray(part.count)
+        self._frame = frame if frame.flags & BESIDE_BODIES else None
+        """Only if there is more to be had of it: its memory is needed for the next one."""
+        self._produced_at_us = frame.produced_at_us
+        self._token = frame.token
+        self._keys: list[bytes] | None = None
+        self._headers: list[bytes] | None = None
+        self._shard_keys: list[bytes] | None = None
+        self.timed = bool(frame.flags & LIMIT) or (lease is not None and lease.ends_at > 0)
+        """Working on some of them has an end."""
+        self._time_limits: dict[int, TimeLimit] = {}
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def messages(self) -> list[Message]:
+        if len(self.bodies) == 1:
+            return [Message(self.bodies[0], 0, self)]
+        # No loop of our own: this is where a consumer's time goes.
+        return list(map(Message, self.bodies, range(len(self.bodies)), repeat(self)))
+
+    def seq(self, index: int) -> int:
+        return self.first + index if self._runs is None else self._runs.seq(index)
+
+    def spans(self, begin: int, end: int) -> Iterable[tuple[int, int, int]]:
+        """Lane, first and count of the messages from one index up to another."""
+        if self._runs is None:
+            return ((self.lane, self.first + begin, end - begin),)
+        return self._runs.spans(begin, end)
+
+    def places(self, first: int, end: int) -> tuple[int, int]:
+        """Between which indexes the messages lie whose numbers are from `first` to `end`."""
+        if self._runs is None:
+            return max(first - self.first, 0), min(end - self.first, len(self.bodies))
+        return self._runs.places(first, end)
+
+    def key(self, index: int) -> str | None:
+        if self._keys is None:
+            self._keys = self._column(KEY)
+        value = self._keys[index] if self._keys else b""
+        return value.decode("utf-8", "replace") if value else None
+
+    def shard_key(self, index: int) -> str | None:
+        if self._shard_keys is None:
+            self._shard_keys = self._column(SHARD_KEY)
+        value = self._shard_keys[index] if self._shard_keys else b""
+        return value.decode("utf-8", "replace") if value else self.key(index)
+
+    def headers(self, index: int) -> dict[str, str]:
+        if self._headers is None:
+            self._headers = self._column(HEADERS)
+        return decode_headers(self._headers[index]) if self._headers else {}
+
+    def _column(self, flag: int) -> list[bytes]:
+        if self._frame is None:
+            return []
+        return self._frame.texts(flag, self.start, self.start + len(self.bodies)) or []
+
+    def text(self, flag: int, index: int) -> bytes:
+        """What a column of texts holds of one message, as it was sent."""
+        if self._frame is None:
+            return b""
+        found = self._frame.texts(flag, self.start + index, self.start + index + 1)
+        return found[0] if found else b""
+
+    def _number(self, flag: int, index: int) -> int:
+        if self._frame is None:
+            return 0
+        found = self._frame.numbers(flag, self.start + index, self.start + index + 1)
+        return found[0] if found else 0
+
+    def expires_at_us(self, index: int) -> int:
+        return self._number(EXPIRES_AT, index)
+
+    def limit(self, index: int) -> int:
+        return self._number(LIMIT, index)
+
+    def timeout_s(self, index: int) -> float | None:
+        return timeout_us_in(self.limit(index)) / 1e6 or None
+
+    def time_left_s(self, index: int) -> float | None:
+        """How long somebody who begins with a message now may take; None is for as long as it takes."""
+        own_s, left_s = self.timeout_s(index), self.lease_left_s()
+        return own_s if left_s is None else left_s if own_s is None else min(own_s, left_s)
+
+    def lease_left_s(self) -> float | None:
+        """For how long they are ours, if that has an end."""
+        lease = self.lease
+        return None if lease is None or not lease.ends_at else max(lease.ends_at - time.monotonic(), 0.0)
+
+    def begin(self, index: int) -> None:
+        left_s = self.time_left_s(index)
+        if left_s is not None:
+            in_tasks = self.lease is not None and self.lease.in_tasks
+            self._time_limits[index] = begin_limit(left_s, in_tasks=in_tasks)
+
+    def end(self, index: int, error: BaseException | None) -> HandlerTimeout | None:
+        """What ended the work on a message, if that is the time; whatever became of it, it is nacked then."""
+        limit = self._time_limits.get(index)
+        if limit is None:
+            return None
+        raised = limit.end(error)
+        del self._time_limits[index]
+        if limit.fired and self.flags[index] == OPEN:
+            self.nack(index, _AGAIN, f"timeout: not done within {limit.seconds:g} s", None)
+        return raised
+
+    def produced_at_us(self, index: int) -> int:
+        own = self._frame is not None and self._frame.flags & PRODUCED_AT
+        return self._number(PRODUCED_AT, index) if own else self._produced_at_us
+
+    @property
+    def token(self) -> str:
+        return self._token.decode("utf-8", "replace")
+
+    # Settling: only marked here, and told to the broker by the consumer
+
+    def check_acked(self, index: int) -> None:
+        """A second ack changes nothing; one after a nack is wrong."""
+        if self.lease is None:
+            raise _looked_at()
+        if self.flags[index] == NACKED:
+            raise Conflict("the message was nacked already: it cannot be acked any more")
+        if self.flags[index] == RETURNED:
+            raise LeaseLost("a message before it in its shard is tried again: this one comes again after it")
+
+    def nack(self, index: int, what: int, reason: str, delay_s: float | None) -> None:
+        if self.lease is None:
+            raise _looked_at()
+        check_delay(delay_s)
+        with self.lease.lock:
+            if self.flags[index] == TAKEN:
+                return
+            if self.flags[index] != OPEN:
+                raise Conflict("the message was acked or nacked already")
+            self.lease.check_open()
+            span = (self.lane, self.seq(index), 1)
+            act = messages.Act(what, self.lease.pull, [span], False, delay_s, as_reason(reason))
+            self.flags[index] = NACKED
+            if what == _AGAIN and self.lane < self.shards:
+                self.lease.nack_in_place(act)
+            else:
+                self.lease.nack(act)
+
+
+def _looked_at() -> BadRequest:
+    return BadRequest("the message was looked at, not pulled: there is nothing to ack or nack")

@@ -1,0 +1,70 @@
+"""What a flow may ask of its driver.
+
+A flow is a generator: it holds all of an operation but the moving of bytes. It yields a step and is sent its result, or
+has its error thrown in. Both drivers run the same flows:
+
+    Call              ask, wait for the answer, and give it; raises the broker's error, or `Unavailable` in the end
+    Start(call)       ask, but do not wait
+    Wait(call, s)     wait up to `s` seconds for a call that was started; True when it is answered
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, TypeVar
+
+import msgspec
+
+from towline.client.link.connection import Call
+
+__all__ = ["Flow", "Start", "Step", "Wait", "drive", "drive_later"]
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+# Structs, which are made faster than named tuples: there are a few for every message.
+
+
+class Start(msgspec.Struct, frozen=True, eq=False, gc=False):
+    call: Call
+
+
+class Wait(msgspec.Struct, frozen=True, eq=False, gc=False):
+    call: Call
+    seconds: float
+
+
+Step = Call | Start | Wait
+Flow = Generator[Step, Any, T]
+
+
+def drive(steps: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
+    """Do all steps, one after the other."""
+    result, error = None, None
+    try:
+        while True:
+            step = steps.send(result) if error is None else steps.throw(error)
+            result = error = None
+            try:
+                result = do(step)
+            except BaseException as caught:
+                error = caught
+    except StopIteration as stop:
+        value: T = stop.value
+        return value
+
+
+async def drive_later(steps: Generator[S, Any, T], do: Callable[[S], Awaitable[Any]]) -> T:
+    result, error = None, None
+    try:
+        while True:
+            step = steps.send(result) if error is None else steps.throw(error)
+            result = error = None
+            try:
+                result = await do(step)
+            except BaseException as caught:
+                error = caught
+    except StopIteration as stop:
+        value: T = stop.value
+        return value

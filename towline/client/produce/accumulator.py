@@ -1,0 +1,430 @@
+"""Batching, sans I/O: messages in, parcels out, one on its way per lane.
+
+A parcel of a lane is filled until it is full or has lingered; while another parcel of the same lane is on its way it
+goes on being filled, so the slower the broker, the larger the parcels. Because only one is on its way, a parcel that
+must be sent again is never overtaken by the next: order within a lane is kept whatever happens.
+
+Not safe by itself against several threads: the driver calls under a lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from towline.client.link.backoff import Backoff
+from towline.client.produce.batch import Parcel
+from towline.client.produce.encode import FOREVER, Lives, as_lane
+from towline.client.produce.sharding import not_ordered, shard_of
+from towline.errors import BadRequest, NotOwner, QueueFull, Timeout, TowlineError, WrongShard
+from towline.model import LANES, Priority, check_topic
+
+__all__ = ["Accumulator", "BatchLimits", "Lane", "expired"]
+
+P = TypeVar("P")
+
+MESSAGE_OVERHEAD: Final = 16
+"""What a message takes besides its bytes."""
+_FAILED_MAX: Final = 1_000
+"""Parcels that failed and are remembered for whoever flushes: a producer may fail for days, and nobody flushes it."""
+
+
+class BatchLimits(NamedTuple):
+    linger_s: float = 0.001
+    max_batch_messages: int = 10_000
+    max_batch_bytes: int = 1 << 20
+    max_buffer_messages: int = 200_000
+    max_buffer_bytes: int = 64 << 20
+    max_in_flight: int = 8
+    delivery_timeout_s: float = 120.0
+    max_block_s: float = 60.0
+
+    def checked(self) -> BatchLimits:
+        if not 0 <= self.linger_s <= 60 or not 0 < self.delivery_timeout_s <= 86400:
+            raise BadRequest("linger_ms is between 0 and 60,000, delivery_timeout between 0 and 86,400 seconds")
+        if min(self[1:6]) < 1 or self.max_batch_messages > 1 << 20 or self.max_batch_bytes > 32 << 20:
+            raise BadRequest("the limits of a batch or buffer are out of range")
+        if not 0 <= self.max_block_s <= 86400:
+            raise BadRequest(f"max_block={self.max_block_s:g}: give seconds from 0 to 86,400")
+        return self
+
+
+class Lane:
+    __slots__ = ("backoff", "filling", "full", "home", "in_flight", "name", "number", "queued", "retry_at")
+
+    def __init__(self, home: dict[Any, Lane], name: Any, number: int) -> None:
+        self.home = home
+        self.name = name
+        self.number = number
+        self.filling: Parcel | None = None
+        self.full: deque[Parcel] = deque()
+        self.in_flight: Parcel | None = None
+        self.queued = False
+        self.retry_at = 0.0
+        self.backoff: Backoff | None = None
+
+    @property
+    def topic(self) -> str:
+        name: str = self.name if isinstance(self.name, str) else self.name[0]
+        return name
+
+    @property
+    def empty(self) -> bool:
+        return self.filling is None and not self.full and self.in_flight is None
+
+
+class Accumulator(Generic[P]):
+    """`pending` makes what stands for one message: of a parcel, and the message's place in it."""
+
+    def __init__(
+        self, limits: BatchLimits, pending: Callable[[Parcel, int], P], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits
+        self._clock = clock
+        self._messages_max, self._bytes_max = limits.max_buffer_messages, limits.max_buffer_bytes
+        self._last_index, self._parcel_bytes = limits.max_batch_messages - 1, limits.max_batch_bytes
+        self.messages = 0
+        self.bytes = 0
+        self.stirred = False
+        """Since this was last cleared, something began that whoever sends must know of."""
+        self.pending = pending
+        self._flying: dict[Parcel, Lane] = {}
+        self.failed: list[Parcel] = []
+        """Parcels that failed, until somebody is told; the first ones, where nobody asks."""
+        self._lanes: tuple[dict[Any, Lane], ...] = tuple({} for _ in (*LANES, "shards"))
+        self._by_priority: dict[str, dict[Any, Lane]] = dict(zip(LANES, self._lanes, strict=False))
+        self._unsharded = self._by_priority["middle"]
+        self._held: frozenset[str] = frozenset()
+        """Topics of which nothing is sent for the moment."""
+        self._of_shards = self._lanes[-1]
+        """Lanes of ordered topics, by topic, number of shards, shard, and whether they are for delayed messages."""
+        self._lingering: deque[tuple[Parcel, Lane]] = deque()
+        self._ready: deque[Lane] = deque()
+        self._retrying: list[Lane] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self.messages >= self.limits.max_buffer_messages or self.bytes >= self.limits.max_buffer_bytes
+
+    def still_full(self) -> QueueFull:
+        """Whoever waited for room has waited for long enough."""
+        waited = f" for {self.limits.max_block_s:g} s (max_block)" if self.limits.max_block_s else ""
+        return QueueFull(
+            f"the producer's buffer is full{waited}, with {self.messages:,} messages of {self.bytes:,} bytes: the "
+            "broker does not keep up, or cannot be reached"
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.messages
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flying)
+
+    # Messages in
+
+    def add_plain(self, topic: str, body: bytes, key: str | None, priority: Priority) -> P | None:
+        """The short way for a message that is one more of its kind: with the others in a parcel that stays open. None
+        if it is not, and is to be added as any other. (A lane found by its topic is none of an ordered topic.)"""
+        lanes = self._by_priority.get(priority)
+        lane = lanes.get(topic) if lanes is not None else None
+        parcel = lane.filling if lane is not None else None
+        if parcel is None or not parcel.plain or self.messages >= self._messages_max or self.bytes >= self._bytes_max:
+            return None
+        size, keys, bodies = len(body) + MESSAGE_OVERHEAD, parcel.keys, parcel.bodies
+        if key is not None:
+            if keys is None:
+                return None
+            size += len(key) if key.isascii() else 4 * len(key)
+        index, total = len(bodies), parcel.size + size
+        if index >= self._last_index or total >= self._parcel_bytes:
+            return None
+        if keys is not None:
+            keys.append(key)
+        bodies.append(body)
+        parcel.size = total
+        self.messages += 1
+        self.bytes += size
+        return self.pending(parcel, index)
+
+    def add(  # noqa: PLR0917 - called for every message: names would cost
+        self,
+        topic: str,
+        body: bytes,
+        key: str | None,
+        priority: Priority,
+        headers: dict[str, str] | None,
+        deliver_at_us: int = 0,
+        dedup_id: str | None = None,
+        shards: int = 0,
+        shard_key: str | None = None,
+        lives: Lives = FOREVER,
+    ) -> P:
+        """Put a message into the parcel of its lane that is being filled."""
+        # What came before it was known that the topic is ordered still waits as if it were not: it goes first.
+        if shards and topic in self._unsharded:
+            shards = 0
+        if shards:
+            shard = shard_of(topic, shards, key, shard_key, priority)
+            lane = self._shard_lane(topic, shards, shard, bool(deliver_at_us))
+        else:
+            lanes = self._by_priority.get(priority)
+            lane = (lanes.get(topic) if lanes is not None else None) or self._open_lane(topic, priority)
+        parcel = lane.filling
+        size = len(body) + MESSAGE_OVERHEAD
+        if key is not None:
+            size += len(key) if key.isascii() else 4 * len(key)
+        if shard_key is not None:
+            size += 4 * len(shard_key)
+        if headers is not None:
+            size += 4 * (sum(map(len, headers)) + sum(map(len, headers.values()))) + 8 * len(headers)
+        if dedup_id is not None:
+            size += len(dedup_id) if dedup_id.isascii() else 4 * len(dedup_id)
+        limits = self.limits
+        if parcel is None or (parcel.size + size > limits.max_batch_bytes and parcel.bodies):
+            if parcel is not None:
+                self._close(lane, parcel)
+            now = self._clock()
+            parcel = lane.filling = Parcel(topic, lane.number, now, now + limits.delivery_timeout_s, shards)
+            self._lingering.append((parcel, lane))
+            self.stirred = self.stirred or lane.in_flight is None
+        bodies = parcel.bodies
+        if key is not None or parcel.keys is not None:
+            if parcel.keys is None:
+                parcel.keys = [None] * len(bodies)
+            parcel.keys.append(key)
+        if headers is not None or parcel.headers is not None:
+            if parcel.headers is None:
+                parcel.headers = [None] * len(bodies)
+                parcel.plain = False
+            parcel.headers.append(headers)
+        if shard_key is not None or dedup_id is not None or deliver_at_us or lives is not FOREVER or parcel.has_more:
+            parcel.plain = False
+            parcel.add_more(dedup_id, deliver_at_us, shard_key, lives)
+        index = len(bodies)
+        bodies.append(body)
+        parcel.size += size
+        self.messages += 1
+        self.bytes += size
+        if index + 1 >= limits.max_batch_messages or parcel.size >= limits.max_batch_bytes:
+            self._close(lane, parcel)
+        return self.pending(parcel, index)
+
+    def _open_lane(self, topic: str, priority: Priority) -> Lane:
+        number = as_lane(priority)
+        home = self._lanes[number]
+        lane = home[check_topic(topic)] = Lane(home, topic, number)
+        return lane
+
+    def _shard_lane(self, topic: str, shards: int, shard: int, delayed: bool) -> Lane:
+        """What is delayed goes its own way: it must not take along what is not."""
+        name = topic, shards, shard, delayed
+        lane = self._of_shards.get(name)
+        if lane is None:
+            lane = self._of_shards[name] = Lane(self._of_shards, name, shard)
+        return lane
+
+    def _close(self, lane: Lane, parcel: Parcel) -> None:
+        lane.filling = None
+        parcel.count = len(parcel.bodies)
+        lane.full.append(parcel)
+        self._enqueue(lane)
+
+    def _enqueue(self, lane: Lane) -> None:
+        if not lane.queued and lane.in_flight is None and not lane.retry_at and not self._holds(lane):
+            lane.queued = self.stirred = True
+            self._ready.append(lane)
+
+    def _holds(self, lane: Lane) -> bool:
+        return bool(self._held) and lane.topic in self._held
+
+    # Parcels out
+
+    def take(self, now: float, at_most: int | None = None) -> list[Parcel]:
+        """The parcels to send now; with `at_most`, take again until there is none."""
+        self._end_lingering(now)
+        self._end_waiting(now)
+        parcels: list[Parcel] = []
+        most = self.limits.max_in_flight
+        if at_most is not None:
+            most = min(most, len(self._flying) + at_most)
+        while self._ready and len(self._flying) < most:
+            lane = self._ready.popleft()
+            if not lane.full and lane.filling is not None:
+                self._close(lane, lane.filling)
+            lane.queued = False
+            if lane.full:
+                parcel = lane.in_flight = lane.full.popleft()
+                self._flying[parcel] = lane
+                parcels.append(parcel)
+        self.stirred = False
+        return parcels
+
+    def seal(self) -> list[Parcel]:
+        """Let nothing linger any more. The parcels that were not sent yet."""
+        parcels: list[Parcel] = []
+        for by_name in self._lanes:
+            for lane in by_name.values():
+                if lane.filling is not None:
+                    self._close(lane, lane.filling)
+                parcels += lane.full
+        return [*self._flying, *parcels]
+
+    def _end_lingering(self, now: float) -> None:
+        lingering = self._lingering
+        while lingering:
+            parcel, lane = lingering[0]
+            if lane.filling is parcel:
+                if parcel.opened_at + self.limits.linger_s > now:
+                    break
+                # Where the lane is busy, it follows when that is free.
+                self._enqueue(lane)
+            lingering.popleft()
+
+    def _end_waiting(self, now: float) -> None:
+        for lane in [lane for lane in self._retrying if lane.retry_at <= now]:
+            self._retrying.remove(lane)
+            lane.retry_at = 0.0
+            self._enqueue(lane)
+
+    def next_at(self) -> float | None:
+        """When `take` or `expired` may have something that they do not have now, if nothing else happens."""
+        times = [lane.retry_at for lane in self._retrying]
+        times += [parcel.deadline for parcel in self._flying]
+        if self._lingering and len(self._flying) < self.limits.max_in_flight:
+            times.append(self._lingering[0][0].opened_at + self.limits.linger_s)
+        return min(times, default=None)
+
+    # What became of them
+
+    def sent(self, parcel: Parcel, first: int, appended_at_us: int, now: float, *, delayed: bool = False) -> None:
+        parcel.first = first
+        parcel.delayed = delayed
+        parcel.appended_at_us = appended_at_us
+        lane = self._end_flight(parcel)
+        lane.backoff = None
+        self._finish(lane, parcel, now)
+
+    def refused(self, parcel: Parcel, error: TowlineError, now: float) -> bool:
+        """It was not taken. True if it will be tried again; before anything else of its lane."""
+        lane = self._end_flight(parcel)
+        if (error.retriable or isinstance(error, WrongShard)) and now < parcel.deadline:
+            parcel.refusal = error
+            lane.full.appendleft(parcel)
+            lane.backoff = lane.backoff or Backoff(0.02, 1.0, eager=False)
+            # Another broker takes it over in a moment.
+            lane.retry_at = now + (0.1 if isinstance(error, NotOwner) else lane.backoff.next_s())
+            self._retrying.append(lane)
+            return True
+        parcel.error = error
+        self.note_failed([parcel])
+        self._finish(lane, parcel, now)
+        return False
+
+    def reroute(self, parcel: Parcel, shards: int) -> list[Parcel]:
+        """The topic has so many shards: all of the parcel's lane goes into the right ones, in order. Those messages
+        that cannot be placed fail, each as a parcel of its own; these come back."""
+        lane = self._end_flight(parcel)
+        waiting = [parcel, *lane.full, *([lane.filling] if lane.filling is not None else [])]
+        lane.full.clear()
+        lane.filling = lane.backoff = None
+        del lane.home[lane.name]
+        failed: list[Parcel] = []
+        for one in waiting:
+            one.count = one.count or len(one.bodies)
+            self._release(one)
+            one.move(self._placed(one, shards, failed))
+        self.note_failed(failed)
+        return failed
+
+    def _placed(self, parcel: Parcel, shards: int, failed: list[Parcel]) -> list[P]:
+        priority = "middle" if parcel.shards else LANES[parcel.lane]
+        placed: list[P] = []
+        for body, key, headers, at_us, dedup_id, shard_key, lives in parcel.columns():
+            try:
+                if shard_key is not None and not shards:
+                    raise not_ordered(parcel.topic)
+                placed.append(
+                    self.add(
+                        parcel.topic,
+                        body,
+                        key,
+                        priority,
+                        headers,
+                        at_us,
+                        dedup_id=dedup_id,
+                        shards=shards,
+                        shard_key=shard_key,
+                        lives=lives,
+                    )
+                )
+            except TowlineError as error:
+                lost = Parcel(parcel.topic, 0, parcel.opened_at, parcel.deadline)
+                lost.count, lost.error = 1, error
+                failed.append(lost)
+                placed.append(self.pending(lost, 0))
+        return placed
+
+    # The end
+
+    def expired(self, now: float) -> list[Parcel]:
+        """Parcels on their way for too long: the driver gives them up with `refused`. Those that wait to be tried again
+        are seen when their turn comes."""
+        return [parcel for parcel in self._flying if parcel.deadline <= now]
+
+    def fail_all(self, error: TowlineError) -> list[Parcel]:
+        """Give up everything that has not been sent."""
+        parcels = []
+        for by_name in self._lanes:
+            for lane in list(by_name.values()):
+                waiting = [lane.in_flight, *lane.full, lane.filling]
+                lane.in_flight = lane.filling = None
+                lane.full.clear()
+                for parcel in waiting:
+                    if parcel is not None:
+                        parcel.count = parcel.count or len(parcel.bodies)
+                        parcel.error = error
+                        parcels.append(parcel)
+                        self._release(parcel)
+            by_name.clear()
+        self._flying.clear()
+        self._ready.clear()
+        self._retrying.clear()
+        self._lingering.clear()
+        self.note_failed(parcels)
+        return parcels
+
+    def note_failed(self, parcels: list[Parcel]) -> None:
+        """Remember them for whoever flushes."""
+        self.failed += parcels
+        if len(self.failed) > 2 * _FAILED_MAX:
+            self.failed = [one for one in self.failed if not one.looked_at][:_FAILED_MAX]
+
+    def take_failed(self) -> list[Parcel]:
+        """The parcels that failed without anybody looking, each told of once."""
+        failed, self.failed = self.failed, []
+        return [parcel for parcel in failed if not parcel.looked_at]
+
+    def _end_flight(self, parcel: Parcel) -> Lane:
+        lane = self._flying.pop(parcel)
+        lane.in_flight = None
+        return lane
+
+    def _finish(self, lane: Lane, parcel: Parcel, now: float) -> None:
+        self._release(parcel)
+        filling = lane.filling
+        if lane.full or (filling is not None and filling.opened_at + self.limits.linger_s <= now):
+            self._enqueue(lane)
+        elif lane.empty:
+            del lane.home[lane.name]
+
+    def _release(self, parcel: Parcel) -> None:
+        self.messages -= parcel.count
+        self.bytes -= parcel.size
+
+
+def expired(parcel: Parcel) -> TowlineError:
+    return parcel.refusal or Timeout(f"{parcel.count} messages for {parcel.topic} could not be delivered in time")

@@ -1,0 +1,185 @@
+"""Parcels on their way: what the batching producers, blocking and asyncio, have in common."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from towline.client.link.connection import Call, Connection
+from towline.client.link.dial import Route
+from towline.client.produce.batch import Parcel, with_origins
+from towline.client.produce.encode import Lives, Sender
+from towline.client.produce.exchange import Exchange
+from towline.client.produce.receipts import places
+from towline.client.produce.sharding import ShardMap
+from towline.errors import NotOwner, ProtocolError, TooLarge, TowlineError, WrongShard
+from towline.protocol.messages import FrameHead, Request, Send, Sent
+from towline.protocol.ordering import ShardCount, Sharded
+
+__all__ = ["Shipping", "left_open", "raise_unseen"]
+
+_TOLD_MAX: Final = 5
+"""Topics that are named."""
+
+
+class Shipping:
+    """Parcels to requests, and answers to parcels: what both producers have in common. `add`, `take` and `settle` are
+    called under the driver's lock, where it has one. `spooled` overrides what is said of a spool."""
+
+    keeps = False
+    """What cannot be sent is kept somewhere."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        durability: int,
+        compress: bool,
+        max_frame_bytes: int,
+        shards: ShardMap | None = None,
+        *,
+        reroutes: bool = True,
+    ) -> None:
+        self.reroutes = reroutes
+        """What was put into the wrong shard belongs to another one of the same broker."""
+        self._sender = sender
+        self.shards = ShardMap() if shards is None else shards
+        self._max_frame_bytes = max_frame_bytes
+        self._durability = durability
+        self._compress = compress
+        self._answered: list[tuple[Parcel, Call | TowlineError]] = []
+        self._calls: dict[Parcel, Call] = {}
+        self.redirects: deque[tuple[str, str]] = deque(maxlen=1_000)
+        """Topics that another broker serves, and where that is."""
+        self.recounts: deque[tuple[str, Sharded]] = deque(maxlen=1_000)
+        """Topics that have another number of shards, so that what was sent here belongs to other brokers. They are held
+        until `exchange.rearrange`."""
+
+    def lives(self, ttl: float | None, timeout: float | None, attempts: int | None) -> Lives:
+        return self._sender.lives(ttl, timeout, attempts)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._calls)
+
+    @property
+    def has_answers(self) -> bool:
+        return bool(self._answered)
+
+    def pack(self, parcel: Parcel) -> Call | None:
+        """The request for a parcel; None if it cannot be made, which is an answer as well. One that was put into the
+        wrong lane is not sent again before it is known how many shards its topic has."""
+        if isinstance(parcel.refusal, WrongShard) or (not parcel.shards and parcel.has_shard_keys):
+            return self._call(parcel, ShardCount(parcel.topic))
+        try:
+            if not parcel.frame:
+                parcel.packed(parcel.frame_by(self._sender, self._compress))
+            if len(parcel.frame) > self._max_frame_bytes:
+                raise TooLarge(
+                    f"{parcel.count} messages of {parcel.size} bytes are over the broker's limit of "
+                    f"{self._max_frame_bytes} bytes a frame"
+                )
+        except TowlineError as error:
+            self._answered.append((parcel, error))
+            return None
+        head = FrameHead(parcel.topic, parcel.lane, len(parcel.frame), parcel.shards)
+        return self._call(parcel, Send([head], self._durability), parcel.frame)
+
+    def _call(self, parcel: Parcel, request: Request, *frames: bytes | memoryview) -> Call:
+        call = self._calls[parcel] = Call(request, frames, None, lambda call: self._on_done(parcel, call))
+        return call
+
+    def _on_done(self, parcel: Parcel, call: Call) -> None:
+        del self._calls[parcel]
+        self._answered.append((parcel, call))
+
+    def forget(self, parcel: Parcel, error: TowlineError) -> Call | None:
+        """Give up a parcel that is on its way, unless its answer is here already."""
+        call = self._calls.pop(parcel, None)
+        if call is not None:
+            self._answered.append((parcel, error))
+        return call
+
+    def recall(self, parcel: Parcel, connection: Connection, *, left_too: bool = False) -> bool:
+        """Take back a parcel that is on its way, unless it has left; or even then, if its connection is down."""
+        call = self._calls.get(parcel)
+        if call is None or call.done or (call.sent and not (left_too and not connection.ready)):
+            return False
+        connection.abandon(call)
+        del self._calls[parcel]
+        return True
+
+    def settle(self, accumulator: Exchange[Any], now: float) -> list[Parcel]:
+        """Tell the accumulator what was answered. The parcels that came to an end."""
+        answered, self._answered = self._answered, []
+        ended: list[Parcel] = []
+        for parcel, outcome in answered:
+            error = outcome if isinstance(outcome, TowlineError) else outcome.error
+            answer = None if isinstance(outcome, TowlineError) else outcome.answer
+            if error is None and isinstance(answer, Sharded):
+                if self.reroutes:
+                    self.shards.put(parcel.topic, answer.shards)
+                    ended += accumulator.reroute(parcel, answer.shards)
+                else:
+                    accumulator.returned(parcel)
+                    self.recounts.append((parcel.topic, answer))
+                continue
+            if error is None and not isinstance(answer, Sent):
+                error = ProtocolError(f"a send was answered by {type(answer).__name__}")
+            if isinstance(error, NotOwner):
+                self.redirects.append((parcel.topic, error.address))
+            if error is not None:
+                error = self.kept(parcel, error, accumulator, now)
+                if error is None or not accumulator.refused(parcel, error, now):
+                    ended.append(parcel)
+            else:
+                assert isinstance(answer, Sent)
+                if answer.repeats:
+                    about = (answer.firsts[0], parcel.count, answer.appended_at_us, answer.repeats)
+                    delayed = bool(answer.delayed)
+                    parcel.places = places(parcel.lane, *about, delayed=delayed, shards=parcel.shards)
+                accumulator.sent(parcel, answer.firsts[0], answer.appended_at_us, now, delayed=bool(answer.delayed))
+                ended.append(parcel)
+        return with_origins(ended)
+
+    # A spool
+
+    def kept(self, parcel: Parcel, error: TowlineError, accumulator: Exchange[Any], now: float) -> TowlineError | None:
+        """None if the parcel is safe, although it could not be sent; else what is wrong with it."""
+        return error
+
+    def next_spooled(self, now: float) -> Call | None:
+        """The request for a frame that waits in the spool."""
+        return None
+
+    def rescue(self, parcels: Sequence[Parcel]) -> None:
+        """These were given up because the producer is closed."""
+
+    def close(self) -> None:
+        """Let go of the spool."""
+
+
+def raise_unseen(failed: list[Parcel]) -> None:
+    """Raise what nobody has looked at."""
+    if not failed:
+        return
+    error = failed[0].error
+    assert error is not None, "a parcel that failed has an error"
+    count = sum(parcel.count for parcel in failed)
+    error.add_note(f"{count} messages of the producer were not sent, the first of them to topic {failed[0].topic}")
+    raise error
+
+
+def left_open(route: Route, lost: Sequence[Parcel], more: int = 0, why: str = "") -> str:
+    """A producer was not closed, and now it is too late: what is lost with it. Of some `more` no topic is known."""
+    topics: Counter[str] = Counter()
+    for parcel in lost:
+        topics[parcel.topic] += parcel.count
+    named = [f"{count:,} for topic {topic}" for topic, count in topics.most_common(_TOLD_MAX)]
+    if more or len(topics) > _TOLD_MAX:
+        named.append(f"{topics.total() + more:,} in all")
+    reason = why or (lost[0].error if lost else "a callback did not return")
+    return (
+        f"the producer to {route.name} was not closed before the process ended, and lost messages: {', '.join(named)}: "
+        f"{reason}. Close producers (`with mq.producer() as producer`), or flush them"
+    )

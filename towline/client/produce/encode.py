@@ -1,0 +1,313 @@
+"""What a user gives us to send, checked; and who it is that sends."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from towline.clock import SYSTEM, Clock
+from towline.errors import BadRequest, TooLarge
+from towline.frame import TOKEN_MAX, encode, encode_frame
+from towline.frame.encode import encode_columns, encode_single
+from towline.frame.layout import limit_of
+from towline.frame.many import Series
+from towline.model import LANES, MAX_SHARDS, Durability, Priority
+
+__all__ = [
+    "FOREVER",
+    "FRAME_BYTES",
+    "FRAME_MESSAGES",
+    "Body",
+    "Lives",
+    "Sender",
+    "as_bodies",
+    "as_body",
+    "as_dedup_id",
+    "as_durability",
+    "as_headers",
+    "as_key",
+    "as_keys",
+    "as_lane",
+    "as_lives",
+    "as_sought_key",
+    "as_time_us",
+]
+
+FRAME_MESSAGES: Final = 10_000
+FRAME_BYTES: Final = 1 << 20
+"""Frames are filled up to about this, unless one message alone is larger."""
+
+TTL_MAX_S: Final = 100 * 366 * 86400
+TIMEOUT_MAX_S: Final = 86400
+ATTEMPTS_MAX: Final = 10_000
+
+Body = bytes | bytearray | memoryview
+
+DEDUP_ID_MAX: Final = 200
+"""Bytes of a dedup id that a broker takes."""
+
+SOUGHT_MAX: Final = 8192
+
+_LANE_NUMBERS: Final[dict[str | int, int]] = {lane: number for number, lane in enumerate(LANES)}
+
+
+def as_body(body: Body) -> bytes:
+    if type(body) is bytes:
+        return body
+    if isinstance(body, str):
+        raise TypeError("a body is bytes, not str: encode the text first, for example with body.encode()")
+    if not isinstance(body, bytes | bytearray | memoryview):
+        raise TypeError(f"a body is bytes, bytearray or memoryview, not {type(body).__name__}")
+    return bytes(body)
+
+
+def as_bodies(bodies: Sequence[Body]) -> Sequence[bytes]:
+    if isinstance(bodies, bytes | bytearray | memoryview | str):
+        raise TypeError(f"send_many takes a sequence of bodies, not one {type(bodies).__name__}")
+    bodies = tuple(bodies)  # the caller may change its list while the first of many frames is on its way
+    if set(map(type, bodies)) <= {bytes}:
+        return bodies  # type: ignore[return-value]
+    return tuple([as_body(body) for body in bodies])
+
+
+def as_lane(priority: Priority | int) -> int:
+    """The number of a lane: of a priority, or a shard by its number."""
+    lane = _LANE_NUMBERS.get(priority)
+    if lane is None:
+        if type(priority) is int and 0 <= priority < MAX_SHARDS:
+            return priority
+        raise BadRequest(f"priority {priority!r} is not one of high, middle, low")
+    return lane
+
+
+_DURABILITIES: Final[dict[object, int]] = {None: -1} | {each.name.lower(): int(each) for each in Durability}
+
+
+def as_durability(durability: Durability | str | None) -> int:
+    try:
+        known = _DURABILITIES.get(durability)
+        if known is not None:
+            return known
+        assert durability is not None, "None is known"
+        return int(Durability.parse(durability) if isinstance(durability, str) else Durability(durability))
+    except (TypeError, ValueError):
+        raise BadRequest(f"durability {durability!r} is not one of fsync, os, received") from None
+
+
+def as_key(key: str | None) -> str | None:
+    if key is None:
+        return None
+    if type(key) is not str:
+        raise TypeError(f"a key is a str, not {type(key).__name__}")
+    if not key.isascii():
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"a key is not valid text: {error.reason}") from None
+    return key
+
+
+def as_sought_key(key: str | None) -> str:
+    """A key that a broker is to look for; empty is none."""
+    sought = as_key(key) or ""
+    if len(sought) > SOUGHT_MAX:
+        raise BadRequest(f"a key of {len(sought)} characters: those of up to {SOUGHT_MAX} can be looked for")
+    return sought
+
+
+def as_keys(keys: Sequence[str | None]) -> Sequence[str | None]:
+    """The same for many: nothing is done for each where all are plain."""
+    keys = keys if isinstance(keys, list | tuple) else list(keys)
+    if set(map(type, keys)) == {str} and "".join(keys).isascii():  # type: ignore[arg-type]
+        return keys
+    return [as_key(key) for key in keys]
+
+
+def as_dedup_id(dedup_id: str | None) -> str | None:
+    if dedup_id is None:
+        return None
+    if type(dedup_id) is not str:
+        raise TypeError(f"a dedup id is a str, not {type(dedup_id).__name__}")
+    try:
+        length = len(dedup_id.encode())
+    except UnicodeEncodeError as error:
+        raise BadRequest(f"a dedup id is not valid text: {error.reason}") from None
+    if not 0 < length <= DEDUP_ID_MAX:
+        raise BadRequest(f"a dedup id has 1 to {DEDUP_ID_MAX} bytes, not {length}: use a hash of a longer one")
+    return dedup_id
+
+
+def as_headers(headers: Mapping[str, str] | None) -> dict[str, str] | None:
+    """A copy, so that a later change of the caller's does not change what is sent."""
+    if not headers:
+        return None
+    try:
+        copied = msgspec.convert(dict(headers), dict[str, str])
+        for text in (*copied, *copied.values()):
+            if not text.isascii():
+                text.encode()
+    except (TypeError, ValueError):  # msgspec's error is a ValueError
+        raise BadRequest(f"headers are strings by name{_wrong_header(headers)}") from None
+    return copied
+
+
+def _wrong_header(headers: object) -> str:
+    if not isinstance(headers, Mapping):
+        return f", not {type(headers).__name__}"
+    for name, value in headers.items():
+        for each in (name, value):
+            if not isinstance(each, str):
+                return f": header {name!r} has {type(each).__name__} in place of str"
+            if each.encode("utf-8", "replace").decode() != each:
+                return f": header {name!r} is not valid text"
+    return ""
+
+
+def as_time_us(time: datetime | float) -> int:
+    """A time, or seconds since 1970, in microseconds."""
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise BadRequest("a time needs its time zone: datetime.now(UTC), for example")
+        time = time.timestamp()
+    elif not isinstance(time, int | float):
+        raise TypeError(f"a time is a datetime or the seconds since 1970, not {type(time).__name__}")
+    return max(0, round(time * 1_000_000))
+
+
+class Lives(NamedTuple):
+    """How long a message lives, and how long and how often it may be worked on; 0 is as others say, or without end."""
+
+    expires_at_us: int = 0
+    limit: int = 0
+    """The timeout and the number of attempts, as frames hold them."""
+
+    def columns(self, count: int) -> dict[str, list[int]]:
+        """The columns of so many messages that have this in common."""
+        found = {}
+        if self.expires_at_us:
+            found["expires_at_us"] = [self.expires_at_us] * count
+        if self.limit:
+            found["limits"] = [self.limit] * count
+        return found
+
+
+FOREVER: Final = Lives()
+
+
+def as_lives(ttl_s: float | None, timeout_s: float | None, attempts: int | None, clock: Clock = SYSTEM) -> Lives:
+    """What a message that is sent now has of a lifetime, of a timeout and of attempts."""
+    if ttl_s is None and timeout_s is None and attempts is None:
+        return FOREVER
+    if ttl_s is not None and not 0 < ttl_s <= TTL_MAX_S:
+        raise BadRequest(f"ttl={ttl_s}: give the seconds that a message lives, more than 0 and up to 100 years")
+    if timeout_s is not None and not 0 < timeout_s <= TIMEOUT_MAX_S:
+        raise BadRequest(f"timeout={timeout_s}: give the seconds that a handler may take, more than 0 and up to a day")
+    if attempts is not None and not (type(attempts) is int and 1 <= attempts <= ATTEMPTS_MAX):
+        raise BadRequest(f"attempts={attempts}: give how often the message is tried in all, from 1 to {ATTEMPTS_MAX:,}")
+    expires_at_us = 0 if ttl_s is None else clock.now_us() + round(ttl_s * 1_000_000)
+    timeout_us = 0 if timeout_s is None else max(round(timeout_s * 1_000_000), 1)
+    return Lives(expires_at_us, limit_of(timeout_us, attempts or 0))
+
+
+class Sender:
+    """Who sends: each frame carries its producer's id and a number of its own, by which the broker knows it again."""
+
+    __slots__ = ("_clock", "_numbers", "_token", "id")
+
+    def __init__(self, token: str = "", clock: Clock = SYSTEM) -> None:
+        packed = token.encode()
+        if len(packed) > TOKEN_MAX:
+            raise TooLarge(f"a token is at most {TOKEN_MAX} bytes long, not {len(packed)}")
+        self.id = secrets.randbits(63) or 1
+        self._numbers = itertools.count(1)
+        self._token = packed
+        self._clock = clock
+
+    def lives(self, ttl_s: float | None, timeout_s: float | None, attempts: int | None = None) -> Lives:
+        """The expiry, the timeout and the attempts of messages that are sent now."""
+        return as_lives(ttl_s, timeout_s, attempts, self._clock)
+
+    def single(self, body: bytes) -> bytes:
+        """The frame of a short message that is nothing but its body."""
+        return encode_single(body, self.id, next(self._numbers), self._clock.now_us(), self._token)
+
+    def frame(  # noqa: PLR0917 - called for every message: names would cost
+        self,
+        bodies: Any,
+        keys: Any = None,
+        headers: Any = None,
+        compress: bool = False,
+        dedup_ids: Any = None,
+        deliver_at_us: Sequence[int] | None = None,
+        *,
+        shard_keys: Any = None,
+        expires_at_us: Any = None,
+        limits: Any = None,
+        sizes: Sequence[int] | None = None,
+    ) -> bytes | memoryview:
+        return encode_frame(
+            bodies,
+            keys=keys,
+            headers=headers,
+            dedup_ids=dedup_ids,
+            deliver_at_us=deliver_at_us,
+            shard_keys=shard_keys,
+            expires_at_us=expires_at_us,
+            limits=limits,
+            producer_id=self.id,
+            producer_seq=next(self._numbers),
+            produced_at_us=self._clock.now_us(),
+            token=self._token,
+            compress=compress,
+            reuse=True,
+            sizes=sizes,
+        )
+
+    def series(
+        self, groups: Sequence[Sequence[int]], bodies: Sequence[bytes], lives: Lives, **columns: Any
+    ) -> tuple[memoryview, list[int]]:
+        """Frames of the messages at these places, back to back, and their lengths: cheaper than one by one."""
+        expires_at_us, limit = lives
+        series = Series(groups, bodies, expires_at_us=expires_at_us, limit=limit, token=self._token, **columns)
+        return series.frames(self.id, self._numbers, self._clock.now_us())
+
+    def loose_frame(
+        self,
+        bodies: Sequence[bytes],
+        keys: Any,
+        headers: Any,
+        dedup_ids: Any,
+        deliver_at_us: Sequence[int] | None,
+        **lives: Any,
+    ) -> bytes:
+        """A frame without a number: something else makes sure that it is stored once."""
+        return encode(
+            bodies,
+            keys=keys,
+            headers=headers,
+            dedup_ids=dedup_ids,
+            deliver_at_us=deliver_at_us,
+            produced_at_us=self._clock.now_us(),
+            token=self._token,
+            **lives,
+        )
+
+    def frame_again(
+        self, texts: Mapping[int, Sequence[bytes]], numbers: Mapping[int, Sequence[int]], produced_at_us: int
+    ) -> bytes:
+        """A frame of messages that were sent before, by anybody: its columns by their flags, and the time at which they
+        were produced, or the last of them."""
+        return encode_columns(
+            texts,
+            numbers,
+            producer_id=self.id,
+            producer_seq=next(self._numbers),
+            produced_at_us=produced_at_us,
+            token=self._token,
+            compress=False,
+        )

@@ -1,0 +1,157 @@
+"""Sets of messages, kept as parts (ranges of a lane with their attempt): state is per range, never per message."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
+
+from towline.delivery.group.events import Part
+from towline.model import Span
+
+__all__ = ["PartSet", "add_interval", "cut", "cut_before", "disjoint", "in_intervals", "messages_in", "remove_interval"]
+
+_first = attrgetter("first")
+
+
+class PartSet:
+    """Disjoint parts, in order by lane and sequence number. Neighbours of the same attempt are one part."""
+
+    __slots__ = ("_lanes", "messages")
+
+    def __init__(self, parts: Iterable[Part] = ()) -> None:
+        self._lanes: dict[int, list[Part]] = {}
+        self.messages = 0
+        for part in parts:
+            self.add(part)
+
+    def __iter__(self) -> Iterator[Part]:
+        return chain.from_iterable([self._lanes[lane] for lane in sorted(self._lanes)])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lanes.values()))
+
+    def __bool__(self) -> bool:
+        return self.messages > 0
+
+    def add(self, part: Part) -> None:
+        """Add a part; it must not overlap one that is there."""
+        self.messages += part.count
+        row = self._lanes.get(part.lane)
+        if row is None:
+            self._lanes[part.lane] = [part]
+            return
+        low = high = bisect_left(row, part.first, key=_first)
+        first, end = part.first, part.end
+        if low:
+            before = row[low - 1]
+            assert before.end <= first, (before, part)
+            if before.end == first and before.attempt == part.attempt:
+                low, first = low - 1, before.first
+        if high < len(row):
+            after = row[high]
+            assert end <= after.first, (after, part)
+            if end == after.first and after.attempt == part.attempt:
+                high, end = high + 1, after.end
+        row[low:high] = [Part(part.lane, first, end - first, part.attempt)]
+
+    def within(self, span: Span, most: int | None = None) -> list[Part]:
+        """The parts of this set that lie within `span`, cut to it; the first of them, if there are more than `most`."""
+        row = self._lanes.get(span.lane)
+        if row is None:
+            return []
+        low = max(bisect_right(row, span.first, key=_first) - 1, 0)
+        high = bisect_left(row, span.end, key=_first)
+        if most is not None and high > low + most + 1:
+            high = low + most + 1  # the first one may end before
+        return [piece for part in row[low:high] if (piece := cut(part, span))][:most]
+
+    def remove(self, part: Part) -> None:
+        """Take out a part that must be in the set, whole, under the same attempt."""
+        row = self._lanes.get(part.lane, [])
+        at = bisect_right(row, part.first, key=_first) - 1
+        assert at >= 0, f"{part} is not in the set"
+        old = row[at]
+        assert part.end <= old.end, (old, part)
+        assert part.attempt == old.attempt, (old, part)
+        rest = []
+        if old.first < part.first:
+            rest.append(Part(old.lane, old.first, part.first - old.first, old.attempt))
+        if part.end < old.end:
+            rest.append(Part(old.lane, part.end, old.end - part.end, old.attempt))
+        row[at : at + 1] = rest
+        if not row:
+            del self._lanes[part.lane]
+        self.messages -= part.count
+
+    def lowest(self) -> dict[int, int]:
+        """The first sequence number of each lane that has any."""
+        return {lane: row[0].first for lane, row in self._lanes.items()}
+
+
+def messages_in(parts: Sequence[Part]) -> int:
+    return parts[0].count if len(parts) == 1 else sum([part.count for part in parts])
+
+
+def cut(part: Part, span: Span | Part) -> Part | None:
+    """What of a part lies within `span`."""
+    first, end = max(part.first, span.first), min(part.end, span.end)
+    return Part(part.lane, first, end - first, part.attempt) if part.lane == span.lane and first < end else None
+
+
+def disjoint(spans: Iterable[Span]) -> list[Span]:
+    """The same messages, in order, each in one span only."""
+    merged: list[Span] = []
+    for span in sorted(spans):
+        last = merged[-1] if merged else None
+        if last is not None and last.lane == span.lane and span.first <= last.end:
+            merged[-1] = Span(last.lane, last.first, max(last.end, span.end) - last.first)
+        else:
+            merged.append(span)
+    return merged
+
+
+def add_interval(intervals: list[tuple[int, int]], first: int, count: int) -> None:
+    """Put `count` numbers from `first` on into a sorted list of disjoint (first, count), merging what touches."""
+    end = first + count
+    low = bisect_left(intervals, first, key=_interval_end)
+    high = bisect_right(intervals, end, key=_interval_first)
+    if low < high:
+        first = min(first, intervals[low][0])
+        end = max(end, intervals[high - 1][0] + intervals[high - 1][1])
+    intervals[low:high] = [(first, end - first)]
+
+
+def remove_interval(intervals: list[tuple[int, int]], first: int, count: int) -> None:
+    """Take `count` numbers from `first` on, which must be within one of the intervals, out of such a list."""
+    at = bisect_right(intervals, first, key=_interval_first) - 1
+    begin, end = intervals[at][0], _interval_end(intervals[at])
+    assert begin <= first and first + count <= end, (intervals, first, count)  # noqa: PT018
+    rest = [(begin, first - begin), (first + count, end - first - count)]
+    intervals[at : at + 1] = [one for one in rest if one[1]]
+
+
+def cut_before(intervals: list[tuple[int, int]], first: int) -> int:
+    """Take all numbers before `first` out of such a list. How many they were."""
+    at = bisect_right(intervals, first, key=_interval_end)
+    gone = sum(count for _, count in intervals[:at])
+    del intervals[:at]
+    if intervals and intervals[0][0] < first:
+        begin, count = intervals[0]
+        gone += first - begin
+        intervals[0] = (first, begin + count - first)
+    return gone
+
+
+def in_intervals(intervals: list[tuple[int, int]], number: int) -> bool:
+    at = bisect_right(intervals, number, key=_interval_first) - 1
+    return at >= 0 and number < _interval_end(intervals[at])
+
+
+def _interval_first(interval: tuple[int, int]) -> int:
+    return interval[0]
+
+
+def _interval_end(interval: tuple[int, int]) -> int:
+    return interval[0] + interval[1]

@@ -1,0 +1,360 @@
+"""The retry queue of a group: parts that are to be delivered again, each when it is due.
+
+Failed messages stay where they are, in their lane; the queue holds references. So a nack or a takeover reads and writes
+no bodies, whatever the number of messages, and neighbours that fail together cost one entry. An entry takes 20 bytes
+(see `ranges`); what many have in common, their attempt and when they are due, is there once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import chain, islice, takewhile
+from operator import attrgetter, itemgetter
+from typing import Final, NamedTuple
+
+from towline.delivery.group.events import Failed, Part
+from towline.delivery.group.ranges import Columns, Range, Ranges, ranges_in
+
+__all__ = ["AT_ONCE", "Kind", "Retry", "RetryQueue", "due_after", "wait_of"]
+
+AT_ONCE: Final = 0
+"""Due at any time, also when the clock is set back."""
+STEPS_US: Final[tuple[int, ...]] = tuple(times * 10**power for power in range(4, 13) for times in (1, 2, 5))
+"""Back-offs end on a multiple of one of these: neighbours fall together into one entry, and there are few kinds."""
+AT_LEAST_US: Final = ((1_000_000, 100_000), (100_000, 50_000), (0, 10_000))
+"""The step, from which back-off on. Later it is the 64th part of it, and it is told how long it was to an eighth."""
+DUE_PART: Final = 64
+WAIT_PART: Final = 8
+ENTRIES_MAX: Final = 1_000_000
+"""Entries of a queue. A group that fails more than this at once gets nothing new until it has caught up."""
+KINDS_MAX: Final = 50_000
+"""How many of them may differ in their attempt or in when they are due: that takes far more memory."""
+TIDY_AFTER: Final = 10_000
+AT_A_TIME: Final = 500
+"""Entries between two moments in which others may have their turn."""
+
+
+class Retry(NamedTuple):
+    part: Part
+    due_us: int
+    wait_us: int = 0
+    """Its back-off; 0 if that is not known."""
+
+
+Kind = tuple[int, int, int]
+"""Attempt, due time, back-off."""
+
+
+class RetryQueue:
+    """Entries wait by their due time, then lie ready by lane and sequence number. Those of the first `in_place` lanes,
+    the shards of an ordered topic, lie there from the beginning: none of them is passed over.
+
+    How messages fall into entries, and whether an entry is ready already, depends on when `ripen` was called. What is
+    in the queue does not: which messages, their attempts, and when they are due.
+    """
+
+    __slots__ = ("_dues", "_in_place", "_kinds", "_numbers", "_ready", "_removed", "_waiting", "messages", "size")
+
+    def __init__(self, in_place: int = 0) -> None:
+        self._in_place = in_place
+        self._clear()
+
+    def _clear(self) -> None:
+        self._waiting: dict[int, dict[int, Ranges]] = {}
+        """By due time and lane."""
+        self._dues: list[int] = []
+        """A heap of due times; at some of them nothing waits any more."""
+        self._ready: dict[int, Ranges] = {}
+        self._kinds: list[Kind] = []
+        self._numbers: dict[Kind, int] = {}
+        self._removed = 0
+        """Entries since kinds were looked through."""
+        self.size = 0
+        self.messages = 0
+
+    @property
+    def load(self) -> float:
+        """How much of what it may hold it holds."""
+        self._tidy()
+        return max(self.size / ENTRIES_MAX, len(self._kinds) / KINDS_MAX)
+
+    def __iter__(self) -> Iterator[tuple[Part, int]]:
+        """All parts with the time at which they are due, in order by lane and sequence number."""
+        return ((part, due_us) for part, due_us, _ in self.entries())
+
+    def entries(self) -> Iterator[Retry]:
+        """The same, each with its back-off, as few as can be."""
+        for lane in sorted({*self._ready, *(lane for rows in self._waiting.values() for lane in rows)}):
+            last: Range | None = None
+            for one in heapq.merge(*self._rows(lane)):
+                if last is not None and last[0] + last[1] == one[0] and last[2] == one[2]:
+                    last = last[0], last[1] + one[1], last[2]
+                    continue
+                if last is not None:
+                    yield self._retry(lane, last)
+                last = one
+            if last is not None:
+                yield self._retry(lane, last)
+
+    def columns(self, set_us: int = 0) -> tuple[list[Kind], list[tuple[int, Columns]]]:
+        """All of it, compact: kinds, by a clock that is ahead by `set_us`, and by lane the ranges that have them."""
+        kinds = [(attempt, due_us and due_us + set_us, wait_us) for attempt, due_us, wait_us in self._kinds]
+        rows = chain.from_iterable(rows.items() for rows in (self._ready, *self._waiting.values()))
+        return kinds, [(lane, columns) for lane, row in rows for columns in row.columns()]
+
+    def add_columns(self, kinds: Sequence[Kind], lane: int, columns: Columns) -> None:
+        for first, count, kind in ranges_in(columns):
+            attempt, due_us, wait_us = kinds[kind]
+            self.add(Part(lane, first, count, attempt), due_us, wait_us)
+
+    def some(self, most: int) -> list[Retry]:
+        """A few of the entries: what is ready first."""
+        rows = chain.from_iterable(rows.items() for rows in (self._ready, *self._waiting.values()))
+        return list(islice((self._retry(lane, one) for lane, row in rows for one in row), most))
+
+    def before(self, lane: int, end: int, most: int) -> list[Part]:
+        """The first parts of a lane, as far as they lie before a number: so many of them at most."""
+        # None of them is in a row that begins behind as many others.
+        rows = heapq.nsmallest(most, [row for row in self._rows(lane) if row.first < end], key=attrgetter("first"))
+        ranges = takewhile(lambda one: one[0] < end, heapq.merge(*rows))
+        kinds = self._kinds
+        return [Part(lane, at, min(count, end - at), kinds[kind][0]) for at, count, kind in islice(ranges, most)]
+
+    def _rows(self, lane: int) -> list[Ranges]:
+        rows = [self._ready.get(lane), *(rows.get(lane) for rows in self._waiting.values())]
+        return [row for row in rows if row is not None]
+
+    def _retry(self, lane: int, one: Range) -> Retry:
+        attempt, due_us, wait_us = self._kinds[one[2]]
+        return Retry(Part(lane, one[0], one[1], attempt), due_us, wait_us)
+
+    def cap_waits(self, now_us: int) -> Generator[None, None, int]:
+        """Let nothing wait for longer than its back-off from now on, nor lie ready before it is due. By how much
+        something is due sooner, at most. Of most rows a look at their kinds tells that there is nothing to do."""
+        sooner_us = 0
+        for due_us, rows in [(0, self._ready), *self._waiting.items()]:
+            for lane in list(rows) if rows is self._ready or due_us > now_us else ():
+                yield
+                kinds, used = self._kinds, rows[lane].kinds()
+                latest = {kind: _latest_us(kinds[kind], now_us) for kind in used}
+                soonest_us = max(kinds[kind][1] - latest[kind] for kind in used)
+                early = rows is self._ready and lane >= self._in_place and max(latest.values()) > now_us
+                if soonest_us <= 0 and not early:
+                    continue
+                sooner_us = max(soonest_us, sooner_us)
+                # Whatever tidies up the kinds meanwhile leaves these as they are.
+                for number, (first, count, kind) in enumerate(rows.pop(lane)):
+                    if number % AT_A_TIME == AT_A_TIME - 1:
+                        yield
+                    attempt, _, wait_us = kinds[kind]
+                    self.size -= 1
+                    self.messages -= count
+                    self._removed += 1
+                    self.add(Part(lane, first, count, attempt), latest[kind], wait_us)
+        return sooner_us
+
+    def add(self, part: Part, due_us: int, wait_us: int = 0) -> None:
+        lane, first, count, attempt = part
+        kind = self._number((attempt, due_us, wait_us))
+        self.messages += count
+        if lane < self._in_place:
+            rows = self._ready
+        else:
+            found = self._waiting.get(due_us)
+            if found is None:
+                found = self._waiting[due_us] = {}
+                heapq.heappush(self._dues, due_us)
+            rows = found
+        row = rows.get(lane)
+        if row is None:
+            row = rows[lane] = Ranges()
+        self.size += row.add(first, count, kind)
+
+    def _number(self, kind: Kind) -> int:
+        number = self._numbers.get(kind)
+        if number is None:
+            self._tidy()
+            number = self._numbers[kind] = len(self._kinds)
+            self._kinds.append(kind)
+        return number
+
+    def _tidy(self) -> None:
+        """Forget kinds of which there is none any more, now and then."""
+        if self._removed < TIDY_AFTER or len(self._kinds) < KINDS_MAX // 2:
+            return
+        self._removed = 0
+        rows = [*self._ready.values(), *(row for rows in self._waiting.values() for row in rows.values())]
+        used = sorted({kind for row in rows for kind in row.kinds()})
+        numbers = {old: new for new, old in enumerate(used)}
+        for row in rows:
+            row.renumber(numbers)
+        self._kinds = [self._kinds[old] for old in used]
+        self._numbers = {kind: number for number, kind in enumerate(self._kinds)}
+
+    def ripen(self, now_us: int) -> None:
+        """Make ready what is due."""
+        due: dict[int, list[Ranges]] = {}
+        while self._dues and self._dues[0] <= now_us:
+            for lane, row in self._waiting.pop(heapq.heappop(self._dues), {}).items():
+                due.setdefault(lane, []).append(row)
+        for lane, rows in due.items():
+            # All at once: what waits with jitter is due at very many times.
+            ready = self._ready[lane] if lane in self._ready else self._ready.setdefault(lane, rows.pop())
+            if rows:
+                ready.merge(*rows)
+
+    def expose(self, parts: Iterable[Part]) -> None:
+        """Make ready what is about to be removed although it is not due."""
+        spans = dict[int, list[tuple[int, int]]]()
+        for part in parts:
+            spans.setdefault(part.lane, []).append((part.first, part.end))
+        for lane, found in spans.items():
+            self._expose(lane, sorted(found))
+
+    def _expose(self, lane: int, spans: Sequence[tuple[int, int]]) -> bool:
+        """Whether anything of a lane that is within these, from first to end and in order, was not ready."""
+        low, high, exposed = spans[0][0], spans[-1][1], False
+        for rows in self._waiting.values():
+            row = rows.get(lane)
+            if row is None or row.first >= high or row.end <= low:
+                continue
+            at = low
+            while (found := row.overlap(at, high)) is not None:
+                at = max(found[0], at)
+                first, end = spans[bisect_right(spans, at, key=itemgetter(1))]
+                begin, stop = max(at, first), min(found[0] + found[1], end)
+                if begin < stop:
+                    # What else is in the entry goes on waiting.
+                    ready = self._ready.setdefault(lane, Ranges())
+                    self.size += ready.add(begin, stop - begin, found[2], joined=False) + row.remove(begin, stop)
+                    exposed = True
+                at = max(begin, stop)
+            if not row:
+                del rows[lane]
+        return exposed
+
+    def ready(self, lane: int) -> Iterator[Part]:
+        """The ready parts of a lane, in order. Lazy: a pull takes the first few of what may be thousands."""
+        kinds = self._kinds
+        return (Part(lane, first, count, kinds[kind][0]) for first, count, kind in self._ready.get(lane, ()))
+
+    def has_ready(self) -> bool:
+        return bool(self._ready)
+
+    def is_ready(self, lane: int) -> bool:
+        return lane in self._ready
+
+    def row(self, lane: int) -> Iterator[tuple[Part, int]]:
+        """The parts of a lane that are kept in place, in order, and when each is due."""
+        return ((self._retry(lane, one).part, self._kinds[one[2]][1]) for one in self._ready.get(lane, ()))
+
+    def head_due_us(self, lane: int) -> int | None:
+        """When the first of the parts in place is due."""
+        row = self._ready.get(lane)
+        return None if row is None else self._kinds[next(iter(row))[2]][1]
+
+    def due_of(self, lane: int, number: int) -> tuple[int, int] | None:
+        """The attempt of a message, and when it is due; None if it is not here."""
+        for row in self._rows(lane):
+            found = row.find(number)
+            if found is not None:
+                return self._kinds[found[2]][:2]
+        return None
+
+    def remove(self, part: Part) -> None:
+        """Take out a part that must be here, whole, under the same attempt; it may lie across several entries."""
+        lane, first, count, attempt = part
+        end = first + count
+        while first < end:
+            found = self._find(lane, first, end)
+            assert found is not None, f"message {first} of {part} is not in the retry queue"
+            assert self._kinds[found[2]][0] == attempt, (self._retry(lane, found), part)
+            stop = min(found[0] + found[1], end)
+            row = self._ready[lane]
+            self.size += row.remove(first, stop)
+            if not row:
+                del self._ready[lane]
+            first = stop
+            self._removed += 1
+        self.messages -= count
+        if not self.size:
+            self._clear()
+
+    def drop(self, lane: int, first: int) -> int:
+        """Take out all messages of a lane from `first` on. How many they were."""
+        gone = 0
+        for rows in (self._ready, *self._waiting.values()):
+            row = rows.get(lane)
+            if row is None:
+                continue
+            change, dropped = row.drop(first)
+            self.size += change
+            self._removed -= change
+            gone += dropped
+            if not row:
+                del rows[lane]
+        self.messages -= gone
+        return gone
+
+    def holds(self, part: Part) -> bool:
+        """Whether a part is here, whole and under the same attempt."""
+        first = part.first
+        while first < part.end:
+            found = self._find(part.lane, first, part.end)
+            if found is None or self._kinds[found[2]][0] != part.attempt:
+                return False
+            first = found[0] + found[1]
+        return True
+
+    def next_due_us(self) -> int | None:
+        """When the next entry becomes due that is not ready yet."""
+        while self._dues and not self._waiting.get(self._dues[0]):
+            self._waiting.pop(heapq.heappop(self._dues), None)
+        return self._dues[0] if self._dues else None
+
+    def lowest(self) -> dict[int, int]:
+        lowest = {lane: row.first for lane, row in self._ready.items()}
+        for rows in self._waiting.values():
+            for lane, row in rows.items():
+                lowest[lane] = min(row.first, lowest.get(lane, row.first))
+        return lowest
+
+    def _find(self, lane: int, number: int, end: int) -> Range | None:
+        """The ready entry of a message. A replayed pull may carry an earlier time than the retry that it took, when the
+        clock was set back between them: then what is taken, up to `end`, is made ready early."""
+        row = self._ready.get(lane)
+        found = row.find(number) if row is not None else None
+        if found is None and self._expose(lane, [(number, end)]):
+            found = self._ready[lane].find(number)
+        return found
+
+
+def _latest_us(kind: Kind, now_us: int) -> int:
+    """When it is due, but not after its whole back-off from now."""
+    _, due_us, wait_us = kind
+    return min(due_us, now_us + wait_us) if wait_us else due_us
+
+
+def due_after(now_us: int, wait_s: float) -> int:
+    """Not before the back-off is over, and little after it. Without any, it is over already."""
+    wait_us = round(wait_s * 1_000_000)
+    if not wait_us:
+        return now_us - now_us % STEPS_US[0]
+    least_us = next(step_us for from_us, step_us in AT_LEAST_US if wait_us >= from_us)
+    return _round_up(now_us + wait_us, max(least_us, _step_us(wait_us // DUE_PART)))
+
+
+def wait_of(failed: Failed) -> int:
+    """The back-off, rounded up: with jitter, or one after the other, messages wait for nearly the same time."""
+    wait_us = max(failed.due_us - failed.at_us, 0)
+    return _round_up(wait_us, max(AT_LEAST_US[0][1], _step_us(wait_us // WAIT_PART)))
+
+
+def _step_us(most_us: int) -> int:
+    return STEPS_US[max(bisect_right(STEPS_US, most_us) - 1, 0)]
+
+
+def _round_up(time_us: int, step_us: int) -> int:
+    return -(-time_us // step_us) * step_us

@@ -1,0 +1,195 @@
+"""A group's state as a document, and back: what `consumerOffset.json` holds."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from towline.delivery.group.events import Part, Pulled
+from towline.delivery.group.group import Group
+from towline.delivery.group.lease import Act, Lease
+from towline.delivery.group.parts import PartSet
+from towline.delivery.group.ranges import Columns
+from towline.delivery.group.retry import Kind, Retry
+from towline.delivery.group.states import State
+from towline.model import LANES, GroupConfig, lane_name
+
+__all__ = ["GroupSnapshot", "LeaseSnapshot", "Rest", "excerpt", "open_parts", "rest_of", "restore", "snapshot"]
+
+EXCERPT: Final = 1_000
+"""Parts of what is open that are shown where it is in a document of its own."""
+SETTLED_MAX: Final = 128
+"""Settled pulls in a snapshot: an act that is sent again after a restart is one of the last, its answer was lost."""
+
+
+class LeaseSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    pull: int
+    consumer: str
+    deadline_us: int = 0
+    timeout_us: int = 0
+    open: list[Part] = []
+    settled: dict[Act, list[Part]] = {}
+    taken: bool = False
+    gone: list[Part] = []
+    why: str = ""
+
+
+class GroupSnapshot(msgspec.Struct, frozen=True):
+    topic: str
+    group: str
+    position: int
+    """The events of the pull log before this one are in here."""
+    offsets: dict[str, int] | list[int]
+    """The next sequence number of each lane, by its name: the topic's high, middle and low, or its shards, then the
+    group's own. (A list, in the same order, in documents of earlier versions.)"""
+    leases: list[LeaseSnapshot]
+    retries: list[Retry]
+    dying: list[tuple[Part, str]]
+    resent: list[tuple[int, int]]
+    counters: dict[str, int]
+    settled: list[LeaseSnapshot] = []
+    """The pulls settled last, so that an act that is sent again after a restart gets the same answer."""
+    turns: int = 0
+    """How many pulls were granted."""
+    rest: str = ""
+    """Where all of what is open is, if only some of it is here: the name of a document and its checksum."""
+
+    def places(self, shards: int) -> list[int] | None:
+        """The offsets by number of the lane; None if they are of other lanes than a topic with so many shards has."""
+        names = [lane_name(lane, shards) for lane in range((shards or len(LANES)) + len(LANES))]
+        if isinstance(self.offsets, list):
+            return list(self.offsets) if len(self.offsets) == len(names) else None
+        return [self.offsets[name] for name in names] if self.offsets.keys() == set(names) else None
+
+
+class Rest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a group has open, compact: where that is very much, its snapshot shows only some of it."""
+
+    leases: list[LeaseSnapshot]
+    settled: list[LeaseSnapshot]
+    dying: list[tuple[Part, str]]
+    resent: list[tuple[int, int]]
+    kinds: list[Kind]
+    retries: list[tuple[int, Columns]]
+
+
+def open_parts(group: Group) -> int:
+    """How much a snapshot has to tell."""
+    leases = [*group.leases.values(), *islice(reversed(group.settled.values()), SETTLED_MAX)]
+    held = sum(len(lease.open) + lease.size for lease in leases)
+    return held + group.retries.size + len(group.dying) + len(group.resent)
+
+
+def rest_of(group: Group, set_us: int = 0) -> Rest:
+    last = islice(reversed(group.settled.values()), SETTLED_MAX)
+    return Rest(
+        [_lease_out(lease, set_us) for lease in group.leases.values()],
+        [_lease_out(lease, set_us) for lease in last][::-1],
+        list(group.dying.items()),
+        list(group.resent),
+        *group.retries.columns(set_us),
+    )
+
+
+def excerpt(group: Group, rest: Rest, position: int, name: str, set_us: int = 0) -> GroupSnapshot:
+    """The snapshot of a group whose rest is in the document of this name."""
+    shown, room = list[LeaseSnapshot](), EXCERPT
+    for lease in rest.leases:
+        if room <= 0:
+            break
+        shown.append(msgspec.structs.replace(lease, open=lease.open[:room], settled={}, gone=[]))
+        room -= len(lease.open) + 1
+    shards = group.shards.count if group.shards is not None else 0
+    retries = [one._replace(due_us=one.due_us and one.due_us + set_us) for one in group.retries.some(max(room, 0))]
+    return GroupSnapshot(
+        topic=group.config.topic,
+        group=group.config.name,
+        position=position,
+        offsets={lane_name(lane, shards): at for lane, at in enumerate(group.next)},
+        leases=shown,
+        retries=retries,
+        dying=rest.dying[:EXCERPT],
+        resent=[],
+        counters={state.name: count for state, count in group.counters.items()},
+        turns=group.turns,
+        rest=name,
+    )
+
+
+def snapshot(group: Group, position: int, set_us: int = 0) -> GroupSnapshot:
+    """By a clock that is ahead by `set_us` of the one that the group goes by."""
+    shards = group.shards.count if group.shards is not None else 0
+    last = islice(reversed(group.settled.values()), SETTLED_MAX)
+    return GroupSnapshot(
+        topic=group.config.topic,
+        group=group.config.name,
+        position=position,
+        offsets={lane_name(lane, shards): at for lane, at in enumerate(group.next)},
+        leases=[_lease_out(lease, set_us) for lease in group.leases.values()],
+        retries=[one._replace(due_us=one.due_us and one.due_us + set_us) for one in group.retries.entries()],
+        dying=list(group.dying.items()),
+        resent=list(group.resent),
+        counters={state.name: count for state, count in group.counters.items()},
+        settled=[_lease_out(lease, set_us) for lease in last][::-1],
+        turns=group.turns,
+    )
+
+
+def restore(
+    config: GroupConfig, document: GroupSnapshot, shards: int = 0, rest: Rest | None = None
+) -> Generator[None, None, Group]:
+    """The group of a snapshot, bit by bit: it may have very much open."""
+    group = Group(config, shards)
+    places = document.places(shards)
+    assert places is not None, (document.topic, document.group, document.offsets, shards)
+    group.next = places
+    opened: GroupSnapshot | Rest = document if rest is None else rest
+    for lease in opened.leases:
+        yield
+        at_us = lease.deadline_us - lease.timeout_us
+        group.grant(Pulled(at_us, lease.pull, lease.consumer, lease.deadline_us, tuple(lease.open)))
+        _settled_in(group.leases[lease.pull], lease)
+    if rest is None:
+        for retry in document.retries:
+            yield
+            group.retries.add(*retry)
+    else:
+        for lane, columns in rest.retries:
+            yield
+            group.retries.add_columns(rest.kinds, lane, columns)
+    group.dying = dict(opened.dying)
+    group.resent = list(opened.resent)
+    group.resent_count = sum(count for _, count in group.resent)
+    group.turns = document.turns
+    group.counters = {State[name]: count for name, count in document.counters.items()}
+    for lease in opened.settled:
+        yield
+        settled = Lease(lease.pull, lease.consumer, lease.deadline_us, (), lease.timeout_us)
+        group.settled.remember(_settled_in(settled, lease))
+    for lane in range(shards):
+        yield
+        group.refresh(lane)
+    return group
+
+
+def _lease_out(lease: Lease, set_us: int) -> LeaseSnapshot:
+    return LeaseSnapshot(
+        lease.pull,
+        lease.consumer,
+        lease.deadline_us and lease.deadline_us + set_us,
+        lease.timeout_us,
+        list(lease.open),
+        {act: list(parts) for act, parts in lease.settled.items()},
+        lease.taken,
+        list(lease.gone),
+        lease.why,
+    )
+
+
+def _settled_in(lease: Lease, document: LeaseSnapshot) -> Lease:
+    lease.settled = {act: PartSet(parts) for act, parts in document.settled.items()}
+    lease.taken, lease.gone, lease.why = document.taken, PartSet(document.gone), document.why
+    return lease

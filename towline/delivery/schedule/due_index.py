@@ -1,0 +1,114 @@
+"""The near future of the schedule, in memory: the parcels that are due within the next seconds, soonest first.
+
+A parcel's messages are in the order of their times, so one number tells how far it has been delivered. The frames of
+the parcels are kept as well, unpacked, as far as a budget of bytes allows; what is beyond it is read again when it is
+due.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from itertools import count
+
+from towline.delivery.schedule.record import Opened, Parcel
+from towline.delivery.schedule.wheel import Place
+from towline.frame.layout import unpacked_bytes
+
+__all__ = ["Entry", "Near"]
+
+
+class Entry:
+    """One parcel: which it is, and from which message on it waits."""
+
+    __slots__ = ("at", "last_us", "next_us", "opened", "place", "seq", "size")
+
+    def __init__(self, place: Place, seq: int, parcel: Parcel) -> None:
+        self.place = place
+        self.seq = seq
+        self.at = 0
+        self.next_us = parcel.first_us
+        self.last_us = parcel.last_us
+        self.size = unpacked_bytes(parcel.frame)
+        self.opened: Opened | None = None
+
+
+class Near:
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._kept_bytes = 0
+        self._heap: list[tuple[int, int, Entry]] = []
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    @property
+    def next_us(self) -> int | None:
+        """When the next message is due."""
+        return self._heap[0][0] if self._heap else None
+
+    def add(self, place: Place, seq: int, parcel: Parcel, at: int = 0, until_us: int = -1) -> None:
+        """A parcel waits from message `at` on, and from the first on that is due after `until_us`."""
+        entry = Entry(place, seq, parcel)
+        if at or parcel.first_us <= until_us or self._kept_bytes + entry.size <= self._budget_bytes:
+            opened = Opened(parcel)
+            at = bisect_right(opened.times, until_us, at)
+            if at >= parcel.count:
+                return
+            entry.at, entry.next_us = at, opened.times[at]
+            if self._kept_bytes + entry.size <= self._budget_bytes:
+                self.keep(entry, opened)
+        self._push(entry)
+
+    def keep(self, entry: Entry, opened: Opened) -> None:
+        """The parcel is at hand: it need not be read any more."""
+        entry.opened = opened
+        self._kept_bytes += entry.size
+
+    def take(self, until_us: int, max_bytes: int, max_parcels: int) -> list[Entry]:
+        """Take out parcels of which something is due by then, soonest first: at least one, if there is any."""
+        taken: list[Entry] = []
+        while self._heap and self._heap[0][0] <= until_us and max_bytes > 0 and len(taken) < max_parcels:
+            entry = heapq.heappop(self._heap)[2]
+            max_bytes -= _due_bytes(entry, until_us)
+            taken.append(entry)
+        return taken
+
+    def put_back(self, entry: Entry) -> None:
+        """It was delivered as far as its `at` says; what is left of it waits on."""
+        opened = entry.opened
+        if opened is not None and entry.at >= opened.parcel.count:
+            self.forget(entry)
+            return
+        if opened is not None:
+            entry.next_us = opened.times[entry.at]
+            if self._kept_bytes > self._budget_bytes:
+                self.forget(entry)
+        self._push(entry)
+
+    def forget(self, entry: Entry) -> None:
+        """Let go of its bytes."""
+        if entry.opened is not None:
+            entry.opened = None
+            self._kept_bytes -= entry.size
+
+    def drop(self, place: Place) -> None:
+        """Nothing of this slot waits any more."""
+        gone = [entry for _, _, entry in self._heap if entry.place == place]
+        if gone:
+            self._heap = [one for one in self._heap if one[2].place != place]
+            heapq.heapify(self._heap)
+        for entry in gone:
+            self.forget(entry)
+
+    def _push(self, entry: Entry) -> None:
+        heapq.heappush(self._heap, (entry.next_us, next(self._numbers), entry))
+
+
+def _due_bytes(entry: Entry, until_us: int) -> int:
+    """How much of a parcel is due, judged by the mean size of its messages; all of it if it is not at hand."""
+    if entry.opened is None or entry.last_us <= until_us:
+        return entry.size
+    due = bisect_right(entry.opened.times, until_us, entry.at) - entry.at
+    return entry.size * due // entry.opened.parcel.count + 1
