@@ -112,7 +112,7 @@ def test_what_is_not_there_is_found() -> None:
     page = "`broker/nothing.py` `test_nothing` `tests/test_docs.py::test_nothing` `--nothing 1` `./dev bench nothing`"
     assert wrong_names(page) == _NAMED.findall(page)
     page = (
-        "`broker/topics/lane.py` `test_what_is_not_there_is_found` `tests/` `--store mysql://…` `./dev bench ordered`"
+        "`broker/topics/topic.py` `test_what_is_not_there_is_found` `tests/` `--store mysql://…` `./dev bench ordered`"
     )
     assert wrong_names(page) == []
 

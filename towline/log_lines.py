@@ -12,7 +12,7 @@ import sys
 from types import TracebackType
 from typing import Final
 
-__all__ = ["LineFormatter", "harmless", "log_to_stderr"]
+__all__ = ["LineFormatter", "RareLog", "harmless", "log_to_stderr"]
 
 _CONTROL: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0, DEL and C1
@@ -55,3 +55,26 @@ def log_to_stderr(level: str, formatter: LineFormatter, *, force: bool = True) -
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=force)
+
+
+class RareLog:
+    """Logs at most so many lines a minute, and then how many it left out: strangers must not fill the disk."""
+
+    def __init__(self, logger: logging.Logger, per_minute: int = 20) -> None:
+        self._logger = logger
+        self._per_minute = per_minute
+        self._minute = -1
+        self._lines = 0
+        self._left_out = 0
+
+    def say(self, now_s: float, level: int, message: str, *arguments: object) -> None:
+        minute = int(now_s // 60)
+        if minute != self._minute:
+            if self._left_out:
+                self._logger.log(level, "%d more lines like these were left out", self._left_out)
+            self._minute, self._lines, self._left_out = minute, 0, 0
+        if self._lines < self._per_minute:
+            self._lines += 1
+            self._logger.log(level, message, *arguments)
+        else:
+            self._left_out += 1

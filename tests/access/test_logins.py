@@ -23,7 +23,7 @@ from towline.broker.access.authorization import Guard
 from towline.broker.access.fair_executor import Turns
 from towline.broker.access.login_attempts import GATEWAY_FACTOR, TRIES, TRIES_OF_ORIGIN, Tries
 from towline.broker.access.passwords import NOBODYS_HASH, Passwords
-from towline.broker.server.remote import Peer
+from towline.broker.server.connection import Peer
 from towline.clock import SYSTEM, ManualClock
 from towline.console import sessions
 from towline.errors import BadRequest, Conflict, NotLetIn, Refused

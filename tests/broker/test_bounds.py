@@ -33,12 +33,12 @@ from towline.broker.monitor import time_series
 from towline.broker.monitor.time_series import History
 from towline.broker.retention import backup
 from towline.broker.topics import topics
-from towline.broker.topics.lane import RECENT_FRAMES
+from towline.broker.topics.topic import RECENT_FRAMES
 from towline.clock import SYSTEM
 from towline.console import sessions
 from towline.console.sessions import Limiter
 from towline.delivery import publications, transactions
-from towline.delivery.group import settled_pulls
+from towline.delivery.group import lease
 from towline.delivery.group.events import Acked, Part, Pulled, Started
 from towline.delivery.group.group import Group
 from towline.delivery.publications import Decided, Publications
@@ -221,7 +221,7 @@ def _settled_pulls() -> Sized:
         (transactions, "FINISHED_MAX", lambda: _transactions(decide=True).finished),
         (transactions, "DUE_SPARE", lambda: _transactions(decide=True)._due),
         (transactions, "OPEN_MAX", _open_transactions),
-        (settled_pulls, "SETTLED_MAX", _settled_pulls),
+        (lease, "SETTLED_MAX", _settled_pulls),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )

@@ -14,7 +14,7 @@ from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
 from towline.broker.consume import dead_letters
-from towline.broker.consume.dead_letter_log import EVERY_S, Obituary
+from towline.broker.consume.dead_letters import EVERY_S, Obituary
 from towline.clock import ManualClock
 from towline.errors import Conflict, NotFound, Unavailable
 from towline.frame import Frame

@@ -20,10 +20,9 @@ from tests.client.peer import Peer
 from tests.eventually import eventually_done
 from towline.client.link.connection import Connection
 from towline.client.link.spool_file import SpoolFile
-from towline.client.produce.accumulator import BatchLimits
+from towline.client.produce.accumulator import BatchLimits, Exchange
 from towline.client.produce.batch import Pending
 from towline.client.produce.encode import Sender
-from towline.client.produce.exchange import Exchange
 from towline.client.produce.frame_spool import FrameSpool, KeptFrame
 from towline.client.produce.reshard import cut_by_shard
 from towline.client.produce.sharding import ShardMap, shard_of

@@ -18,7 +18,7 @@ from tests.delivery.driver import (
     Driver,
 )
 from towline.delivery import Bury, Group, Part, Resend, Skip, Start, decode_event, snapshot
-from towline.delivery.group import retry, selection, settled_pulls
+from towline.delivery.group import lease, retry, selection
 from towline.delivery.group.events import Buried, Event, Overrun, Resent, Skipped
 from towline.errors import Conflict, LeaseLost
 from towline.model import Span
@@ -421,7 +421,7 @@ def test_a_burial_and_a_resend_that_are_not_stored_are_taken_back() -> None:
 
 
 def test_settled_pulls_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settled_pulls, "SETTLED_MAX", 3)
+    monkeypatch.setattr(lease, "SETTLED_MAX", 3)
     mq = Driver()
     mq.append(MIDDLE, 5)
     for _ in range(5):
@@ -436,7 +436,7 @@ def test_settled_pulls_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPa
 def test_pulls_settled_message_by_message_are_remembered_up_to_a_limit_of_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(settled_pulls, "SETTLED_PARTS_MAX", 25)
+    monkeypatch.setattr(lease, "SETTLED_PARTS_MAX", 25)
     mq = Driver()
     mq.append(MIDDLE, 30)
     for _ in range(3):

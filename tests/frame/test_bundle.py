@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.frame.forge import reseal, with_columns
 from towline.errors import BadFrame, TooLarge
 from towline.frame import COUNT_MAX, Frame, encode, encode_events
-from towline.frame.bundle import Bundle
 from towline.frame.layout import KEY, LIMIT
-from towline.frame.many import Series
+from towline.frame.many import Bundle, Series
 
 ALIKE: dict[str, Any] = {"keys": ["a", None, "c"], "limits": [1, 2, 3], "token": b"who", "producer_id": 7}
 FRAMES = [encode([b"one", b"", b"three"], **ALIKE, producer_seq=seq) for seq in (4, 5, 6)]

@@ -9,7 +9,7 @@ import pytest
 from tests.rest.door import Http, rest_door
 from tests.server.process import BrokerProcess
 from tests.server.raw_client import RawClient
-from towline.client.admin import search
+from towline.client.admin import messages
 from towline.console.rest.held_leases import HELD_BYTES
 from towline.frame import encode
 from towline.protocol.messages import FrameHead, Send, Sent
@@ -31,7 +31,7 @@ def http() -> Iterator[Http]:
 def test_what_is_found_fits_into_memory(http: Http) -> None:
     """A hundred of these were put together to one answer of gigabytes, and the process died."""
     said = http("GET", "/topics/orders/find", key="k", status=413)
-    assert f"more than {search.FOUND_BYTES:,} bytes were found" in said["message"]
+    assert f"more than {messages.FOUND_BYTES:,} bytes were found" in said["message"]
     assert len(http("GET", "/topics/orders/find", key="k", limit=2)["messages"]) == 2
 
 

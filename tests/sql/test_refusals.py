@@ -14,9 +14,9 @@ from tests.eventually import eventually_done
 from tests.sql.server import mariadb
 from tests.sql.test_too_large import HOUR_US, LARGE, opened, prepare, send
 from towline.broker.broker import Broker
-from towline.broker.consume.act import ACK, DEAD
 from towline.broker.consume.dead_letters import ATTEMPT, DIED_AT, ORIGIN, REASON
 from towline.broker.consume.member import Member
+from towline.broker.consume.settle import ACK, DEAD
 from towline.broker.schedule.refused_messages import halves
 from towline.clock import SystemClock
 from towline.delivery.schedule.events import Run

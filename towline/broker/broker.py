@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 
 from towline.broker.access.rules import May
-from towline.broker.browse.browse import browse_dead, browse_lane, figures_in_slices, figures_of, group_state
+from towline.broker.browse.browse import browse_dead, browse_lane, figures_in_slices, figures_of, find, group_state
 from towline.broker.browse.scan import Scanning
-from towline.broker.browse.search import find
 from towline.broker.browse.trace import trace
 from towline.broker.cluster.membership import Registry
 from towline.broker.cluster.shard_homes import Homes
@@ -26,7 +25,6 @@ from towline.broker.consume.consumers import Consumers
 from towline.broker.consume.dead_letters import expire, resend, revise
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.groups import Groups
-from towline.broker.consume.handback import Handbacks
 from towline.broker.consume.member import Member
 from towline.broker.consume.prefix_subscription import Fan, chosen
 from towline.broker.consume.seek import purge, report, seek
@@ -34,11 +32,12 @@ from towline.broker.consume.snapshots import Snapshots
 from towline.broker.consume.waiting_pull import Taker
 from towline.broker.epoch import EPOCH, Epoch
 from towline.broker.maintenance import Recollection, every, reclaim, retain
-from towline.broker.monitor.figures import measure
 from towline.broker.monitor.listing import split_lines
 from towline.broker.monitor.monitor import Outlook
+from towline.broker.monitor.stats import measure
 from towline.broker.process.loop_lag import LoopLag
 from towline.broker.produce.append import Outgoing, Sender
+from towline.broker.produce.handback import Handbacks
 from towline.broker.produce.producers_file import ProducersFile
 from towline.broker.produce.staging import Staging
 from towline.broker.produce.transactions import Escrow

@@ -9,10 +9,10 @@ from cyclopts import App, Parameter
 
 from towline.alarms.rule import UNITS, AlarmRule, What
 from towline.cli.confirm import DryRun, Yes, confirm, tell
+from towline.cli.delivery_time import parse_time
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, figure, note, print_json, print_table, span, stamp
 from towline.cli.times import Duration
-from towline.cli.when import parse_time
 from towline.clock import SYSTEM
 from towline.errors import NotFound
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from towline.cli.confirm import DryRun
+from towline.cli.delivery_time import when
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Output, about, many, note, print_json, print_table, size, stamp
 from towline.cli.times import Duration
-from towline.cli.when import when
 
 if TYPE_CHECKING:
     from towline.client.admin.delayed import DelayedEntry

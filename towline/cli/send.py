@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from towline.cli.delivery_time import when
 from towline.cli.options import Connection, Usage
 from towline.cli.output import Format, Output, many, note, print_json, stamp
 from towline.cli.times import Duration
-from towline.cli.when import when
 from towline.errors import BadRequest, TooLarge, TowlineError
 from towline.model import Priority, Receipt
 

@@ -12,9 +12,9 @@ from towline.client.consume.message import DeadLetter, Message
 from towline.client.consume.message_block import Section
 from towline.client.link.connection import Call
 from towline.client.link.flow import Flow, Start
-from towline.client.produce.columns import Columns, too_large
 from towline.client.produce.encode import (
     FOREVER,
+    Columns,
     Lives,
     Sender,
     as_dedup_id,
@@ -22,6 +22,7 @@ from towline.client.produce.encode import (
     as_key,
     as_lane,
     as_time_us,
+    too_large,
 )
 from towline.client.produce.receipts import Receipts, Run, place_before, places
 from towline.client.results import Page

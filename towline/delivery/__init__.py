@@ -24,9 +24,8 @@ from towline.delivery.group.commands import (
 )
 from towline.delivery.group.events import Event, Part, decode_event, encode_event
 from towline.delivery.group.group import Group
-from towline.delivery.group.mend import mend
-from towline.delivery.group.missing import missing
-from towline.delivery.group.snapshot import GroupSnapshot, restore, snapshot
+from towline.delivery.group.lease import missing
+from towline.delivery.group.snapshot import GroupSnapshot, mend, restore, snapshot
 from towline.delivery.group.states import TRANSITIONS, State
 from towline.delivery.producers import Producers
 

@@ -56,6 +56,7 @@ __all__ = [
     "DELIVER_AT",
     "EVENTS",
     "EXPIRES_AT",
+    "FLAGS_AT",
     "FRAME_MAX",
     "HEADER",
     "HEADERS",
@@ -89,6 +90,8 @@ earliest_expiry_us, latest_expiry_us, reserved (0)."""
 
 PREFIX: Final = struct.Struct("<III")
 """The header up to and with the checksum …"""
+FLAGS_AT: Final = PREFIX.size
+"""Of the flags, within the header."""
 COVERED: Final = struct.Struct("<HHIIQQqqqq")
 """… and the rest of it, where what the checksum covers begins."""
 CRC_FROM: Final = PREFIX.size

@@ -16,7 +16,7 @@ from towline.broker.consume.fetch import Buffers
 from towline.broker.consume.groups import Groups
 from towline.broker.consume.member import Member
 from towline.broker.consume.prefix_subscription import Fan, Fans
-from towline.broker.consume.start_position import check_places, place_of
+from towline.broker.consume.seek import check_places, place_of
 from towline.broker.consume.waiting_pull import Taker
 from towline.broker.maintenance import parting_members
 from towline.broker.topics.topics import Topics

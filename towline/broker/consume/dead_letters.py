@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.fetch import Parcel, collect
-from towline.clock import SECOND_US
+from towline.clock import SECOND_US, Clock
 from towline.delivery import Bury, Part, Resend, Skip
 from towline.delivery.group.events import Buried, Resent
 from towline.errors import NotFound, TooLarge
@@ -19,7 +19,11 @@ from towline.model import LANES, Durability, dead_stream, lane_name, message_id
 from towline.protocol import messages as wire
 from towline.store import Append, Chunk
 
-__all__ = ["ATTEMPT", "DIED_AT", "ORIGIN", "REASON", "bury", "expire", "purge", "rank", "resend", "revise"]
+if TYPE_CHECKING:
+    from towline.broker.consume.dispatcher import Dispatcher
+
+__all__ = ["ATTEMPT", "DIED_AT", "ORIGIN", "REASON", "Obituary", "bury", "expire", "purge", "rank", "resend", "revise"]
+
 
 log = logging.getLogger("towline.broker")
 
@@ -401,3 +405,45 @@ def _letters_in(chunk: Chunk) -> Iterator[Letter]:
         lane = next((n for n, name in enumerate(LANES) if f"/{name}/" in origin), 1)
         kept = {name: value for name, value in headers.items() if name not in (ATTEMPT, REASON, DIED_AT)}
         yield Letter(lane, body, key, kept, shard_key, limit)
+
+
+EVERY_S: Final = 10.0
+REASON_SHOWN: Final = 200
+
+
+class Obituary:
+    """Of one group. However many messages die, and of whatever reasons, no line follows another within `EVERY_S`."""
+
+    def __init__(self, label: str, clock: Clock) -> None:
+        self._label = label
+        self._clock = clock
+        self._count = 0
+        self._reason = ""
+        self._told_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def note(self, count: int, reason: str) -> None:
+        """So many died; `reason` is that of one of them."""
+        self._count += count
+        self._reason = reason
+        if self._timer is not None:
+            return
+        since_s = EVERY_S if self._told_s is None else self._clock.steady_s() - self._told_s
+        if since_s >= EVERY_S:
+            self.tell()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(EVERY_S - since_s, self.tell)
+
+    def tell(self) -> None:
+        """Say what was not said yet: when it is time, and at the end."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._count:
+            log.warning(
+                "%s: %d message(s) went to the dead letters, the last because of: %s",
+                self._label,
+                self._count,
+                self._reason[:REASON_SHOWN] or "(no reason given)",
+            )
+            self._count, self._told_s = 0, self._clock.steady_s()

@@ -10,7 +10,7 @@ from itertools import chain, islice
 
 import msgspec
 
-from towline.broker.consume.dead_letter_log import Obituary
+from towline.broker.consume.dead_letters import Obituary
 from towline.broker.consume.fetch import Buffers, Parcel, at_hand, collect
 from towline.broker.consume.member import Member
 from towline.broker.consume.message_limits import Limits
@@ -19,8 +19,8 @@ from towline.broker.consume.settle import NOTHING, Settling
 from towline.broker.consume.waiting_pull import Taker, Waiter, in_turn
 from towline.broker.process.loop_lag import LoopLag
 from towline.broker.refused_writes import Refusals
-from towline.broker.topics.lane import Lane
 from towline.broker.topics.oldest_messages import Oldest
+from towline.broker.topics.topic import Lane
 from towline.clock import SECOND_US, Clock, SteadyClock, TimeSlice
 from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Part, Pull, Skip, missing
 from towline.delivery.group.events import Buried, Failed, GaveUp, Overrun, Pulled, Released, Resent

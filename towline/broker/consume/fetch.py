@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, groupby, islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
 import msgspec
 
-from towline.broker.consume.expiry import FLAGS_AT, split
 from towline.broker.consume.message_limits import Limit, limits_of
-from towline.broker.topics.lane import Lane
+from towline.broker.topics.topic import Lane
 from towline.delivery import Part
 from towline.errors import BadFrame, Unreadable
 from towline.frame import Frame, pick, slice_frame
-from towline.frame.layout import BODY, EXPIRES_AT, LIMIT, count_in, unpacked_bytes
+from towline.frame.layout import BODY, EXPIRES_AT, FLAGS_AT, LIMIT, count_in, unpacked_bytes
 from towline.model import Span
 from towline.protocol.messages import Part as WirePart
 from towline.store import Chunk, Lost, Read, Store
 
-__all__ = ["Buffers", "Parcel", "at_hand", "collect", "fitting", "next_of", "wire_part"]
+__all__ = ["Buffers", "Parcel", "at_hand", "collect", "fitting", "next_of", "split", "wire_part"]
+
+
+"""Where the flags of a frame begin; the low byte has those of the columns."""
+
+
+def split(frame: Frame, chunk: Chunk, count: int, now_us: int) -> Iterator[tuple[Chunk, bool]]:
+    """The first `count` messages of a chunk of this frame, cut into those that live and those that are expired."""
+    if not frame.flags & EXPIRES_AT or now_us < frame.earliest_expiry_us:
+        yield msgspec.structs.replace(chunk, count=count), False
+        return
+    if 0 < frame.latest_expiry_us <= now_us:
+        yield msgspec.structs.replace(chunk, count=count), True
+        return
+    times = frame.expires_at_us(chunk.start, chunk.start + count) or [0] * count
+    at = 0
+    for expired, run in groupby(0 < time_us <= now_us for time_us in times):
+        length = sum(1 for _ in run)
+        yield msgspec.structs.replace(chunk, first=chunk.first + at, start=chunk.start + at, count=length), expired
+        at += length
+
 
 Buffers = list[bytes | memoryview]
 

@@ -12,8 +12,8 @@ import msgspec
 from towline.broker.consume.dead_letters import bury
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.member import Member
+from towline.broker.consume.seek import resumed, start_of
 from towline.broker.consume.snapshots import Snapshots
-from towline.broker.consume.start_position import resumed, start_of
 from towline.broker.process.loop_lag import LoopLag
 from towline.broker.recovery import may_forget, recover_group, trim_group
 from towline.broker.topics.catalog import Catalog

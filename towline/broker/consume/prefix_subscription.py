@@ -21,9 +21,9 @@ from towline.broker.consume.dispatcher import LOST_MAX, ROOM_S, Dispatcher, NoRo
 from towline.broker.consume.fetch import Buffers
 from towline.broker.consume.member import Member
 from towline.broker.consume.waiting_pull import Taker
-from towline.broker.server.remote import RareLog
 from towline.clock import TimeSlice, in_slices
 from towline.errors import LeaseLost, NotFound, TooMany, TowlineError, Unreadable
+from towline.log_lines import RareLog
 from towline.model import GroupConfig, check_consumer, check_group, check_pattern, is_pattern, matches
 from towline.protocol import messages as wire
 from towline.protocol.cluster import ClientState

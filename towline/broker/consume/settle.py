@@ -6,17 +6,31 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from towline.broker.consume.act import ACK, DEAD, GIVE_BACK, NACK, command_of
 from towline.broker.consume.message_limits import Limits
-from towline.delivery import Event, missing
-from towline.errors import OwnershipLost, TowlineError
-from towline.model import Durability
+from towline.delivery import Ack, Command, Event, GiveBack, Nack, missing
+from towline.errors import BadRequest, OwnershipLost, TowlineError
+from towline.model import Durability, Span
 from towline.protocol import messages as wire
 
 if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
 
-__all__ = ["NOTHING", "Settling"]
+__all__ = ["ACK", "DEAD", "GIVE_BACK", "NACK", "NOTHING", "Settling", "command_of"]
+
+
+ACK, NACK, DEAD, GIVE_BACK = range(4)
+
+
+def command_of(consumer: str, act: wire.Act) -> Command:
+    spans = tuple(Span(*span) for span in act.spans)
+    if any(span.count < 1 or span.first < 0 for span in spans):
+        raise BadRequest("a span has a first number of 0 or more and counts at least one message")
+    if act.what == ACK:
+        return Ack(consumer, act.pull, spans, act.up_to)
+    if act.what == GIVE_BACK:
+        return GiveBack(consumer, act.pull, spans)
+    return Nack(consumer, act.pull, spans, act.reason, act.delay_s, act.what == DEAD)
+
 
 NOTHING: Final = wire.Settled()
 GATHER_MAX: Final = 256

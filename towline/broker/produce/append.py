@@ -9,16 +9,15 @@ from typing import Final, Protocol
 
 from towline.broker.produce.placement import Placed, place
 from towline.broker.schedule.scheduler import Booking, Scheduler, delay_mark
-from towline.broker.topics.lane import Lane, advance_all, submit_all
 from towline.broker.topics.shards import refuse_mixed
-from towline.broker.topics.topic import Topic
+from towline.broker.topics.topic import Lane, Topic, advance_all, submit_all
 from towline.clock import Clock, SteadyClock
 from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge, Unavailable
 from towline.frame import EVENTS, Frame
-from towline.frame.bundle import Bundle
 from towline.frame.layout import DEDUP, DELIVER_AT, unpacked_bytes
+from towline.frame.many import Bundle
 from towline.model import Durability
 from towline.protocol.messages import Sent
 from towline.store import Append, Histogram, Store

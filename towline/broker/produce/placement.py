@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from towline.broker.topics.lane import Lane
+from towline.broker.topics.topic import Lane
 from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.protocol.messages import Sent
 from towline.store import Appended

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.monitor.figures import look_for_oldest
+from towline.broker.monitor.stats import look_for_oldest
 from towline.broker.topics.oldest_messages import oldest_us
 from towline.broker.topics.topic import Topic
 from towline.clock import SECOND_US, Clock, TimeSlice

@@ -19,8 +19,7 @@ from towline.broker.schedule.delivered_ids import note_arrivals
 from towline.broker.schedule.journal import Agenda, Placed, marks, parcels_in, put
 from towline.broker.schedule.refused_messages import Held
 from towline.broker.schedule.timer_loop import Pace
-from towline.broker.topics.lane import Lane
-from towline.broker.topics.topic import Topic
+from towline.broker.topics.topic import Lane, Topic
 from towline.clock import SECOND_US, SET_US
 from towline.delivery.schedule.delivered import Arrival, arrival
 from towline.delivery.schedule.due_index import Entry

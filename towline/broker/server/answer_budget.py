@@ -13,9 +13,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final
 
-from towline.broker.server.remote import RareLog
 from towline.clock import Patience
 from towline.errors import TowlineError
+from towline.log_lines import RareLog
 
 __all__ = ["ANSWER_BYTES", "LISTS", "LOOKUPS", "SHARE_BYTES", "AnswerBudget", "AnswerShare"]
 

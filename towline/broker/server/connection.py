@@ -15,19 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import ipaddress
 import logging
 import os
 import socket
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from towline.broker.server.answer_budget import AnswerBudget, AnswerShare
 from towline.broker.server.busy_poll import Attention
-from towline.broker.server.remote import Peer, RareLog
 from towline.clock import Patience
 from towline.errors import TooManyConnections, TowlineError, Unavailable
+from towline.log_lines import RareLog
+from towline.model import origin_of
 from towline.protocol.envelope import PREFACE, Decoder, Envelope, Scratch, encode_envelope
 from towline.protocol.messages import VERSION, Answer, Failed
 from towline.settings import BrokerSettings
@@ -43,9 +45,33 @@ __all__ = [
     "TURN_REQUESTS",
     "Connection",
     "Line",
+    "Peer",
     "State",
     "join_small",
 ]
+
+
+class Peer(NamedTuple):
+    address: str
+    source: bytes
+    """The address as it is kept beside each message: 4 bytes for IPv4, 16 for IPv6, none for anything else."""
+    origin: str = "local"
+    """By which wrong passwords are counted."""
+
+    @classmethod
+    def of(cls, transport: asyncio.BaseTransport) -> Peer:
+        name = transport.get_extra_info("peername")
+        if not isinstance(name, tuple) or len(name) < 2:
+            return cls("local", b"")
+        host, port = str(name[0]), name[1]
+        try:
+            ip = ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return cls(f"{host}:{port}", b"", host)
+        if isinstance(ip, ipaddress.IPv6Address):
+            return cls(f"[{host}]:{port}", (ip.ipv4_mapped or ip).packed, origin_of(host))
+        return cls(f"{host}:{port}", ip.packed, origin_of(host))
+
 
 log = logging.getLogger("towline.server")
 

@@ -2,17 +2,140 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.topics.lane import Lane
-from towline.errors import BadRequest
+from towline.errors import BadRequest, TooLarge
 from towline.model import TopicConfig, lane_stream
 from towline.protocol import messages as wire
-from towline.store import Store
+from towline.store import Append, Chunk, Store
 
-__all__ = ["Topic"]
+if TYPE_CHECKING:
+    from towline.broker.consume.dispatcher import Dispatcher
+
+__all__ = ["Lane", "Topic", "advance_all", "submit_all"]
+
+
+RECENT_FRAMES: Final = 4
+RECENT_BYTES: Final = 2 << 10
+"""The last small frames of a lane are kept at hand: a consumer that waits for them gets them without a read."""
+
+
+class Lane:
+    """Messages become visible in order, each once it is as durable as its sender asked: nothing is delivered that a
+    crash could undo."""
+
+    __slots__ = ("_pending", "_recent", "_store", "_taken", "_watchers", "bytes_in", "end", "stream")
+
+    def __init__(self, store: Store, stream: str) -> None:
+        self._store = store
+        self._pending: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._recent: deque[Chunk] = deque(maxlen=RECENT_FRAMES)
+        self._watchers: list[tuple[set[int], int]] = []
+        self._taken = 0
+        """Numbers before this one are not given again, though what had the last of them was refused."""
+        self.stream = stream
+        self.bytes_in = 0
+        """Of frames, since the broker started."""
+        self.end = store.bounds(stream).end
+
+    @property
+    def next(self) -> int:
+        """The number that the next message gets."""
+        return max(self.coming, self._taken)
+
+    @property
+    def coming(self) -> int:
+        """The end of what is there or on its way."""
+        return self._pending[-1][0] if self._pending else self.end
+
+    @property
+    def last(self) -> asyncio.Future[None] | None:
+        """When all that is on its way now can be seen; None if nothing is."""
+        return self._pending[-1][1] if self._pending else None
+
+    def watch(self, changed: set[int], number: int) -> None:
+        """From now on, put `number` into `changed` whenever there is more to deliver."""
+        self._watchers.append((changed, number))
+        changed.add(number)
+
+    def unwatch(self, changed: set[int]) -> None:
+        self._watchers = [watcher for watcher in self._watchers if watcher[0] is not changed]
+
+    def submitted(self, first: int, append: Append, at_us: int, done: asyncio.Future[None]) -> None:
+        """A frame is on its way into the store."""
+        _, frame, count, source, *_ = append
+        self._pending.append((first + count, done))
+        self.bytes_in += len(frame)
+        if len(frame) <= RECENT_BYTES:
+            self._recent.append(Chunk(first, count, 0, bytes(frame), at_us, source))
+
+    def advance(self) -> None:
+        """Make visible what is durable by now."""
+        pending = self._pending
+        while pending and pending[0][1].done():
+            end, done = pending.popleft()
+            if not done.cancelled() and done.exception() is None:
+                self.end = end
+                for changed, number in self._watchers:
+                    changed.add(number)
+            else:
+                # Refused: its numbers may be another's by now, unless it came so far that the database had to say so.
+                if not done.cancelled() and isinstance(done.exception(), TooLarge):
+                    self._taken = end
+                self._recent.clear()
+
+    def look(self) -> tuple[int, int, int]:
+        """The first and the end of what may be delivered, and the mean size of a message."""
+        first, end, size_bytes = self._store.bounds(self.stream)
+        return first, self.end, size_bytes // (end - first) if end > first else 1
+
+    def recent(self, first: int, count: int) -> Chunk | None:
+        """Messages from `first` on, at most `count`, of a frame that is at hand."""
+        for chunk in self._recent:
+            start = first - chunk.first
+            if 0 <= start < chunk.count:
+                room = chunk.count - start
+                if not start and room <= count:
+                    return chunk
+                taken = min(count, room)
+                return Chunk(first, taken, start, chunk.frame, chunk.appended_at_us, chunk.source)
+        return None
+
+
+def submit_all(
+    lanes: Sequence[Lane], firsts: Sequence[int], unit: Sequence[Append], at_us: int, done: asyncio.Future[None]
+) -> None:
+    """`submitted` for each frame of a unit, and the lane that it goes to."""
+    for lane, first, (_, frame, count, source, *_) in zip(lanes, firsts, unit, strict=True):
+        length = len(frame)
+        lane._pending.append((first + count, done))
+        lane.bytes_in += length
+        if length <= RECENT_BYTES:
+            lane._recent.append(Chunk(first, count, 0, bytes(frame), at_us, source))
+
+
+def advance_all(lanes: Sequence[Lane]) -> None:
+    """`advance` for each lane of a unit. What waits in them is mostly that unit alone, so it is asked once."""
+    stored: asyncio.Future[None] | None = None
+    for lane in lanes:
+        pending = lane._pending
+        if len(pending) != 1:
+            lane.advance()
+            continue
+        end, done = pending[0]
+        if done is not stored:
+            if not done.done() or done.cancelled() or done.exception() is not None:
+                lane.advance()
+                continue
+            stored = done
+        pending.clear()
+        lane.end = end
+        for changed, number in lane._watchers:
+            changed.add(number)
+
 
 TRIM_S: Final = 600.0
 """A topic with a retention of its own is trimmed so often at the least."""

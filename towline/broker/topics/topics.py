@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.topics.catalog import Catalog
 from towline.broker.topics.gone_streams import Remains, streams_of_topic
 from towline.broker.topics.shards import wrong_shard
@@ -20,6 +19,9 @@ from towline.protocol import messages as wire
 from towline.protocol import ordering
 from towline.settings import BrokerSettings
 from towline.store import Store
+
+if TYPE_CHECKING:
+    from towline.broker.consume.dispatcher import Dispatcher
 
 __all__ = ["Topics"]
 

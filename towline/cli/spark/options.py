@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from towline.cli.delivery_time import parse_time
 from towline.cli.options import Connection, Usage
 from towline.cli.output import note
 from towline.cli.times import Duration  # noqa: F401 the fields of Connection are looked up here
-from towline.cli.when import parse_time
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

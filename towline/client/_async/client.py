@@ -21,10 +21,10 @@ from towline.client._async.opening import Opening
 from towline.client._async.producer import Pending, Producer
 from towline.client._async.transaction import Checker, PreparedTransaction, Transacting, Transaction
 from towline.client.admin.access import AioAccess
+from towline.client.admin.dead_letters import Reviving
 from towline.client.admin.delayed import Time, as_deliver_at, as_deliver_at_each
 from towline.client.admin.messages import Looking
-from towline.client.admin.reviving import Reviving
-from towline.client.admin.surveying import Surveying
+from towline.client.admin.monitoring import Surveying
 from towline.client.cluster.brokers import Fleet
 from towline.client.cluster.routing import count_shards
 from towline.client.factories import Making

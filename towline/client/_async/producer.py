@@ -16,11 +16,10 @@ import msgspec
 from towline.client import process_end
 from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.link.aio import AioLink
-from towline.client.produce.accumulator import BatchLimits, expired
+from towline.client.produce.accumulator import BatchLimits, Exchange, expired
 from towline.client.produce.batch import Parcel, call_back, with_origins
 from towline.client.produce.batch_sender import Shipping, left_open, raise_unseen
 from towline.client.produce.encode import FOREVER, Body, Lives, as_body, as_dedup_id, as_headers, as_key
-from towline.client.produce.exchange import Exchange
 from towline.errors import Closed, NotOwner, Timeout, TowlineError
 from towline.model import Priority, Receipt
 from towline.protocol.ordering import Sharded

@@ -19,10 +19,10 @@ from towline.client._sync.consumer import Consumer
 from towline.client._sync.producer import Producer
 from towline.client._sync.transaction import Checker, Transacting
 from towline.client.admin.access import BlockingAccess
+from towline.client.admin.dead_letters import Reviving
 from towline.client.admin.delayed import Time, as_deliver_at, as_deliver_at_each
 from towline.client.admin.messages import Looking
-from towline.client.admin.reviving import Reviving
-from towline.client.admin.surveying import Surveying
+from towline.client.admin.monitoring import Surveying
 from towline.client.cluster.brokers import Fleet
 from towline.client.cluster.routing import count_shards
 from towline.client.factories import Making

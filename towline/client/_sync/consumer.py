@@ -11,8 +11,7 @@ from typing import Final, Self
 
 from towline.client import process_end, requests
 from towline.client.consume.batch import Batch as AnyBatch
-from towline.client.consume.heartbeat import Pulse
-from towline.client.consume.heartbeat_thread import Heartbeat
+from towline.client.consume.heartbeat import Heartbeat, Pulse
 from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
 from towline.client.consume.rank import Standing, standing

@@ -17,11 +17,10 @@ from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.link.blocking import MADE_BEFORE_FORK, Link
 from towline.client.link.dial import explain
 from towline.client.link.transport import wait_for
-from towline.client.produce.accumulator import BatchLimits, expired
+from towline.client.produce.accumulator import BatchLimits, Exchange, expired
 from towline.client.produce.batch import Parcel, Pending, call_back, with_origins
 from towline.client.produce.batch_sender import Shipping, left_open, raise_unseen
 from towline.client.produce.encode import FOREVER, Body, Lives, as_body, as_dedup_id, as_headers, as_key
-from towline.client.produce.exchange import Exchange
 from towline.errors import (
     Closed,
     NotOwner,

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
+from typing import Final
 
 from towline.client import requests
 from towline.client.admin import delayed as delays_of
-from towline.client.admin import search
-from towline.client.admin.delayed import DelayedEntry, Time
+from towline.client.admin.delayed import DelayedEntry, Time, settled_id
 from towline.client.admin.topics import Administering
 from towline.client.admin.trace import Trace, trace
 from towline.client.cluster import ids
 from towline.client.consume.message import Message
+from towline.client.consume.message_block import Section
+from towline.client.link.connection import Call
+from towline.client.link.flow import Flow
 from towline.client.operation import Errand, offered
-from towline.client.produce.encode import as_time_us
+from towline.client.produce.encode import as_sought_key, as_time_us
+from towline.client.produce.sharding import ShardMap
 from towline.client.results import Page
-from towline.model import Priority, Receipt
+from towline.errors import BadRequest, NotFound, ProtocolError, TooLarge
+from towline.frame.layout import unpacked_bytes
+from towline.model import LANES, Priority, Receipt, check_topic, lane_names, parse_message_id
+from towline.protocol import split_attachments
+from towline.protocol.messages import Find, Found
 
-__all__ = ["Looking"]
+__all__ = ["Looking", "find", "message"]
 
 
 class Looking(Administering):
@@ -128,7 +137,7 @@ class Looking(Administering):
         several brokers of a cluster have one: `orders/middle/42@b2` is that of broker `b2`."""
         plain, named = ids.split_broker(message_id)
         join = ids.join_message(plain)
-        return self._consult(plain.partition("/")[0], broker or named, lambda _: search.message(plain), join)
+        return self._consult(plain.partition("/")[0], broker or named, lambda _: message(plain), join)
 
     @offered
     def find(
@@ -146,7 +155,7 @@ class Looking(Administering):
         return self._consult(
             topic,
             broker,
-            lambda _: search.find(topic, key=key, since=since, until=until, priority=priority, limit=limit),
+            lambda _: find(topic, key=key, since=since, until=until, priority=priority, limit=limit),
             ids.join_found(limit),
         )
 
@@ -160,3 +169,82 @@ class Looking(Administering):
         plain, named = ids.split_broker(message_id)
         join = ids.join_trace(plain)
         return self._consult(plain.partition("/")[0], broker or named, lambda _: trace(plain, group, whole=whole), join)
+
+
+MAX_BYTES: Final = 4 << 20
+FOUND_BYTES: Final = 64 << 20
+"""All that is found fits into this, unpacked: it is in memory at once."""
+
+
+def message(message_id: str) -> Flow[Message]:
+    message_id = yield from settled_id(message_id)
+    topic, lane, seq = parse_message_id(message_id)
+    priority: Priority | None = next((name for name in LANES if name == lane), None)
+    place = int(lane) if priority is None else priority
+    page = yield from requests.browse(topic, place, seq, 1, 1)
+    if not page or page[0].seq != seq:
+        state = "is not there yet" if seq >= page.end else "is not kept any more"
+        raise NotFound(f"message {message_id} {state}: lane {lane} of topic {topic} has {page.start} to {page.end - 1}")
+    return page[0]
+
+
+def find(
+    topic: str,
+    *,
+    key: str | None,
+    since: datetime | float | None,
+    until: datetime | float | None,
+    priority: Priority | None,
+    limit: int,
+) -> Flow[list[Message]]:
+    """Lane by lane, each up to the limit; then the oldest of all."""
+    check_topic(topic)
+    if limit < 1:
+        raise BadRequest(f"a limit of {limit}: give 1 or more")
+    wanted = as_sought_key(key)
+    since_us, until_us = (0 if time is None else as_time_us(time) for time in (since, until))
+    found: list[Message] = []
+    size = 0
+    shards = yield from ShardMap().look_up(topic)
+    if shards and priority is not None:
+        raise BadRequest(f"topic {topic} is ordered, with {shards} shards: there is no priority {priority!r} in it")
+    for number, lane in enumerate(lane_names(shards)):
+        if priority in (None, lane):
+            request = Find(topic, number, wanted, 0, since_us, until_us, limit, MAX_BYTES)
+            size += yield from _find_in(request, shards, found, size)
+    found.sort(key=attrgetter("appended_at_us"))
+    return found[:limit]
+
+
+def _find_in(request: Find, shards: int, found: list[Message], before: int) -> Flow[int]:
+    """Add what is in one lane; how many bytes that is. So many were found `before`."""
+    first, room, size = 0, len(found) + request.max_messages, 0
+    while True:
+        asked = Find(
+            request.topic,
+            request.lane,
+            request.key,
+            first,
+            request.since_us,
+            request.until_us,
+            min(room - len(found), 100_000),
+            request.max_bytes,
+        )
+        call = Call(asked)
+        answer = yield call
+        if not isinstance(answer, Found):
+            raise ProtocolError(f"Find was answered by {type(answer).__name__}")
+        assert call.attachments is not None, "an answered call has its attachments, maybe empty"
+        frames = split_attachments(call.attachments, [part.length for part in answer.parts])
+        size += sum(map(unpacked_bytes, frames))
+        if found and before + size > FOUND_BYTES:
+            raise TooLarge(
+                f"more than {FOUND_BYTES:,} bytes were found in topic {request.topic}, which is too much at once: give "
+                "a lower limit, or times that lie closer together"
+            )
+        for part, data in zip(answer.parts, frames, strict=True):
+            found += Section(request.topic, part, data, shards=shards).messages()
+        if answer.next >= answer.end or answer.next <= first or len(found) >= room:
+            del found[room:]
+            return size
+        first = answer.next

@@ -8,9 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from towline.client.admin.monitoring import survey
 from towline.client.cluster.routing import Outcome, merge_figures, merge_outcomes
-from towline.client.link.flow import Flow
 from towline.errors import Conflict
 from towline.model import TopicConfig
 from towline.protocol.access import Measured
@@ -19,12 +17,10 @@ from towline.protocol.monitor import (
     GROUP_ORDERS,
     TOPIC_ORDERS,
     Alarms,
-    GroupRow,
     ListPage,
     PageListed,
     Pulsed,
     Stored,
-    TopicRow,
 )
 
 __all__ = [
@@ -35,26 +31,12 @@ __all__ = [
     "join_pulses",
     "join_storage",
     "join_templates",
-    "whole_survey",
 ]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-PAGE: Final = 1_000
 TOLD_MAX: Final = 100
 _NOT_SUMMED: Final = ("oldest_us", "oldest_at_us", "alone_since_us", "paused", "created_at_us")
-
-
-def whole_survey(request: ListPage) -> Flow[PageListed]:
-    """All that a broker has to tell, page by page: what is added up with others' cannot be cut before."""
-    first, topics, groups = 0, list[TopicRow](), list[GroupRow]()
-    while True:
-        page = yield from survey(msgspec.structs.replace(request, first=first, limit=PAGE))
-        topics += page.topics
-        groups += page.groups
-        first += PAGE
-        if first >= page.total:
-            return PageListed(page.total, topics, groups, page.lines)
 
 
 def join_pages(request: ListPage, outcomes: Sequence[Outcome[PageListed]]) -> PageListed:

@@ -9,8 +9,8 @@ from typing import Any
 
 from towline.client.cluster.brokers import DEDUP, Fleet
 from towline.client.cluster.routing import Outcome, agreed_shards
+from towline.client.produce.accumulator import Exchange, give_up, rearrange
 from towline.client.produce.batch import Parcel
-from towline.client.produce.exchange import Exchange, give_up, rearrange
 from towline.client.produce.sharding import ShardMap
 from towline.errors import Unavailable, WrongShard
 from towline.protocol.ordering import Sharded

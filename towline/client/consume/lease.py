@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, TypeVar
 
 import msgspec
 
 from towline.client.consume.message import ACKED, NACKED, OPEN, RETURNED, TAKEN, TOLD, Message
-from towline.client.consume.message_block import Section
-from towline.client.consume.message_runs import cut
+from towline.client.consume.message_block import Section, cut
 from towline.client.consume.outcome import as_reason
 from towline.errors import BadFrame, Closed, LeaseLost, TooLarge, TowlineError
 from towline.protocol import messages
@@ -24,6 +24,7 @@ __all__ = [
     "GIVE_BACK",
     "NACK",
     "Lease",
+    "Losses",
     "LostLease",
     "all_refused",
     "drained",
@@ -31,6 +32,7 @@ __all__ = [
     "merged",
     "robbery",
 ]
+
 
 T = TypeVar("T")
 
@@ -420,3 +422,29 @@ def in_portions(acts: list[Act]) -> list[list[Act]]:
         portions[-1].append(act)
         room -= weight
     return portions
+
+
+log = logging.getLogger("towline.client")
+
+
+class Losses:
+    def __init__(self, topic: str, group: str, on_lost: Callable[[LostLease], None] | None) -> None:
+        self.messages = 0
+        """So many in all."""
+        self._topic = topic
+        self._group = group
+        self._on_lost = on_lost
+        self._untold: deque[LostLease] = deque()
+
+    def note(self, pull: int, count: int, reason: str) -> None:
+        if count:
+            self.messages += count
+            self._untold.append(LostLease(self._topic, self._group, pull, count, reason))
+
+    def report(self) -> None:
+        """Tell the user. Drivers call this where the user's code may do anything: under no lock."""
+        while self._untold:
+            lost = self._untold.popleft()
+            log.warning("%s, group %s: %d messages lost: %s", lost.topic, lost.group, lost.count, lost.reason)
+            if self._on_lost is not None:
+                self._on_lost(lost)

@@ -16,11 +16,12 @@ from typing import Final
 
 from towline.client.consume.ack_spool import ActSpool, KeptAct
 from towline.client.consume.broadcast_position import Progress
-from towline.client.consume.group_settings import Wishes
+from towline.client.consume.group_settings import Terms, Wishes
 from towline.client.consume.lease import (
     ACK,
     GIVE_BACK,
     Lease,
+    Losses,
     LostLease,
     all_refused,
     drained,
@@ -28,11 +29,9 @@ from towline.client.consume.lease import (
     merged,
     robbery,
 )
-from towline.client.consume.losses import Losses
 from towline.client.consume.message import ACKED
 from towline.client.consume.outcome import describe
 from towline.client.consume.pull_size import Appetite, Limits, fits, is_behind, is_full, stands
-from towline.client.consume.terms import Terms
 from towline.client.link.connection import Call
 from towline.client.link.flow import Flow, Start, Wait
 from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, Unavailable, from_code

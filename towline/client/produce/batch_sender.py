@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from towline.client.link.connection import Call, Connection
 from towline.client.link.dial import Route
+from towline.client.produce.accumulator import Exchange
 from towline.client.produce.batch import Parcel, with_origins
 from towline.client.produce.encode import Lives, Sender
-from towline.client.produce.exchange import Exchange
 from towline.client.produce.receipts import places
 from towline.client.produce.sharding import ShardMap
 from towline.errors import NotOwner, ProtocolError, TooLarge, TowlineError, WrongShard

@@ -16,8 +16,7 @@ from crc32c import crc32c
 from towline.client import requests
 from towline.client.link.connection import Buffer, Call
 from towline.client.link.flow import Flow, Start
-from towline.client.produce.columns import Columns, too_large
-from towline.client.produce.encode import FOREVER, Body, Lives, Sender, as_bodies, as_body, as_keys
+from towline.client.produce.encode import FOREVER, Body, Columns, Lives, Sender, as_bodies, as_body, as_keys, too_large
 from towline.client.produce.receipts import Receipts, ShardReceipts, places
 from towline.errors import BadRequest, ProtocolError, WrongShard
 from towline.model import Priority, Receipt, check_topic

@@ -10,10 +10,10 @@ import msgspec
 
 from towline.client.link.backoff import Backoff
 from towline.client.link.connection import Call, Connection
+from towline.client.produce.accumulator import Exchange
 from towline.client.produce.batch import Parcel
 from towline.client.produce.batch_sender import Shipping
 from towline.client.produce.encode import Sender
-from towline.client.produce.exchange import Exchange
 from towline.client.produce.frame_spool import FrameSpool, KeptFrame
 from towline.client.produce.reshard import MIDDLE, cut_by_shard
 from towline.client.produce.sharding import ShardMap, not_ordered

@@ -42,7 +42,7 @@ from towline.delivery.group.events import (
     Skipped,
     Started,
 )
-from towline.delivery.group.lease import Act, Lease, lost
+from towline.delivery.group.lease import Act, Lease, SettledPulls, lost
 from towline.delivery.group.parts import (
     PartSet,
     add_interval,
@@ -56,13 +56,13 @@ from towline.delivery.group.parts import (
 from towline.delivery.group.retry import AT_ONCE, RetryQueue, due_after, wait_of
 from towline.delivery.group.seek import apply_moved, within_bounds
 from towline.delivery.group.selection import fill
-from towline.delivery.group.settled_pulls import SettledPulls
 from towline.delivery.group.shards import Shards, behind
 from towline.delivery.group.states import RULES, State
 from towline.errors import BadRequest, Conflict
 from towline.model import LANES, GroupConfig, Span
 
-__all__ = ["TAKE_MAX", "Group"]
+__all__ = ["HANDED_BACK", "TAKE_MAX", "Group", "take_back"]
+
 
 DELAY_MAX_S: Final = 366 * 86400
 REASON_MAX: Final = 1_000
@@ -588,3 +588,29 @@ def _first_few(leases: Iterable[Lease]) -> Iterator[tuple[Lease, list[Part]]]:
         room -= len(few)
         if not room:
             return
+
+
+HANDED_BACK: Final = "~handed-back"
+"""The consumer that a group remembers for these messages; no consumer can have this name."""
+
+
+def take_back(group: Group, part: Part, nack: Nack, now_us: int, attempts: int = 0) -> list[Event]:
+    """The events by which messages that were just appended to a lane of the group's own count as pulled and failed:
+    `nack.pull` is a number never used before. What waits before them on that lane counts as pulled and given back. No
+    events if they were delivered already. `attempts` is how often they are tried, if their sender said so."""
+    if nack.delay_s is not None and not 0 <= nack.delay_s <= DELAY_MAX_S:
+        raise BadRequest(f"a delay of {nack.delay_s:g} s: give between 0 seconds and a year")
+    at = max(group.next[part.lane], group.firsts[part.lane])
+    if at > part.first:
+        return []
+    waiting = (Part(part.lane, at, part.first - at, 1),) if at < part.first else ()
+    events: list[Event] = [Pulled(now_us, nack.pull, HANDED_BACK, 0, (*waiting, part))]
+    if waiting:
+        events.append(Returned(now_us, nack.pull, waiting))
+    reason = nack.reason[:REASON_MAX]
+    if nack.dead or part.attempt >= (attempts or group.config.retry.max_attempts):
+        events.append(GaveUp(now_us, nack.pull, (part,), reason))
+    else:
+        wait_s = group.config.retry.delay_s(part.attempt) if nack.delay_s is None else nack.delay_s
+        events.append(Failed(now_us, nack.pull, (part,), due_after(now_us, wait_s), reason))
+    return events

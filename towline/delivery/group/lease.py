@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Final, Literal
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Final, Literal
 
 from towline.delivery.group.events import Part
 from towline.delivery.group.parts import PartSet, disjoint
 from towline.errors import BadRequest, Conflict, LeaseLost, TowlineError
 from towline.model import Span
 
-__all__ = ["Act", "Lease", "lost"]
+if TYPE_CHECKING:
+    from towline.delivery.group.group import Group
+
+__all__ = ["Act", "Lease", "SettledPulls", "lost", "missing"]
+
 
 Act = Literal["acked", "nacked", "given back", "skipped"]
 """How a message of a pull was settled: by its consumer, or skipped by the broker because it cannot be read."""
@@ -152,3 +157,54 @@ def lost(pull: int, consumer: str) -> LeaseLost:
 
 def _count(parts: list[Part]) -> int:
     return sum(part.count for part in parts)
+
+
+SETTLED_MAX: Final = 1_024
+"""Settled pulls that are remembered, so that an act that is sent twice gets the same answer twice."""
+SETTLED_PARTS_MAX: Final = 100_000
+"""Parts of settled pulls that are remembered: a pull settled message by message may have as many parts as messages."""
+
+
+class SettledPulls(OrderedDict[int, Lease]):
+    """By number, the oldest first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts = 0
+        self.robbed: dict[int, Lease] = {}
+        """Those of which something was taken away."""
+
+    def remember(self, lease: Lease) -> None:
+        """Keep a settled pull for a while; there is a limit to how many, and to how many parts they have in all."""
+        if lease.pull in self:
+            self._parts -= self.pop(lease.pull).size
+        self[lease.pull] = lease
+        lease.forget_limits()
+        if lease.gone:
+            self.robbed[lease.pull] = lease
+        lease.size = sum(map(len, lease.settled.values())) + len(lease.gone)
+        self._parts += lease.size
+        while len(self) > SETTLED_MAX or (self._parts > SETTLED_PARTS_MAX and len(self) > 1):
+            pull, oldest = self.popitem(last=False)
+            self._parts -= oldest.size
+            self.robbed.pop(pull, None)
+
+
+MISSING_MAX: Final = 1_000
+
+
+def missing(group: Group, consumer: str, pull: int, *, up_to: bool) -> list[tuple[int, Part, str]]:
+    """Messages of a pull, or also of those before it, that were taken away from their consumer; with the number of
+    their pull, and why. The first so many ranges of them."""
+    lease = group.leases.get(pull) or group.settled.get(pull)
+    robbed = [] if lease is None or not lease.taken or lease.consumer != consumer else [lease]
+    if up_to:
+        before = chain(group.leases.values(), group.settled.robbed.values())
+        robbed += [one for one in before if one.taken and one.consumer == consumer and one.pull < pull]
+    return list(islice(_parts(robbed), MISSING_MAX))
+
+
+def _parts(leases: list[Lease]) -> Iterator[tuple[int, Part, str]]:
+    for lease in leases:
+        for part in lease.gone:
+            yield lease.pull, part, lease.why

@@ -8,16 +8,30 @@ from typing import Final
 
 import msgspec
 
-from towline.delivery.group.events import Part, Pulled
+from towline.delivery.group.events import (
+    Buried,
+    Event,
+    Moved,
+    Overrun,
+    Part,
+    Paused,
+    Pulled,
+    Resent,
+    Resumed,
+    Returned,
+    Skipped,
+    Started,
+)
 from towline.delivery.group.group import Group
 from towline.delivery.group.lease import Act, Lease
-from towline.delivery.group.parts import PartSet
+from towline.delivery.group.parts import PartSet, cut
 from towline.delivery.group.ranges import Columns
-from towline.delivery.group.retry import Kind, Retry
+from towline.delivery.group.retry import AT_ONCE, Kind, Retry
 from towline.delivery.group.states import State
-from towline.model import LANES, GroupConfig, lane_name
+from towline.model import LANES, GroupConfig, Span, lane_name
 
-__all__ = ["GroupSnapshot", "LeaseSnapshot", "Rest", "excerpt", "open_parts", "rest_of", "restore", "snapshot"]
+__all__ = ["GroupSnapshot", "LeaseSnapshot", "Rest", "excerpt", "mend", "open_parts", "rest_of", "restore", "snapshot"]
+
 
 EXCERPT: Final = 1_000
 """Parts of what is open that are shown where it is in a document of its own."""
@@ -193,3 +207,84 @@ def _settled_in(lease: Lease, document: LeaseSnapshot) -> Lease:
     lease.settled = {act: PartSet(parts) for act, parts in document.settled.items()}
     lease.taken, lease.gone, lease.why = document.taken, PartSet(document.gone), document.why
     return lease
+
+
+UNKNOWN = ""
+"""The consumer of a pull whose own event was lost."""
+
+
+def mend(group: Group, event: Event) -> bool:
+    """Apply an event although events before it may be lost; whether it had to be made to fit."""
+    if isinstance(event, (Started, Resent, Moved, Paused, Resumed)) or _fits(group, event):
+        group.apply(event)
+        return False
+    for part in event.parts:
+        _take_out(group, part, event.at_us)
+        _go_past(group, part)
+    if isinstance(event, Overrun):
+        group.counters[State.GONE] += sum(part.count for part in event.parts)
+        for part in event.parts:
+            group.refresh(part.lane)
+        return True
+    if isinstance(event, Pulled):
+        for part in event.parts:
+            group.retries.add(part, AT_ONCE)
+    elif isinstance(event, Buried) or not event.pull:
+        group.dying |= dict.fromkeys(event.parts, "")
+    else:
+        _take_away(group, event.pull, event.at_us)
+        group.grant(Pulled(event.at_us, event.pull, UNKNOWN, 0, event.parts))
+    group.apply(event)
+    for lane in range(group.topic_lanes):
+        group.refresh(lane)
+    return True
+
+
+def _fits(group: Group, event: Event) -> bool:
+    """Whether all messages of the event are in a state that it can take them from."""
+    assert not isinstance(event, (Started, Resent, Moved, Paused, Resumed))
+    if isinstance(event, (Pulled, Overrun)):
+        group.retries.ripen(event.at_us)
+        return all(
+            part.first == group.next[part.lane]
+            or (isinstance(event, Pulled) and part.end <= group.next[part.lane] and group.retries.holds(part))
+            for part in event.parts
+        )
+    if isinstance(event, Buried) or (isinstance(event, Skipped) and not event.pull):
+        return all(any(cut(one, part) == part for one in group.dying) for part in event.parts)
+    lease = group.leases.get(event.pull)
+    return lease is not None and all(lease.open.within(_span(part)) == [part] for part in event.parts)
+
+
+def _take_out(group: Group, part: Part, at_us: int) -> None:
+    """Take the messages of a part out of every list, wherever they are and whatever their attempt."""
+    for lease in list(group.leases.values()):
+        held = lease.open.within(_span(part))
+        if held:
+            group.apply(Returned(at_us, lease.pull, tuple(held), taken=True))
+    for other, _ in list(group.retries):
+        piece = cut(other, part)
+        if piece:
+            group.retries.remove(piece)
+    for other in list(group.dying):
+        piece = cut(other, part)
+        if piece:
+            group.remove_dying(piece)
+
+
+def _go_past(group: Group, part: Part) -> None:
+    """Move the position behind a part. What lies between was pulled by an event that is lost: it is tried again."""
+    at = group.next[part.lane]
+    if at < part.first:
+        group.retries.add(Part(part.lane, at, part.first - at, 1), AT_ONCE)
+    group.next[part.lane] = max(at, part.end)
+
+
+def _take_away(group: Group, pull: int, at_us: int) -> None:
+    lease = group.leases.get(pull)
+    if lease is not None:
+        group.apply(Returned(at_us, pull, tuple(lease.open), taken=True))
+
+
+def _span(part: Part) -> Span:
+    return Span(part.lane, part.first, part.count)

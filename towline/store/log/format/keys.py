@@ -28,7 +28,7 @@ from crc32c import crc32c
 from towline.errors import BadFrame, TooLarge
 from towline.files import open_private
 from towline.frame import Frame
-from towline.frame.layout import KEY
+from towline.frame.layout import FLAGS_AT, KEY
 from towline.store.log.format.index import ENTRY
 from towline.store.log.write.disk import DiskIo
 
@@ -55,7 +55,6 @@ BREAKS_IDLE: Final = 1
 """… and where nobody does."""
 BREAK_MAX_S: Final = 0.25
 _U32: Final = 0xFFFFFFFF
-_FLAGS_AT: Final = 12
 
 
 class KeyRun(msgspec.Struct, frozen=True, array_like=True):
@@ -189,7 +188,7 @@ def frame_in(data: memoryview, begin: int, place: int, size: int) -> memoryview:
 
 def _frame_hashes(content: memoryview, count: int) -> array[int] | None:
     """None if the frame has no keys, or cannot be read: then nobody gets its messages anyway."""
-    if len(content) < 16 or not content[_FLAGS_AT] & KEY:
+    if len(content) < 16 or not content[FLAGS_AT] & KEY:
         return None
     try:
         keys = Frame(content).texts(KEY)

@@ -6,7 +6,7 @@ import asyncio
 
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.delivery import Nack, Part, Producers
-from towline.delivery.group.handback import HANDED_BACK, take_back
+from towline.delivery.group.group import HANDED_BACK, take_back
 from towline.errors import BadRequest
 from towline.frame import Frame
 from towline.frame.layout import attempts_in

@@ -1,4 +1,4 @@
-"""When a message is to be delivered, as people type it."""
+"""Times of delivery, as people type them."""
 
 from __future__ import annotations
 
