@@ -92,13 +92,13 @@ def _archive(stage: Stage, session: Any, folder: Path, rows: int) -> Iterator[Fi
 def _replay(stage: Stage, session: Any, broker: BrokerProcess, folder: Path, rows: int) -> Iterator[Figure]:
     from towline.spark.jobs.archive.manifest import Archive
     from towline.spark.jobs.replay import Chosen, replay
-    from towline.spark.sources import Door
+    from towline.spark.sources import ReadSource
 
     shelf = Archive.open(str(folder / "archive-0"))
     speeds = []
     for number in range(max(1, stage.repeats - 1)):
         state, chosen = str(folder / f"replay-{number}"), Chosen(to_topic=f"again-{number}")
-        done = replay(session, shelf, Door(url=broker.url), f"bench-{number}", state, chosen=chosen)
+        done = replay(session, shelf, ReadSource(url=broker.url), f"bench-{number}", state, chosen=chosen)
         assert done.rows == rows, done
         speeds.append(done.rows / done.seconds)
     yield Figure(

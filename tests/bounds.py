@@ -12,7 +12,7 @@ BOUNDS: dict[str, str] = {
         broker.Catalog.groups broker.Catalog.topics
         broker.Catalog.dropped broker.Catalog.leaving
         broker._Changes._unheard broker._Changes.unsaved
-        broker.Census.topics broker.TopicFacts.groups
+        broker.Stats.topics broker.TopicFacts.groups
         broker.Dispatcher._changed broker.Dispatcher.lanes broker.Dispatcher.oldest
         broker.Dispatcher.streams
         broker.GroupExpiry._noted broker.GroupExpiry._told
@@ -21,17 +21,17 @@ BOUNDS: dict[str, str] = {
         broker.ProducersFile._ends
         broker.Snapshots._before broker.Snapshots._noted broker.Snapshots._slots_before
         broker.Snapshots._written
-        broker.Surveyor._sorted
+        broker.Listing._sorted
         broker.Topic.groups broker.Topic.lanes broker.Topics
         delivery.Group.ends delivery.Group.firsts delivery.Group.mean_bytes delivery.Group.next
         delivery.Schedule.counts delivery.Schedule.dropped
         delivery.Shards._dues delivery.Shards._open delivery.Shards.waiting
     """,
     "streams: of topics and groups that are there, and --max-gone-streams of deleted ones": """
-        broker.Remains._names
-        store.Catalogue store.MemoryStore._streams
-        store.Maker._indexed store.Maker._indexing store.Maker._made
-        store.Maker._viewed
+        broker.GoneStreams._names
+        store.Streams store.MemoryStore._streams
+        store.TopicTables._indexed store.TopicTables._indexing store.TopicTables._made
+        store.TopicTables._viewed
         store.Streams._by_name store.Streams._names
         store.Sweeper._streams store.FrameReader._locks
     """,
@@ -52,11 +52,11 @@ BOUNDS: dict[str, str] = {
         store._Topics.topics
     """,
     "one page of the console that is open: what it shows, and where the pages before it began": """
-        console.NewestLetters._starts console.NewestLetters._untils
+        console.LetterPages._starts console.LetterPages._untils
         console._Delayed.shown console._Delayed.starts
         console._Browser.bounds
-        console.Reasons.counts console.Resending.failed
-        console.Rows._rows console.Sifting.found console.Table._page
+        console.Reasons.counts console.Resend.failed
+        console.KeyedList._rows console.LetterFilter.found console.Table._page
     """,
     "connections over HTTP: 1,000, and a page each": """
         connection_limit.ConnectionLimit._visitors
@@ -80,7 +80,7 @@ BOUNDS: dict[str, str] = {
     """,
     "segments that there are, and what each holds of a stream": """
         store.Stream.rows store.IndexCache._verified
-        store.Outside._positions store.Outside._sealed store.Outside.streams
+        store.OfflineStreams._positions store.OfflineStreams._sealed store.OfflineStreams.streams
         store.Seen._grown store.Seen._rows
         store.KeyBuilder._waiting
     """,
@@ -97,7 +97,7 @@ BOUNDS: dict[str, str] = {
     "one request, and its own limit": """
         broker._Packing._runs broker._Reading._kept
         broker.Placed.new
-        broker.Settling._gathered broker.Settling._lost broker.Settling._refused
+        broker.Settlement._gathered broker.Settlement._lost broker.Settlement._refused
         broker._Scan._dead broker._Scan._messages broker._Scan._steps
         delivery.Screened.fresh delivery.Screened.frames delivery.Screened.seen
         delivery.Screened.twins
@@ -112,27 +112,27 @@ BOUNDS: dict[str, str] = {
     "a number in the source; the oldest goes, or nothing is taken": """
         alarms.RuleBook.changes alarms.RuleBook.rules alarms.Watch.active
         alarms.Look._by_kind alarms.Look._changes alarms.Look._seen
-        broker.AccessBook.rules broker.AccessBook.tokens broker.AccessBook.users
-        broker.AlarmDesk._notices broker.AlarmDesk._saved broker.AlarmDesk._told
-        broker.AlarmDesk._under_way broker.AlarmDesk._waiting
+        broker.AccountStore.rules broker.AccountStore.tokens broker.AccountStore.users
+        broker.AlarmMonitor._notices broker.AlarmMonitor._saved broker.AlarmMonitor._told
+        broker.AlarmMonitor._under_way broker.AlarmMonitor._waiting
         broker.AuditLog._older broker.AuditLog._recent broker.AuditLog._to_close
         broker.AuditLog._to_drop
         broker.Backups._held
-        broker.Census._took broker.GroupFacts._failures
-        broker.Fan._news broker.Fan._pulls broker.Fans._away
+        broker.Stats._took broker.GroupFacts._failures
+        broker.PrefixSubscription._news broker.PrefixSubscription._pulls broker.PrefixSubscriptions._away
         broker.GroupExpiry._removed
         broker.Guard._decided
-        broker.History._groups broker._Points._values
-        broker.Homes._lower broker.MetricsServer._known
+        broker.TimeSeries._groups broker._Points._values
+        broker.ShardHomes._lower broker.MetricsServer._known
         broker.Lane._recent
         broker.Passwords._right
         broker.PullLog._late
-        broker.Registry.clear broker.Registry.nodes
+        broker.Membership.clear broker.Membership.nodes
         broker.Scheduler._under_way
         broker.Session._tasks
         broker.Subscriptions
         broker.Topics._asked
-        broker.Tries._by_name broker.Tries._by_origin
+        broker.LoginAttempts._by_name broker.LoginAttempts._by_origin
         delivery.Publications._owned delivery.Publications.sinks
         delivery.Publications.staged
         delivery.Schedule.answers delivery.Schedule.floors
@@ -151,12 +151,12 @@ BOUNDS: dict[str, str] = {
     """,
     "a setting: connections, ids, bytes on the way, the alike": """
         broker.Connection._backlog broker.Connection._outgoing
-        broker.Line._pressed broker.Line.connections
+        broker.ServerState._pressed broker.ServerState.connections
         broker.AnswerBudget._shares broker.AnswerBudget._waiting
         broker.AnswerShare._answers broker.Connection._queue
-        broker.Generations.loose broker.Generations.parts
+        broker.TableSnapshot.loose broker.TableSnapshot.parts
         broker.Slots._left broker.Slots._taken broker.Slots.named
-        broker.Lane._pending broker.Sender._under_way
+        broker.Lane._pending broker.Appender._under_way
         delivery.Dedup._fresh delivery.Dedup._keys delivery.Dedup._places
         delivery.Dedup._values delivery.Dedup.gone
         delivery.Producers._fresh
@@ -170,42 +170,43 @@ BOUNDS: dict[str, str] = {
     """,
     "connections, and what each may have at a time": """
         broker.Access.watchers
-        broker.Asking._waiters
+        broker.TransactionChecks._waiters
         broker.Broker._tasks
         broker.Consumers._deserted
         broker.Dispatcher._waiters broker.Dispatcher._watching
         broker.Dispatcher.copying broker.Dispatcher.members
-        broker.Fans._fans
+        broker.PrefixSubscriptions._fans
         broker.Handbacks._under_way
         broker.Member.held
         broker.Passwords._changing broker.Passwords._looking
         broker.Staging._coming broker.Staging._locks
         broker.Pulls._takers broker.Pulls._tasks
         broker.Meter.holders
-        broker.Roll._there broker.Roll._written
-        broker.Escrow._turns
-        broker.Turns._busy broker.Turns._waiting
+        broker.RegistryTable._there broker.RegistryTable._written
+        broker.PreparedTransactions._turns
+        broker.FairExecutor._busy broker.FairExecutor._waiting
     """,
     "a subscription: the topics that it has": """
-        broker.Fan._coming broker.Fan._failing broker.Fan._touched
-        broker.Fan._joining broker.Fan._members broker.Fan._ready broker.Fan._short
+        broker.PrefixSubscription._coming broker.PrefixSubscription._failing broker.PrefixSubscription._touched
+        broker.PrefixSubscription._joining broker.PrefixSubscription._members
+        broker.PrefixSubscription._ready broker.PrefixSubscription._short
     """,
     "users, tokens and rules that there are (10,000 each)": """
-        broker.AccessBook._stored
+        broker.AccountStore._stored
         broker.Access._meters broker.Access.last_used_us
         broker.Rights._allows broker.Rights._denies
     """,
     "brokers of the cluster that are known (100), and realms (64)": """
-        broker.Cluster._aliases broker.Cluster._asking broker.Cluster._caught_up
-        broker.Cluster._said broker.Cluster._seen_alarms broker.Cluster._talks
-        broker.Homes._reports broker._Report.groups broker._Report.kept broker._Report.pending
+        broker.Gossip._aliases broker.Gossip._asking broker.Gossip._caught_up
+        broker.Gossip._said broker.Gossip._seen_alarms broker.Gossip._talks
+        broker.ShardHomes._reports broker._Report.groups broker._Report.kept broker._Report.pending
         broker._Report.topics
         broker.Realms._doubted broker.Realms._moves
         broker.Realms._dead broker.Realms._free_since broker.Realms._holders
         broker.Realms._moving broker.Realms._names broker.Realms._tasks broker.Realms.owned
     """,
     "unsettled messages: max_in_flight of each consumer": """
-        broker.Consumers._orphans broker.Limits._pulls
+        broker.Consumers._orphans broker.MessageLimits._pulls
         delivery.Group._deadlines delivery.Group.in_flight delivery.Group.leases
         delivery.Lease.gone delivery.Lease.open delivery.Lease.settled
     """,
@@ -214,21 +215,21 @@ BOUNDS: dict[str, str] = {
         delivery.RetryQueue._dues delivery.RetryQueue._kinds delivery.RetryQueue._numbers
         delivery.RetryQueue._ready delivery.RetryQueue._waiting
     """,
-    "prepared transactions (50,000)": "broker.Asking._ready broker.Escrow._damaged",
+    "prepared transactions (50,000)": "broker.TransactionChecks._ready broker.PreparedTransactions._damaged",
     "what is stored: retention drops it": """
-        broker.Agenda._ends broker.Agenda._pending
-        broker.Held._to_try
+        broker.ScheduleJournal._ends broker.ScheduleJournal._pending
+        broker.RefusedMessages._to_try
         broker.Refusals._held
         broker.Scheduler._rewriting
         delivery.Group.dying delivery.Group.resent
-        delivery.Near._heap
+        delivery.DueIndex._heap
         delivery.Publications.running delivery.Running.held
         delivery.Schedule.slots delivery.Slot.ahead delivery.Slot.held
         delivery.Slot.runs
     """,
     "what never changes: a few names of fields, settings, or listeners": """
         broker.Catalog._lines
-        broker.Census.on_walk store.ConfigFile._lists
+        broker.Stats.on_walk store.ConfigFile._lists
         broker._library protocol._plan
         console._sessions console.HttpServer.servers console.Hosts._names
         console.Callers._options
@@ -237,9 +238,9 @@ BOUNDS: dict[str, str] = {
         broker.LoopLag._before broker.LoopLag._longest broker.LoopLag._remind_s
         broker.LoopLag._untold
         broker.MetricsServer._hosts broker.Webhooks._hosts broker.Webhooks._networks
-        broker.Holds._names broker.Holds._reminded broker.Tries._gateways
-        broker.Overdue._reminded
-        broker.Surveyor._places
+        broker.Holds._names broker.Holds._reminded broker.LoginAttempts._gateways
+        broker.OverdueMessages._reminded
+        broker.Listing._places
         store.Histogram.counts
     """,
 }

@@ -12,7 +12,7 @@ import sys
 from types import TracebackType
 from typing import Final
 
-__all__ = ["LineFormatter", "RareLog", "harmless", "log_to_stderr"]
+__all__ = ["LineFormatter", "RateLimitedLog", "harmless", "log_to_stderr"]
 
 _CONTROL: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0, DEL and C1
@@ -57,7 +57,7 @@ def log_to_stderr(level: str, formatter: LineFormatter, *, force: bool = True) -
     logging.basicConfig(level=level.upper(), handlers=[handler], force=force)
 
 
-class RareLog:
+class RateLimitedLog:
     """Logs at most so many lines a minute, and then how many it left out: strangers must not fill the disk."""
 
     def __init__(self, logger: logging.Logger, per_minute: int = 20) -> None:

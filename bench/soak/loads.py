@@ -14,7 +14,7 @@ from typing import Final
 import towline
 from bench.soak.task import ABANDONED, Task
 from tests.server.raw_client import RawClient
-from towline.client.produce.encode import Sender
+from towline.client.produce.encode import FrameEncoder
 from towline.delivery.producers import TOTAL_MAX
 from towline.errors import TowlineError
 from towline.model import GroupConfig, RetryPolicy
@@ -62,7 +62,7 @@ def _fill_producers(task: Task) -> None:
     """Their table would else grow for hours, and hide what else does."""
     with RawClient.hello(_port(task)) as client:
         for _ in range(0, TOTAL_MAX, PRODUCERS_AT_ONCE):
-            frames = [Sender().single(BODY) for _ in range(PRODUCERS_AT_ONCE)]
+            frames = [FrameEncoder().single(BODY) for _ in range(PRODUCERS_AT_ONCE)]
             client.call(Send([FrameHead("short", 1, len(frame)) for frame in frames]), Sent, b"".join(frames))
 
 

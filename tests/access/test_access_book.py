@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from towline.broker.access.account_store import AccessBook
+from towline.broker.access.account_store import AccountStore
 from towline.broker.access.accounts import carry_out
 from towline.broker.access.authentication import Access, Principal
 from towline.broker.access.authorization import Guard
@@ -45,7 +45,7 @@ def test_an_expiry_that_was_set_before_the_upgrade_binds() -> None:
         soon, later, past = (clock.now_us() + seconds * SECOND_US for seconds in (100, 1000, -10))
         tokens = {"brief": [soon], "two": [soon, later], "mixed": [soon, 0], "good": [0], "renewed": [past, 0]}
         await store.save("access.json", written_by_0_1_0(**tokens, over=[past], renewing=[past, soon], none=[]))
-        access = Access(book=AccessBook(store, clock), clock=clock)
+        access = Access(book=AccountStore(store, clock), clock=clock)
         book = access.book
         assert book is not None
         for _ in range(2):
@@ -60,7 +60,7 @@ def test_an_expiry_that_was_set_before_the_upgrade_binds() -> None:
                 "renewing": soon,
                 "none": 0,
             }
-            book = access.book = AccessBook(store, clock)
+            book = access.book = AccountStore(store, clock)
         await book.load()
         bob = Guard(access, Principal("bob", "user", "bob", "hash of bob"), context, "", int, origin="bob")
         made = await carry_out(access, bob, CreateToken("bob.brief", rotate=True), "")
@@ -71,7 +71,7 @@ def test_an_expiry_that_was_set_before_the_upgrade_binds() -> None:
         made = await carry_out(access, bob, CreateToken("bob.good", rotate=True), "")
         assert isinstance(made, TokenMade)
         assert made.expires_at_us == 0
-        again = AccessBook(store, clock)
+        again = AccountStore(store, clock)
         await again.load()
         assert again.tokens == book.tokens, "it is written now"
 

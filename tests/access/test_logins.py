@@ -16,14 +16,14 @@ import pytest
 from tests.access.secured import PASSWORD, Secured, secured
 from tests.server.raw_client import RawClient
 from towline.broker.access import login_attempts, passwords
-from towline.broker.access.account_store import AccessBook, Declared, Secret, Token, User, hash_secret
+from towline.broker.access.account_store import AccountStore, Declared, Secret, Token, User, hash_secret
 from towline.broker.access.accounts import carry_out
 from towline.broker.access.authentication import Access, Principal
 from towline.broker.access.authorization import Guard
-from towline.broker.access.fair_executor import Turns
-from towline.broker.access.login_attempts import GATEWAY_FACTOR, TRIES, TRIES_OF_ORIGIN, Tries
+from towline.broker.access.fair_executor import FairExecutor
+from towline.broker.access.login_attempts import GATEWAY_FACTOR, TRIES, TRIES_OF_ORIGIN, LoginAttempts
 from towline.broker.access.passwords import NOBODYS_HASH, Passwords
-from towline.broker.server.connection import Peer
+from towline.broker.server.connection import Remote
 from towline.clock import SYSTEM, ManualClock
 from towline.console import sessions
 from towline.errors import BadRequest, Conflict, NotLetIn, Refused
@@ -66,7 +66,7 @@ def test_whatever_is_wrong_takes_the_same_work_and_is_said_in_the_same_words(mon
 
     async def run() -> None:
         from_file = Declared("file", {"from-file": Token("from-file", secrets=[Secret("1", hash_secret("s"), 0)])})
-        access = Access(book=AccessBook(MemoryStore(), SYSTEM, from_file))
+        access = Access(book=AccountStore(MemoryStore(), SYSTEM, from_file))
         assert access.book is not None
         real = await access.passwords.hash(PASSWORD, "here")
         assert real.split("$")[:4] == NOBODYS_HASH.split("$")[:4], "the same kind, at the same cost"
@@ -90,7 +90,7 @@ def test_whatever_is_wrong_takes_the_same_work_and_is_said_in_the_same_words(mon
 
 def test_a_user_that_is_disabled_while_its_password_is_looked_at_is_not_let_in() -> None:
     async def run() -> None:
-        access = Access(book=AccessBook(MemoryStore(), SYSTEM))
+        access = Access(book=AccountStore(MemoryStore(), SYSTEM))
         assert access.book is not None
         access.book.users["alice"] = User("alice", password=await access.passwords.hash(PASSWORD, "here"))
         coming = asyncio.create_task(access.admit_user("alice", PASSWORD, "here"))
@@ -130,7 +130,7 @@ def test_a_right_token_passes_while_someone_guesses_from_the_same_address(broker
 
 
 def test_console_and_rest_on_this_machine_speak_for_many() -> None:
-    counted = Tries(ManualClock())
+    counted = LoginAttempts(ManualClock())
     for _ in range(TRIES * GATEWAY_FACTOR):
         counted.count("127.0.0.1", "root")
     with pytest.raises(NotLetIn, match="too many wrong passwords for root"):
@@ -139,18 +139,18 @@ def test_console_and_rest_on_this_machine_speak_for_many() -> None:
 
 
 def test_a_gateway_says_for_whom_it_asks_and_others_are_not_believed() -> None:
-    counted = Tries(ManualClock(), "10.1.0.0/16, 2001:db8::7")
+    counted = LoginAttempts(ManualClock(), "10.1.0.0/16, 2001:db8::7")
     for gateway in ("127.0.0.1", "::1", "10.1.2.3", "2001:db8::/64"):
         assert counted.origin(gateway, "192.0.2.1") == f"192.0.2.1 via {gateway}"
         assert counted.origin(gateway, "") == gateway
     for other in ("10.2.0.1", "2001:db9::/64", "local"):
         assert counted.origin(other, "192.0.2.1") == other
     with pytest.raises(BadRequest, match=r"gateways: '10\.0\.0\.0/40' is neither"):
-        Tries(ManualClock(), "10.0.0.0/40")
+        LoginAttempts(ManualClock(), "10.0.0.0/40")
 
 
 def test_who_guesses_at_a_gateway_locks_nobody_else_out_there_and_it_does_not_make_up_callers_for_ever() -> None:
-    counted = Tries(ManualClock(), "10.0.0.9")
+    counted = LoginAttempts(ManualClock(), "10.0.0.9")
     for guesser in ("192.0.2.1", "192.0.2.2"):
         for _ in range(TRIES):
             counted.count(counted.origin("10.0.0.9", guesser), "root")
@@ -182,7 +182,7 @@ def test_a_broker_counts_by_the_callers_of_the_gateways_that_it_is_told_of(tmp_p
 
 def test_many_names_from_one_address_are_many_tries_and_others_are_not_concerned() -> None:
     clock = ManualClock()
-    counted = Tries(clock)
+    counted = LoginAttempts(clock)
     for number in range(TRIES_OF_ORIGIN):
         counted.count("10.0.0.1", f"name {number}")
     with pytest.raises(NotLetIn, match=r"too many wrong passwords from 10\.0\.0\.1"):
@@ -193,7 +193,7 @@ def test_many_names_from_one_address_are_many_tries_and_others_are_not_concerned
 
 
 def test_who_knows_one_password_cannot_guess_others_for_ever() -> None:
-    counted = Tries(ManualClock())
+    counted = LoginAttempts(ManualClock())
     for number in range(TRIES_OF_ORIGIN - 1):
         counted.count("10.0.0.1", f"name {number}")
         counted.count("10.0.0.1", "mine")
@@ -204,7 +204,7 @@ def test_who_knows_one_password_cannot_guess_others_for_ever() -> None:
 
 
 def test_who_is_always_right_is_never_too_many() -> None:
-    counted = Tries(ManualClock())
+    counted = LoginAttempts(ManualClock())
     for _ in range(TRIES_OF_ORIGIN * 2):
         counted.count("10.0.0.1", "mine")
         counted.was_right("10.0.0.1", "mine")
@@ -212,7 +212,7 @@ def test_who_is_always_right_is_never_too_many() -> None:
 
 def test_what_is_known_of_wrong_logins_is_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login_attempts, "KNOWN_MAX", 20)
-    counted = Tries(ManualClock())
+    counted = LoginAttempts(ManualClock())
     for number in range(100):
         for _ in range(TRIES):
             counted.count(f"10.0.0.{number}", "root")
@@ -227,7 +227,7 @@ def test_an_origin_is_an_address_or_a_network_of_ipv6() -> None:
     assert origin_of("2001:db8::1") == origin_of("2001:db8::2%eth0") == "2001:db8::/64"
     assert origin_of("2001:db8:0:1::1") != origin_of("2001:db8::1")
     assert (origin_of("::1"), origin_of("local")) == ("::1", "local")
-    assert Peer("", b"").origin == "local"
+    assert Remote("", b"").origin == "local"
 
 
 def test_many_connections_of_one_program_at_once_are_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ class Household:
     """An administrator and a user, who asks by a token of its own; and hashing that waits until it may go on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.access = Access(book=AccessBook(MemoryStore(), SYSTEM))
+        self.access = Access(book=AccountStore(MemoryStore(), SYSTEM))
         self.hashing, self.gate = threading.Event(), threading.Event()
         monkeypatch.setattr(passwords, "_hash", self._hash)
         monkeypatch.setattr(passwords, "_verify", lambda hashed, password: hashed == f"hash of {password}")
@@ -347,12 +347,12 @@ def test_a_password_that_an_administrator_sets_meanwhile_stays(monkeypatch: pyte
     asyncio.run(run())
 
 
-# Turns
+# FairExecutor
 
 
 def test_one_origin_takes_one_place_and_the_others_come_by_turns() -> None:
     async def run() -> None:
-        turns, gate, order = Turns(2), threading.Event(), list[str]()
+        turns, gate, order = FairExecutor(2), threading.Event(), list[str]()
 
         def work(name: str) -> None:
             order.append(name)
@@ -375,7 +375,7 @@ def test_one_origin_takes_one_place_and_the_others_come_by_turns() -> None:
 
 def test_a_place_is_taken_as_long_as_its_thread_runs_though_nobody_waits_for_it() -> None:
     async def run() -> None:
-        turns, began, gate, second_began = Turns(1), threading.Event(), threading.Event(), threading.Event()
+        turns, began, gate, second_began = FairExecutor(1), threading.Event(), threading.Event(), threading.Event()
 
         def work() -> None:
             began.set()
@@ -402,10 +402,10 @@ def test_a_place_is_taken_as_long_as_its_thread_runs_though_nobody_waits_for_it(
 def test_work_that_does_not_end_holds_up_neither_other_threads_nor_the_end_of_the_program() -> None:
     program = """
 import asyncio, threading
-from towline.broker.access.fair_executor import Turns
+from towline.broker.access.fair_executor import FairExecutor
 
 async def main():
-    turns, stuck = Turns(40), threading.Event()
+    turns, stuck = FairExecutor(40), threading.Event()
     tasks = [asyncio.create_task(turns.run(str(number), stuck.wait)) for number in range(40)]
     await asyncio.sleep(0)
     assert await asyncio.to_thread(int, "7") == 7

@@ -14,7 +14,7 @@ import pytest
 from tests.sql.server import new_database
 from towline.broker.broker import Broker
 from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.broker.open_store import open_store
 from towline.clock import SYSTEM, Clock
 from towline.frame import Frame, encode
@@ -52,7 +52,7 @@ class Bench:
         settings = GroupConfig(topic, group, retry=policy, **config)
         return await self.broker.attach(Attach(topic, group, consumer, settings, list(holding)), address="test")
 
-    async def pull(self, member: Member | Fan, count: int = 100, wait_ms: int = 0, **fields: Any) -> Got:
+    async def pull(self, member: Member | PrefixSubscription, count: int = 100, wait_ms: int = 0, **fields: Any) -> Got:
         request = Pull(0, count, fields.pop("max_bytes", 1 << 20), wait_ms, **fields)
         answer, buffers = await self.broker.pull(member, request)
         return Got(answer, b"".join(buffers))

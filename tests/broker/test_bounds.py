@@ -17,20 +17,20 @@ from towline.alarms.book import RuleBook
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Reading, Watch
 from towline.broker.access import audit, authorization, login_attempts, passwords
-from towline.broker.access.account_store import AccessBook, Secret, Token
+from towline.broker.access.account_store import AccountStore, Secret, Token
 from towline.broker.access.audit import AuditLog
 from towline.broker.access.authentication import Access, Principal
 from towline.broker.access.authorization import Guard
-from towline.broker.access.login_attempts import Tries
+from towline.broker.access.login_attempts import LoginAttempts
 from towline.broker.access.passwords import Passwords
 from towline.broker.cluster import membership, shard_homes
-from towline.broker.cluster.gossip import Cluster
-from towline.broker.cluster.membership import Registry
-from towline.broker.cluster.shard_homes import Homes
+from towline.broker.cluster.gossip import Gossip
+from towline.broker.cluster.membership import Membership
+from towline.broker.cluster.shard_homes import ShardHomes
 from towline.broker.consume import prefix_subscription, pull_log
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.monitor import time_series
-from towline.broker.monitor.time_series import History
+from towline.broker.monitor.time_series import TimeSeries
 from towline.broker.retention import backup
 from towline.broker.topics import topics
 from towline.broker.topics.topic import RECENT_FRAMES
@@ -82,14 +82,14 @@ def _alarms() -> Sized:
 
 
 def _tries_by_name() -> Sized:
-    found = Tries(SYSTEM)
+    found = LoginAttempts(SYSTEM)
     for number in range(MANY):
         found.count(f"10.0.0.{number}", "alice")
     return found._by_name
 
 
 def _tries_by_origin() -> Sized:
-    found = Tries(SYSTEM)
+    found = LoginAttempts(SYSTEM)
     for number in range(MANY):
         found.count(f"10.0.0.{number}", f"user{number}")
     return found._by_origin
@@ -117,7 +117,7 @@ def _right_passwords() -> Sized:
 
 
 def _charts() -> Sized:
-    found = History()
+    found = TimeSeries()
     for number in range(MANY):
         facts: Any = SimpleNamespace(
             topic="orders", group=f"g{number}", lag=1, out_per_s=0.0, failed=0, in_flight=0, retrying=0
@@ -135,7 +135,7 @@ def _audit_lines() -> Sized:
 
 def _decisions() -> Sized:
     async def main() -> Sized:
-        access = Access(book=AccessBook(MemoryStore(), SYSTEM), clock=SYSTEM)
+        access = Access(book=AccountStore(MemoryStore(), SYSTEM), clock=SYSTEM)
         context: Any = None
         found = Guard(access, Principal("alice"), context, "", lambda: 0, origin="")
         for number in range(MANY):
@@ -146,7 +146,7 @@ def _decisions() -> Sized:
 
 
 def _brokers() -> Sized:
-    found = Registry(MemoryStore(), BrokerSettings(store="memory:"), SYSTEM)
+    found = Membership(MemoryStore(), BrokerSettings(store="memory:"), SYSTEM)
     states = [BrokerState(f"b{n}", f"b{n}", f"10.0.0.1:{n + 1}", 1, "alive", 0.0, "file") for n in range(MANY)]
     with pytest.raises(TooMany, match="brokers besides this one"):
         found.told(states)
@@ -154,9 +154,9 @@ def _brokers() -> Sized:
 
 
 def _ranks() -> Sized:
-    registry = Registry(MemoryStore(), BrokerSettings(store="memory:"), SYSTEM)
+    registry = Membership(MemoryStore(), BrokerSettings(store="memory:"), SYSTEM)
     none: Any = {}
-    found = Homes(registry, none, SYSTEM)
+    found = ShardHomes(registry, none, SYSTEM)
     for number in range(MANY):
         found._above(f"t{number}", 1, "b1")
     return found._lower
@@ -244,7 +244,7 @@ def test_a_cluster_knows_a_limited_number_of_brokers(monkeypatch: pytest.MonkeyP
 
 
 def test_somebody_who_tries_many_names_is_turned_away_before_the_table_is_full() -> None:
-    found = Tries(SYSTEM)
+    found = LoginAttempts(SYSTEM)
     for number in range(login_attempts.TRIES_OF_ORIGIN):
         found.count("192.0.2.1", f"user{number}")
     with pytest.raises(NotLetIn):
@@ -254,7 +254,7 @@ def test_somebody_who_tries_many_names_is_turned_away_before_the_table_is_full()
 
 def test_what_is_known_of_secrets_and_quotas_goes_with_their_tokens() -> None:
     async def main() -> None:
-        access = Access(book=AccessBook(MemoryStore(), SYSTEM), clock=SYSTEM)
+        access = Access(book=AccountStore(MemoryStore(), SYSTEM), clock=SYSTEM)
         assert access.book is not None
         for number in range(MANY):
             name = f"t{number}"
@@ -276,7 +276,7 @@ def test_what_is_known_of_secrets_and_quotas_goes_with_their_tokens() -> None:
 
 def test_what_is_known_of_brokers_goes_with_them(disk: World) -> None:
     async def scenario(bench: Bench) -> None:
-        found = Cluster(bench.broker)
+        found = Gossip(bench.broker)
         for number in range(MANY):
             address = f"10.0.0.{number}:7400"
             found._aliases[address] = found._said[address] = "x"  # type: ignore[assignment]

@@ -16,7 +16,7 @@ import pytest
 from tests.broker.conftest import Bench, World
 from tests.broker.test_recovery import crash
 from towline.broker.broker import Broker
-from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.broker.open_store import open_store
 from towline.delivery.catalog_changes import GROUP_CHANGES, TOPIC_CHANGES
 from towline.errors import NotFound, TooMany, Unavailable
@@ -74,7 +74,7 @@ class Counted:
         setattr(store, "save", counting_save)  # noqa: B010
 
 
-async def fan(bench: Bench, pattern: str, consumer: str = "c", **settings: Any) -> Fan:
+async def fan(bench: Bench, pattern: str, consumer: str = "c", **settings: Any) -> PrefixSubscription:
     asked = GroupConfig("any", "g", **settings)
     found = await bench.broker.fan(Attach(pattern, "g", consumer, asked), address="test", may=lambda topic: True)
     found.broker = bench.broker

@@ -13,7 +13,7 @@ from tests.cluster.conftest import Brokers
 from tests.eventually import eventually_done
 from towline.aio import Client, connect
 from towline.broker.monitor.stats import GroupFacts
-from towline.broker.monitor.time_series import GROUPS_MAX, POINTS, History
+from towline.broker.monitor.time_series import GROUPS_MAX, POINTS, TimeSeries
 from towline.client.cluster.merge import _ordered
 from towline.model import RetryPolicy
 
@@ -124,7 +124,7 @@ def facts(group: str) -> GroupFacts:
 
 
 def test_with_more_busy_groups_than_places_those_that_have_one_keep_their_figures() -> None:
-    history = History()
+    history = TimeSeries()
     for minute in range(5):
         for number in range(GROUPS_MAX + 50):
             history.note_group(minute * 60_000_000, facts(f"group-{number}"))
@@ -139,7 +139,7 @@ def test_with_more_busy_groups_than_places_those_that_have_one_keep_their_figure
 
 
 def test_figures_over_time_go_on_when_a_clock_that_was_ahead_is_set_right() -> None:
-    history = History()
+    history = TimeSeries()
     for now_s in (0, 5, 9_000, 10, 15, 20):
         for number in range(GROUPS_MAX):
             history.note_group(now_s * 1_000_000, facts(f"group-{number}"))
@@ -154,7 +154,7 @@ def test_figures_over_time_go_on_when_a_clock_that_was_ahead_is_set_right() -> N
 def test_figures_over_time_take_no_more_than_a_few_megabytes() -> None:
     tracemalloc.start()
     try:
-        history = History()
+        history = TimeSeries()
         for turn in range(POINTS + 100):
             for number in range(GROUPS_MAX):
                 history.note_group(turn * 5_000_000, facts(f"group-{number}"))

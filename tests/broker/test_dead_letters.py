@@ -14,7 +14,7 @@ from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
 from towline.broker.consume import dead_letters
-from towline.broker.consume.dead_letters import EVERY_S, Obituary
+from towline.broker.consume.dead_letters import EVERY_S, DeadLetterLog
 from towline.clock import ManualClock
 from towline.errors import Conflict, NotFound, Unavailable
 from towline.frame import Frame
@@ -215,7 +215,7 @@ def test_the_log_tells_of_many_deaths_in_few_lines(caplog: pytest.LogCaptureFixt
         return said
 
     async def scenario() -> None:
-        obituary = Obituary("group billing", clock)
+        obituary = DeadLetterLog("group billing", clock)
         obituary.note(3, "at first")
         assert lines() == ["3 message(s) went to the dead letters, the last because of: at first"]
         for number in range(1000):

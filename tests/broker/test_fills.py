@@ -17,7 +17,7 @@ from tests.server.raw_client import RawClient
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm, Change, Notice
 from towline.broker.access import account_store
-from towline.broker.access.account_store import AccessBook
+from towline.broker.access.account_store import AccountStore
 from towline.broker.broker import Broker
 from towline.broker.consume import prefix_subscription
 from towline.broker.monitor import alarms
@@ -97,7 +97,7 @@ def test_rules_of_access(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account_store, "RULES_MAX", MOST)
 
     async def main() -> None:
-        book = AccessBook(MemoryStore(), SYSTEM)
+        book = AccountStore(MemoryStore(), SYSTEM)
         rule = Rule(0, "alice", "allow", "send", "topic", "a")
         for _ in range(MOST):
             await book.add_rule(rule)

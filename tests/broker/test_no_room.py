@@ -15,7 +15,7 @@ from tests.eventually import eventually_done
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.fetch import Buffers
 from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.broker.server import pulls
 from towline.broker.server.answer_budget import PULLS, AnswerBudget
 from towline.broker.server.connection import State
@@ -56,7 +56,7 @@ class Client:
         self._other.count()
         self.budget.freed()
 
-    def pull(self, member: Member | Fan, number: int = 1, wait_ms: int = 0, **fields: Any) -> None:
+    def pull(self, member: Member | PrefixSubscription, number: int = 1, wait_ms: int = 0, **fields: Any) -> None:
         request = Pull(fields.pop("subscription", 0), 10, MB, wait_ms, **fields)
         self.pulls.start(self, number, member, request, None)  # type: ignore[arg-type]
 

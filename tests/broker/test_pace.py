@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from towline.broker.schedule.timer_loop import FOREVER_US, Pace
+from towline.broker.schedule.timer_loop import FOREVER_US, TimerLoop
 from towline.clock import Clock
 
 DUE_US = 1_000_000
@@ -28,7 +28,7 @@ class Creeping(Clock):
 
 
 async def run_until(
-    pace: Pace, step: Callable[[], Awaitable[bool]], next_us: Callable[[], int | None], over: asyncio.Event
+    pace: TimerLoop, step: Callable[[], Awaitable[bool]], next_us: Callable[[], int | None], over: asyncio.Event
 ) -> float:
     """How long it took."""
     loop = asyncio.get_running_loop()
@@ -54,7 +54,7 @@ def test_what_becomes_due_between_the_look_and_the_sleep_is_not_slept_over() -> 
             over.set()
             return False
 
-        pace = Pace(clock, "this")
+        pace = TimerLoop(clock, "this")
         took_s = await run_until(pace, step, lambda: None if over.is_set() else DUE_US, over)
         assert took_s < 0.9, "it waited for a whole second"
         assert looks < 100
@@ -75,7 +75,7 @@ def test_what_is_due_but_cannot_be_done_yet_is_waited_for_without_a_busy_loop() 
                 over.set()
             return False
 
-        pace = Pace(clock, "this")
+        pace = TimerLoop(clock, "this")
 
         def let_go() -> None:
             nonlocal free
@@ -102,7 +102,7 @@ def test_with_nothing_to_come_it_sleeps_until_it_is_told() -> None:
                 over.set()
             return False
 
-        pace = Pace(clock, "this")
+        pace = TimerLoop(clock, "this")
         asyncio.get_running_loop().call_later(0.05, pace.not_after, FOREVER_US - 1)
         await run_until(pace, step, lambda: None, over)
         assert looks == 2

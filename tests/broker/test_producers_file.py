@@ -19,7 +19,7 @@ from tests.broker.test_recovery import crash
 from towline.broker import maintenance
 from towline.broker.maintenance import SILENT_US
 from towline.broker.produce.producers_file import PRODUCERS
-from towline.broker.table_snapshot import Generations, PartName
+from towline.broker.table_snapshot import PartName, TableSnapshot
 from towline.cli.check import _look_at_dedup
 from towline.clock import ManualClock
 from towline.frame import encode
@@ -102,7 +102,7 @@ def test_documents_that_are_not_named_any_more_are_emptied_and_used_again(disk: 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=40), max_size=30), st.booleans())
 def test_a_table_is_in_its_parts_whole_and_they_are_few(rounds: list[list[int]], renewed: bool) -> None:
     table, documents = dict[int, int](), dict[int, dict[int, int]]()
-    generations = Generations[int](4, 32, 1)
+    generations = TableSnapshot[int](4, 32, 1)
     written = 0
     for time, fresh in enumerate(rounds):
         table |= dict.fromkeys(fresh, time)
@@ -126,7 +126,7 @@ def test_a_table_is_in_its_parts_whole_and_they_are_few(rounds: list[list[int]],
 
 
 def test_what_was_not_written_is_planned_again() -> None:
-    generations = Generations[int](2, 8, 1)
+    generations = TableSnapshot[int](2, 8, 1)
     generations.plan([1, 2, 3])
     assert generations.plan([4]).new == [[1, 2, 3, 4]]
 

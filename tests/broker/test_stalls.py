@@ -18,13 +18,13 @@ from tests.eventually import eventually_done
 from towline.alarms.rule import AlarmRule
 from towline.broker.broker import Broker
 from towline.broker.consume.member import Member
-from towline.broker.consume.message_limits import Limits
+from towline.broker.consume.message_limits import MessageLimits
 from towline.broker.monitor.prometheus import exposition
 from towline.broker.open_store import open_store
 from towline.broker.process.garbage_collector import GarbageCollector
 from towline.broker.process.loop_lag import STALL_S, LoopLag
 from towline.broker.produce.producers_file import ProducersFile
-from towline.broker.table_snapshot import Generations
+from towline.broker.table_snapshot import TableSnapshot
 from towline.clock import SECOND_US, SYSTEM, Clock, ManualClock
 from towline.delivery import Group, Part, Start
 from towline.frame import encode
@@ -114,7 +114,7 @@ def forget_what_is_on_file(broker: Broker) -> None:
     file, producers, dedup = ProducersFile(broker.store, broker.time), broker._producers, broker._dedup
     file._slots = broker._producers_file._slots
     # In one part, which takes by far too long at a time.
-    file._ids = Generations[bytes](1_000, 2 * IDS, 250, distinct=True)
+    file._ids = TableSnapshot[bytes](1_000, 2 * IDS, 250, distinct=True)
     broker._producers_file = file
     producers._fresh = set(producers._windows)
     dedup._fresh = list(dedup._places)
@@ -320,7 +320,7 @@ def test_no_step_takes_long_that_reads_the_limits_of_very_many_pulls_again(disk:
         for _ in range(3):
             lag, store = LoopLag(), await open_store(disk.settings())
             broker = await Broker.recovered(store, disk.settings(), lag=lag)
-            recalled: Limits = broker.groups.named("orders", "billing")._limits
+            recalled: MessageLimits = broker.groups.named("orders", "billing")._limits
             await recalled.recalled()
             assert len(recalled._pulls) == PULLS
             await broker._stop()

@@ -13,7 +13,7 @@ import pytest
 from tests.broker.conftest import ACK, GIVE_BACK, Bench, World
 from tests.eventually import eventually_done
 from towline.broker.consume.member import Member
-from towline.broker.schedule.journal import Agenda
+from towline.broker.schedule.journal import ScheduleJournal
 from towline.clock import SECOND_US, ManualClock, TimeSlice
 from towline.errors import DiskFull, LeaseLost
 from towline.model import GroupConfig
@@ -232,13 +232,13 @@ def test_the_time_to_come_back_begins_when_the_broker_has_started(disk: World, m
         clock = ManualClock()
         async with disk.open(clock, heartbeat_s=30.0) as bench:
             _, pull = await _one_that_stops(bench, clock, "it breaks")
-        recover = Agenda.recover
+        recover = ScheduleJournal.recover
 
-        async def slowly(agenda: Agenda, part: TimeSlice) -> None:
+        async def slowly(agenda: ScheduleJournal, part: TimeSlice) -> None:
             clock.advance(600)
             await recover(agenda, part)
 
-        monkeypatch.setattr(Agenda, "recover", slowly)
+        monkeypatch.setattr(ScheduleJournal, "recover", slowly)
         async with disk.open(clock, heartbeat_s=30.0) as bench:
             await bench.broker.consumers.sweep()
             assert (await bench.attach(holding=(pull,))).held == [pull]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from towline import clock
-from towline.broker.access.account_store import AccessBook
+from towline.broker.access.account_store import AccountStore
 from towline.broker.access.accounts import carry_out
 from towline.broker.access.authentication import Access, Principal
 from towline.broker.access.authorization import Guard
@@ -155,7 +155,7 @@ def test_questions_of_one_principal_about_its_rights_take_one_slice_a_turn(monke
         return real(self, action, resource, name)
 
     async def run() -> None:
-        access = Access(book=AccessBook(MemoryStore(), SYSTEM))
+        access = Access(book=AccountStore(MemoryStore(), SYSTEM))
         context: Any = None
         guards = [Guard(access, Principal("eve", "user", "eve"), context, "", int, origin="here") for _ in range(3)]
         questions = WhoAmI([Grant("send", "topic", f"topic-{number}") for number in range(100)])

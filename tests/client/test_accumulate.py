@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from towline.client.produce.accumulator import Accumulator, BatchLimits, expired
-from towline.client.produce.batch import Parcel
+from towline.client.produce.batch import ProducerBatch
 from towline.errors import BadName, BadRequest, Closed, Conflict, QueueFull, Timeout
 from towline.model import LANES
 
@@ -24,20 +24,20 @@ class Time:
 class Bench:
     def __init__(self, **limits: Any) -> None:
         self.time = Time()
-        self.accumulator: Accumulator[tuple[Parcel, int]] = Accumulator(
+        self.accumulator: Accumulator[tuple[ProducerBatch, int]] = Accumulator(
             BatchLimits(**{"linger_s": 0.01, **limits}).checked(), lambda parcel, index: (parcel, index), self.time
         )
 
     def add(self, body: bytes = b"x", topic: str = "t", priority: Any = "middle", key: str | None = None) -> Any:
         return self.accumulator.add(topic, body, key, priority, None)
 
-    def take(self) -> list[Parcel]:
+    def take(self) -> list[ProducerBatch]:
         return self.accumulator.take(self.time.now)
 
-    def sent(self, parcel: Parcel, first: int = 0) -> None:
+    def sent(self, parcel: ProducerBatch, first: int = 0) -> None:
         self.accumulator.sent(parcel, first, 0, self.time.now)
 
-    def refuse(self, parcel: Parcel, error: Any) -> bool:
+    def refuse(self, parcel: ProducerBatch, error: Any) -> bool:
         return self.accumulator.refused(parcel, error, self.time.now)
 
 
@@ -231,7 +231,7 @@ def test_nothing_is_lost_doubled_or_reordered(seed: int) -> None:
     bench = Bench(max_batch_messages=chance.randint(1, 7), max_in_flight=chance.randint(1, 4), linger_s=chance.random())
     added: dict[tuple[str, int], list[bytes]] = {}
     stored: dict[tuple[str, int], list[bytes]] = {}
-    flying: list[Parcel] = []
+    flying: list[ProducerBatch] = []
     for number in range(2000):
         what = chance.random()
         if number < 1500 and what < 0.6:

@@ -17,7 +17,7 @@ from tests.client.conftest import ROOT
 from tests.client.either import do, entered
 from tests.client.peer import Peer
 from tests.eventually import eventually_done
-from towline.client.consume.ack_spool import KeptAct
+from towline.client.consume.ack_spool import SpooledAck
 from towline.client.link.spool_file import SpoolFile
 from towline.errors import BadRequest, StoreLocked
 from towline.protocol.messages import Act, Attach, Attached, Settle, Settled
@@ -25,12 +25,12 @@ from towline.protocol.messages import Act, Attach, Attached, Settle, Settled
 FLAGS = ("--durability", "os")
 
 
-def kept_in(folder: Path) -> list[KeptAct]:
+def kept_in(folder: Path) -> list[SpooledAck]:
     """What the spools of a folder hold."""
     kept = []
     for path in sorted(folder.glob("*.acts")):
         file = SpoolFile(path, 1 << 30)
-        kept += [msgspec.msgpack.decode(record, type=KeptAct) for record in file.records()]
+        kept += [msgspec.msgpack.decode(record, type=SpooledAck) for record in file.records()]
         file.close()
     return kept
 
@@ -153,7 +153,7 @@ async def test_kept_acks_of_messages_that_others_have_are_dropped(
     """Nacks first, in order; what is not held is not told; what was not settled is given back."""
     file = SpoolFile(tmp_path / "orders~g~one.acts", 1 << 20)
     kept = [Act(0, 7, [(1, 0, 2)]), Act(1, 7, [(1, 2, 1)]), Act(0, 8), Act(2, 7, [(1, 3, 1)], False, None, "no")]
-    file.append(msgspec.msgpack.encode(KeptAct(act)) for act in kept)
+    file.append(msgspec.msgpack.encode(SpooledAck(act)) for act in kept)
     file.close()
     told: list[Act] = []
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from towline.client._sync.cluster import Cluster
-from towline.client.cluster.brokers import Fleet, Liveness
+from towline.client.cluster.brokers import ClusterBrokers, Liveness
 from towline.client.link.blocking import Link
 from towline.client.link.connection import Connection, State
 from towline.client.link.dial import Route
@@ -38,7 +38,7 @@ class _Link:
 
 def test_a_silent_broker_is_left_when_nobody_says_any_more_who_has_what_and_only_after_it_was_asked() -> None:
     members = [BrokerState("A", "a", "h:1"), BrokerState("B", "b", "h:2")]
-    fleet, link = Fleet(Brokers("A", members, True, True, [RealmState("h:1", 3)], 7)), _Link()
+    fleet, link = ClusterBrokers(Brokers("A", members, True, True, [RealmState("h:1", 3)], 7)), _Link()
     liveness = Liveness(fleet=fleet)
     assert not any(liveness.is_away(now, link) for now in (1.0, 2.0, 50.0))
     fleet.update(Brokers("B", members, True, True))
@@ -49,7 +49,7 @@ def test_a_silent_broker_is_left_when_nobody_says_any_more_who_has_what_and_only
     assert liveness.is_away(51.1, link)
 
 
-class _Changing(Fleet):
+class _Changing(ClusterBrokers):
     """Of which a broker leaves as soon as it was found."""
 
     coming: Brokers | None = None

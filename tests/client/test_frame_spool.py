@@ -20,13 +20,13 @@ from tests.client.peer import Peer
 from tests.eventually import eventually_done
 from towline.client.link.connection import Connection
 from towline.client.link.spool_file import SpoolFile
-from towline.client.produce.accumulator import BatchLimits, Exchange
+from towline.client.produce.accumulator import BatchLimits, ClusterAccumulator
 from towline.client.produce.batch import Pending
-from towline.client.produce.encode import Sender
-from towline.client.produce.frame_spool import FrameSpool, KeptFrame
+from towline.client.produce.encode import FrameEncoder
+from towline.client.produce.frame_spool import FrameSpool, SpooledFrame
 from towline.client.produce.reshard import cut_by_shard
 from towline.client.produce.sharding import ShardMap, shard_of
-from towline.client.produce.spooled_sender import SpooledShipping
+from towline.client.produce.spooled_sender import SpooledBatchSender
 from towline.errors import BadRequest, QueueFull, WrongShard
 from towline.frame import Frame, encode
 from towline.protocol.messages import Send, Sent
@@ -273,11 +273,13 @@ def test_an_answer_after_the_deadline_that_the_shard_is_wrong_leads_to_the_spool
 ) -> None:
     """Where brokers keep messages of their own it fails: the right shard is another broker's."""
     spool = FrameSpool(tmp_path, 1 << 20)
-    shipping = SpooledShipping(
-        lambda: Sender(""), -1, False, 1 << 20,
+    shipping = SpooledBatchSender(
+        lambda: FrameEncoder(""), -1, False, 1 << 20,
         spool=spool, connection=Connection("", ""), shards=ShardMap(), reroutes=reroutes,
     )  # fmt: skip
-    exchange: Exchange[Pending] = Exchange(BatchLimits(delivery_timeout_s=1.0), Pending, lambda: 100.0)
+    exchange: ClusterAccumulator[Pending] = ClusterAccumulator(
+        BatchLimits(delivery_timeout_s=1.0), Pending, lambda: 100.0
+    )
     pending = exchange.add("orders", b"1", "k", "middle", None)
     [parcel] = exchange.take(100.5)
     call = shipping.pack(parcel)
@@ -293,7 +295,7 @@ def test_an_answer_after_the_deadline_that_the_shard_is_wrong_leads_to_the_spool
 
 def test_a_spool_goes_on_at_its_last_mark(tmp_path: Path) -> None:
     spool = FrameSpool(tmp_path, 1 << 20)
-    frames = [KeptFrame("orders", 1, -1, b"%d" % number) for number in range(200)]
+    frames = [SpooledFrame("orders", 1, -1, b"%d" % number) for number in range(200)]
     for frame in frames:
         spool.append(frame)
     for frame in frames[:150]:
@@ -306,8 +308,8 @@ def test_a_spool_goes_on_at_its_last_mark(tmp_path: Path) -> None:
     assert again.lanes == {("orders", 1, 0): 72}
     # Another producer of the same folder has a file of its own; when it is gone, the next takes over what it left.
     other = FrameSpool(tmp_path, 1 << 20)
-    other.append(KeptFrame("stock", 0, -1, b"x"))
-    assert other.next() == KeptFrame("stock", 0, -1, b"x")
+    other.append(SpooledFrame("stock", 0, -1, b"x"))
+    assert other.next() == SpooledFrame("stock", 0, -1, b"x")
     other.close()
     again.close()
     third = FrameSpool(tmp_path, 1 << 20)
@@ -316,11 +318,11 @@ def test_a_spool_goes_on_at_its_last_mark(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["producer-0.frames"]
 
 
-def left_by_two(folder: Path, count: int) -> list[KeptFrame]:
+def left_by_two(folder: Path, count: int) -> list[SpooledFrame]:
     """Two producers left a file each; the frames of the second."""
     first, second = FrameSpool(folder, 1 << 20), FrameSpool(folder, 1 << 20)
-    frames = [KeptFrame("stock", 0, -1, b"%03d" % number * 100) for number in range(count)]
-    first.append(KeptFrame("orders", 1, -1, b"x"))
+    frames = [SpooledFrame("stock", 0, -1, b"%03d" % number * 100) for number in range(count)]
+    first.append(SpooledFrame("orders", 1, -1, b"x"))
     for frame in frames:
         second.append(frame)
     first.close()
@@ -365,7 +367,7 @@ def test_what_was_taken_over_by_one_who_was_killed_at_it_is_not_taken_twice(
 
 def test_a_refused_frame_is_put_aside(tmp_path: Path) -> None:
     spool = FrameSpool(tmp_path, 1 << 20)
-    spool.append(KeptFrame("orders", 1, -1, b"x"))
+    spool.append(SpooledFrame("orders", 1, -1, b"x"))
     frame = spool.next()
     assert frame is not None
     spool.put_aside(frame)

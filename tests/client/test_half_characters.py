@@ -9,7 +9,7 @@ import pytest
 import towline.aio
 from tests.client.either import do, entered
 from towline.client.link.connection import Call, Connection
-from towline.client.produce.batch_sender import Shipping
+from towline.client.produce.batch_sender import BatchSender
 from towline.errors import BadRequest, TowlineError
 from towline.model import RetryPolicy
 from towline.protocol.messages import Find, Stat
@@ -86,7 +86,7 @@ async def test_a_producer_whose_work_fails_leaves_nobody_waiting(monkeypatch: py
 
     async with towline.aio.connect("memory:") as mq:
         producer = mq.producer()
-        monkeypatch.setattr(Shipping, "pack", fail)
+        monkeypatch.setattr(BatchSender, "pack", fail)
         pending = await producer.send("orders", b"x")
         with pytest.raises(TowlineError, match="failed: broken"):
             await producer.flush(timeout=60)

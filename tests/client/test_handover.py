@@ -11,11 +11,11 @@ import pytest
 from towline.client.cluster.handover import Handover, Pace, whole_frame
 from towline.client.consume.lease import ACK, Lease
 from towline.client.consume.message import NACKED
-from towline.client.consume.message_block import Section
-from towline.client.consume.pull_size import Limits
+from towline.client.consume.message_block import MessageBlock
+from towline.client.consume.pull_size import PullLimits
 from towline.client.link.flow import drive
 from towline.client.options import ConsumerOptions
-from towline.client.produce.encode import Sender
+from towline.client.produce.encode import FrameEncoder
 from towline.errors import TooLarge
 from towline.frame import Frame, Piece, encode, gather
 from towline.model import GroupConfig
@@ -39,10 +39,10 @@ def test_a_frame_for_another_broker_has_all_that_the_messages_had() -> None:
     other = Frame(encode([b"c"], produced_at_us=90))
     sent = gather([Piece(first, 0, 2), Piece(other, 0, 1)])
     # As a pull brings them: of a frame that has more, the messages from the second on.
-    section = Section("orders", Part(1, 41, 2, 1, len(sent), 3, 1_000, b""), memoryview(sent))
-    whole = Section("orders", Part(1, 40, 3, 0, len(sent), 3, 1_000, b""), memoryview(sent))
+    section = MessageBlock("orders", Part(1, 41, 2, 1, len(sent), 3, 1_000, b""), memoryview(sent))
+    whole = MessageBlock("orders", Part(1, 40, 3, 0, len(sent), 3, 1_000, b""), memoryview(sent))
     for held, begin in ((section, 1), (whole, 0)):
-        frame = Frame(whole_frame(Sender("me"), held.messages())).verify().verify_columns()
+        frame = Frame(whole_frame(FrameEncoder("me"), held.messages())).verify().verify_columns()
         assert frame.bodies() == [b"a", b"b", b"c"][begin:]
         assert (frame.keys() or [None] * 2) == ["k", None, None][begin:]
         assert frame.dedup_ids() == [None, "d", None][begin:]
@@ -59,7 +59,7 @@ def test_of_a_consumer_by_prefix_only_what_is_not_ordered_is_handed_over() -> No
     sent = encode([b"a"])
     leases: dict[int, Any] = {}
     for pull, shards in ((1, 8), (2, 0)):
-        section = Section("orders", Part(0, 40, 1, 0, len(sent), 1, 1_000, b""), memoryview(sent), None, shards)
+        section = MessageBlock("orders", Part(0, 40, 1, 0, len(sent), 1, 1_000, b""), memoryview(sent), None, shards)
         section.flags[0] = NACKED
         leases[pull] = SimpleNamespace(shards=shards, sections=[section])
     acts = [Act(1, 1, [(0, 40, 1)]), Act(1, 2, [(0, 40, 1)]), Act(ACK, 1)]
@@ -79,7 +79,7 @@ def test_of_a_consumer_by_prefix_only_what_is_not_ordered_is_handed_over() -> No
 
 def test_what_is_too_large_for_another_broker_is_told_to_its_own_and_the_rest_is_handed_over_once() -> None:
     sent = encode([b"a", b"large", b"c"])
-    section = Section("orders", Part(1, 40, 3, 0, len(sent), 1, 1_000, b""), memoryview(sent))
+    section = MessageBlock("orders", Part(1, 40, 3, 0, len(sent), 1, 1_000, b""), memoryview(sent))
     section.flags[:] = bytes([NACKED] * 3)
     lease = SimpleNamespace(shards=0, sections=[section])
     nack = Act(1, 2, [(1, 40, 3)], reason="bad")
@@ -116,7 +116,7 @@ def offered(handover: Handover) -> list[list[bytes]]:
         return HandedBack(0)
 
     with pytest.raises(TooLarge):
-        drive(handover.flow(Sender("me")), do)
+        drive(handover.flow(FrameEncoder("me")), do)
     return told
 
 
@@ -136,7 +136,7 @@ def test_nacks_are_handed_over_after_a_while_and_those_that_are_too_large_ever_m
 
 def test_until_its_own_broker_was_told_a_pull_counts_as_held() -> None:
     """The nack was on its way when that broker died. When it is back, it takes back what we do not say that we hold."""
-    about: Any = ("orders", "g", "me", Limits(100, 1 << 20), 1, None, None, None, 0.0, None, 0.5, None)
+    about: Any = ("orders", "g", "me", PullLimits(100, 1 << 20), 1, None, None, None, 0.0, None, 0.5, None)
     subscription = ConsumerOptions(*about).subscription(10)
     frame = encode([b"a", b"b", b"c"])
     raw = [(Part(1, 0, 3, 0, len(frame), 1, 0, b""), memoryview(frame))]

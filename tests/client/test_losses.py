@@ -21,9 +21,9 @@ from tests.client.test_lease import lease_of
 from tests.client.test_resuming_consumers import consuming, leaves
 from tests.eventually import eventually_done
 from towline import Message
-from towline.client.consume.heartbeat import Pulse
+from towline.client.consume.heartbeat import HeartbeatTimer
 from towline.client.consume.lease import ACK, GIVE_BACK, LostLease
-from towline.client.consume.pull_size import Limits
+from towline.client.consume.pull_size import PullLimits
 from towline.client.consume.subscription import Subscription
 from towline.client.link.connection import Connection
 from towline.errors import LeaseLost
@@ -305,7 +305,8 @@ class Still:
 def holding(timeout_s: float = 0.0) -> tuple[Subscription, Any]:
     subscription = Subscription(
         "orders", "g", "me", GroupConfig("orders", "g", timeout_s=timeout_s),
-        unique=False, timeout_s=5, limits=Limits(), prefetch=1, idle_timeout_s=None, ack_interval_s=0.1, on_lost=None,
+        unique=False, timeout_s=5, limits=PullLimits(), prefetch=1, idle_timeout_s=None, ack_interval_s=0.1,
+        on_lost=None,
     )  # fmt: skip
     lease, _, _ = lease_of(3)
     lease._nacks, lease._dirty_leases = subscription.nacks, subscription._dirty
@@ -316,7 +317,7 @@ def holding(timeout_s: float = 0.0) -> tuple[Subscription, Any]:
 def test_silence_is_judged_by_what_went_both_ways() -> None:
     subscription, lease = holding()
     link = Still(30.0)
-    pulse = Pulse(link, subscription)
+    pulse = HeartbeatTimer(link, subscription)
     begun = pulse._contact_at
     link.last_sent, link.last_received = begun + 100, begun + 90
     pulse.judge(begun + 119)
@@ -355,7 +356,7 @@ def test_what_is_not_settled_in_time_is_lost_without_a_word_from_the_broker() ->
 def test_a_busy_consumer_asks_for_what_it_holds_though_it_sends_other_things() -> None:
     subscription, _ = holding()
     link = Still(30.0)
-    pulse = Pulse(link, subscription)
+    pulse = HeartbeatTimer(link, subscription)
     asked = []
     for now in range(1_000, 1_040):
         link.last_sent = link.last_received = float(now)

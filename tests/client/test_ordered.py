@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from tests.client.either import do, each, entered
 from tests.eventually import eventually_done
-from towline.client.produce.encode import Sender
+from towline.client.produce.encode import FrameEncoder
 from towline.client.produce.sharding import Common, Content, KnownKeys, ShardMap, _Batch, shard_of
 from towline.errors import BadRequest, LeaseLost
 from towline.frame import Frame
@@ -219,7 +219,7 @@ async def test_many_small_frames_of_a_call_arrive_as_they_were(connect: Any, url
 
 def unit_of(shards: int, keys: Sequence[str], times: Sequence[int] | None = None) -> Any:
     """What a call with these keys is sent as, and its frames by lane."""
-    common = Common(Sender(), ShardMap(), "middle", -1, False, 1 << 20)
+    common = Common(FrameEncoder(), ShardMap(), "middle", -1, False, 1 << 20)
     content = Content([b"body %d" % number for number in range(len(keys))], keys, deliver_at_us=times)
     (unit,) = _Batch(common, "orders", shards, content).units()
     whole, at, frames = b"".join(unit.frames), 0, []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towline.client.consume.broadcast_position import Progress, _Lane
+from towline.client.consume.broadcast_position import BroadcastPosition, _Lane
 from towline.client.consume.lease import ACK, NACK, Lease
 from towline.frame import encode
 from towline.protocol.base import LISTS_MAX_BYTES, MANY
@@ -20,15 +20,15 @@ DEAD = 2
 STORE = 5
 
 
-def begun(*places: Place) -> Progress:
-    progress = Progress()
+def begun(*places: Place) -> BroadcastPosition:
+    progress = BroadcastPosition()
     assert progress.places((), LISTS_MAX_BYTES) is None
     assert progress.attached(Places(STORE, list(places))) == set()
     return progress
 
 
 def give(
-    progress: Progress, first: int, count: int, *, attempt: int = 1, lane: int = 1, topic: str = "orders"
+    progress: BroadcastPosition, first: int, count: int, *, attempt: int = 1, lane: int = 1, topic: str = "orders"
 ) -> Lease:
     frame = encode([b"x"] * count)
     part = Part(lane, first, count, 0, len(frame), attempt, 0, b"")
@@ -39,7 +39,7 @@ def give(
     return lease
 
 
-def told(progress: Progress, *leases: Lease) -> list[Place]:
+def told(progress: BroadcastPosition, *leases: Lease) -> list[Place]:
     places = progress.places(leases, LISTS_MAX_BYTES)
     assert places is not None
     assert places.store == STORE

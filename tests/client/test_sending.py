@@ -9,7 +9,7 @@ import pytest
 from tests.client.either import do, entered
 from towline.client.link.flow import Start
 from towline.client.produce import sharding
-from towline.client.produce.encode import Sender
+from towline.client.produce.encode import FrameEncoder
 from towline.errors import BadName, BadRequest, TooLarge
 from towline.frame import Frame
 from towline.model import Durability
@@ -161,7 +161,7 @@ async def test_a_purged_topic_forgets_its_dedup_ids(connect: Any, url: str, topi
 
 def test_a_list_that_is_changed_while_it_is_sent_is_sent_as_it_was() -> None:
     bodies = [b"x" * 10] * 10_000 + [b"short", b"much longer body"]
-    common = sharding.Common(Sender(), sharding.ShardMap(), "middle", 1, False, 16 << 20)
+    common = sharding.Common(FrameEncoder(), sharding.ShardMap(), "middle", 1, False, 16 << 20)
     flow = sharding.send_many(common, "orders", sharding.Content(bodies))
     first = flow.send(None)
     bodies[-2:] = reversed(bodies[-2:])

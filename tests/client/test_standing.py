@@ -11,7 +11,7 @@ import pytest
 from tests.client.peer import pulled
 from tests.client.test_connection import WELCOME, Wire
 from towline.client.consume.lease import GIVE_BACK, Lease
-from towline.client.consume.pull_size import Appetite, Limits
+from towline.client.consume.pull_size import PullLimits, PullSize
 from towline.client.consume.subscription import Subscription
 from towline.client.link.connection import Call, Connection
 from towline.client.link.flow import Flow, Start, Step, Wait
@@ -20,14 +20,14 @@ from towline.model import GroupConfig
 from towline.protocol.messages import Act, Attached, Pull, Pulled, Request, Settle, Settled, Stat
 
 R = TypeVar("R", bound=Request)
-LIMITS = Limits(max_messages=1000)
+LIMITS = PullLimits(max_messages=1000)
 
 
 class Desk:
     """A consumer whose clock stands still, and the broker's end of its connection."""
 
     def __init__(
-        self, topic: str = "t", *, shards: int = 0, prefetch: int = 1, limits: Limits = LIMITS, **config: Any
+        self, topic: str = "t", *, shards: int = 0, prefetch: int = 1, limits: PullLimits = LIMITS, **config: Any
     ) -> None:
         self.now = 1000.0
         group = GroupConfig("t", "g", **config)
@@ -134,11 +134,11 @@ def acked(desk: Desk) -> list[int]:
     return [act.pull for request in desk.asked(Settle) for act in request.acts]
 
 
-# Appetite
+# PullSize
 
 
 def test_answers_are_asked_for_while_messages_are_handed_out_one_by_one_in_quick_succession() -> None:
-    appetite = Appetite(LIMITS)
+    appetite = PullSize(LIMITS)
     assert appetite.answers == 1
     appetite.handed_out(100.0, 1, one_by_one=True)
     assert appetite.answers == 1, "one is no succession"
@@ -156,7 +156,7 @@ def test_answers_are_asked_for_while_messages_are_handed_out_one_by_one_in_quick
 
 
 def test_a_slow_handler_gets_one_answer_at_a_time() -> None:
-    appetite = Appetite(LIMITS)
+    appetite = PullSize(LIMITS)
     for number in range(10):
         appetite.handed_out(100 + number * 0.005, 1)
         appetite.asked(100 + number * 0.005 + 0.003)
@@ -164,7 +164,7 @@ def test_a_slow_handler_gets_one_answer_at_a_time() -> None:
 
 
 def test_who_is_quick_with_a_few_messages_is_not_given_many() -> None:
-    appetite = Appetite(LIMITS)
+    appetite = PullSize(LIMITS)
     first = appetite.size
     for number in range(10):
         appetite.handed_out(100.0 + number, 3)
@@ -299,7 +299,7 @@ def test_where_nothing_may_come_ahead_no_pull_stands(options: dict[str, Any]) ->
 
 
 def test_no_pull_stands_of_which_each_answer_would_be_a_full_one() -> None:
-    desk = Desk(limits=Limits(max_messages=2))
+    desk = Desk(limits=PullLimits(max_messages=2))
     for number in range(1, 10):
         work = desk.next()
         desk.answer(number, [b"x"], which=number - 1)
@@ -461,7 +461,7 @@ def test_what_piles_up_is_fetched_by_one_plain_pull_instead() -> None:
 
 
 def test_a_loop_over_messages_that_are_delivered_at_most_once_asks_for_one_at_a_time() -> None:
-    desk = Desk(mode="at-most-once", limits=Limits(max_messages=1000, min_messages=5))
+    desk = Desk(mode="at-most-once", limits=PullLimits(max_messages=1000, min_messages=5))
     for number in range(1, 4):
         work = Work(desk, desk.subscription.next(single=True))
         assert (desk.asked(Pull)[-1].max_messages, desk.asked(Pull)[-1].min_messages) == (1, 1)

@@ -18,7 +18,7 @@ from tests.eventually import eventually_done
 from towline.client.link.connection import Call
 from towline.client.produce import transaction_buffer as drafts
 from towline.client.produce.sharding import ShardMap
-from towline.client.produce.transaction import Immediate, Phase, Senders
+from towline.client.produce.transaction import DirectTransaction, Phase, Senders
 from towline.clock import ManualClock
 from towline.errors import BadName, BadRequest, Closed, Conflict, QueueFull, TooLarge, Unavailable
 from towline.protocol.messages import Failed, Send, Sent
@@ -168,7 +168,7 @@ async def test_what_is_too_large_is_refused_and_leaves_nothing(
 
 def test_one_that_is_older_than_its_timeout_is_aborted() -> None:
     clock = ManualClock()
-    core = Immediate(
+    core = DirectTransaction(
         Senders(""), shards=ShardMap(), max_request_bytes=1 << 20, durability=-1, timeout_s=5.0, clock=clock
     )
     core.begin()
@@ -178,7 +178,7 @@ def test_one_that_is_older_than_its_timeout_is_aborted() -> None:
         next(core.commit())
     assert core.phase is Phase.ABORTED
     with pytest.raises(BadRequest, match="timeout"):
-        Immediate(Senders(""), shards=ShardMap(), max_request_bytes=1 << 20, durability=-1, timeout_s=0)
+        DirectTransaction(Senders(""), shards=ShardMap(), max_request_bytes=1 << 20, durability=-1, timeout_s=0)
 
 
 async def test_a_full_broker_refuses_it_whole_and_it_can_be_committed_later(connect: Any, topic: str) -> None:

@@ -22,7 +22,7 @@ from tests.cluster.conftest import Brokers, eventually
 from tests.cluster.load import Load
 from tests.eventually import eventually_done
 from towline.client import requests
-from towline.client.cluster.brokers import Fleet, Liveness
+from towline.client.cluster.brokers import ClusterBrokers, Liveness
 from towline.client.link.blocking import Dial
 from towline.client.link.connection import Call
 from towline.client.link.dial import Route
@@ -236,9 +236,9 @@ async def test_a_producer_notes_that_nobody_says_any_more_whom_to_leave(
 ) -> None:
     """As in a rolling upgrade, when the client asks a broker of a version before who is there."""
     async with entered(connect(brokers.url)) as mq, entered(mq.producer(linger_ms=0)) as producer:
-        fleet: Fleet = mq._cluster.fleet
+        fleet: ClusterBrokers = mq._cluster.fleet
         with monkeypatch.context() as patch:
-            patch.setattr(Fleet, "tells_owners", True)
+            patch.setattr(ClusterBrokers, "tells_owners", True)
             await do(producer.send(topic, b"x"))
             await do(producer.flush())
         [(broker, _)] = producer._branches.items()

@@ -13,7 +13,7 @@ import towline
 from tests.client.either import do, entered
 from tests.cluster.conftest import ROOT, Brokers
 from towline import GroupConfig, RetryPolicy
-from towline.console.dead_letters.pages import NewestLetters, name_of, number_of
+from towline.console.dead_letters.pages import LetterPages, name_of, number_of
 from towline.errors import BadRequest, Conflict, NotFound, Partly
 from towline.model import TopicConfig
 
@@ -120,7 +120,7 @@ async def test_dead_letters_are_those_of_all_and_know_where_they_are(
 async def _look_at_the_newest(brokers: Brokers, topic: str, names: set[str]) -> None:
     """As the console does, page by page."""
     async with towline.aio.connect(brokers.url, timeout=20) as mq:
-        newest, seen = NewestLetters(mq, topic, "g"), list[Any]()
+        newest, seen = LetterPages(mq, topic, "g"), list[Any]()
         while some := await newest.page(len(seen), 3):
             seen += some
         assert newest.total == len(seen)
@@ -128,7 +128,7 @@ async def _look_at_the_newest(brokers: Brokers, topic: str, names: set[str]) -> 
         times = [one.died_at_us for one in seen]
         assert times == sorted(times, reverse=True)
         # Also without having turned the pages before it.
-        last = await NewestLetters(mq, topic, "g").page(len(seen) - 2, 5)
+        last = await LetterPages(mq, topic, "g").page(len(seen) - 2, 5)
         assert [name_of(one) for one in last] == [name_of(one) for one in seen[-2:]]
         assert (await mq.dead_letter(topic, "g", number_of(name_of(last[0])))).origin == last[0].origin
 

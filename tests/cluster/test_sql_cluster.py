@@ -249,18 +249,18 @@ def test_spark_reads_all_realms_and_writes_to_each_once(brokers: Brokers, topic:
     from towline.client.bulk.publish import Addressed
     from towline.frame import encode
     from towline.spark.plan import Selection, cut
-    from towline.spark.sink_routing import Outlets, members_of, publish
-    from towline.spark.sources import BrokerPlace, Door
+    from towline.spark.sink_routing import SinkRouting, members_of, publish
+    from towline.spark.sources import BrokerSource, ReadSource
 
     with towline.connect(brokers.url) as mq:
         for whole, order in ((False, range(40)), (True, range(39, -1, -1))):
-            outlets = Outlets(mq, -1, f"sink:{topic}", 0, False, members_of(mq))
+            outlets = SinkRouting(mq, -1, f"sink:{topic}", 0, False, members_of(mq))
             for n in order:
                 outlets.add(Addressed(f"{topic}.{n % 5}", 1, 0, encode([b"%d" % n])))
             staged = outlets.settle()
             assert sum(bool(one.records) for one in staged) == (3 if whole else 5), "two were published before"
             publish(mq, -1, f"sink:{topic}", 0, staged if whole else staged[:2])
-    place = BrokerPlace(Door(url=brokers.url))
+    place = BrokerSource(ReadSource(url=brokers.url))
     try:
         lanes = place.lanes(Selection((f"{topic}.*",)))
         spans = [span for lane in lanes for span in cut(lane, lane.first, lane.end, 1 << 40)]

@@ -13,7 +13,7 @@ import towline
 from tests.client.either import do, each, entered
 from tests.cluster.conftest import Brokers
 from towline.client import requests
-from towline.client.cluster.brokers import Fleet
+from towline.client.cluster.brokers import ClusterBrokers
 from towline.client.link.connection import Call
 from towline.errors import BadRequest, WrongShard
 from towline.frame import encode
@@ -48,7 +48,7 @@ def found_at(brokers: Brokers, number: int, topic: str) -> TopicConfig | None:
 
 def asks_first(mq: Any, brokers: Brokers, number: int) -> None:
     """Make a client ask this broker before the other, whatever the topic is."""
-    fleet: Fleet = mq._cluster.fleet
+    fleet: ClusterBrokers = mq._cluster.fleet
     chosen = next(one.id for one in fleet.members if one.address == brokers.address(number))
     pick = fleet.pick
     fleet.pick = lambda key, but=(): chosen if chosen not in but else pick(key, but)  # type: ignore[method-assign]
@@ -165,7 +165,7 @@ async def test_a_topic_that_becomes_ordered_is_sent_to_the_homes_of_its_shards(
 
 def all_at_home(mq: Any, brokers: Brokers, topic: str) -> None:
     """Every shard has messages at the one broker that it belongs to, and nowhere else."""
-    fleet: Fleet = mq._cluster.fleet
+    fleet: ClusterBrokers = mq._cluster.fleet
     for number in range(2):
         for lane in _lanes(brokers, number, topic):
             if lane.end > lane.first:

@@ -285,12 +285,12 @@ def test_what_was_answered_is_there_after_a_power_cut_at_any_moment(
 ) -> None:
     monkeypatch.setattr(snapshots, "EXCERPT", 4)
     monkeypatch.setattr(sys.modules["towline.delivery.group.snapshot"], "EXCERPT", 4)
-    make = table_snapshot.Generations.__init__
+    make = table_snapshot.TableSnapshot.__init__
 
     def small(self: Any, few: int, most: int, step: int, **given: Any) -> None:
         make(self, min(few, 5), min(most, 40), 3, **given)
 
-    monkeypatch.setattr(table_snapshot.Generations, "__init__", small)
+    monkeypatch.setattr(table_snapshot.TableSnapshot, "__init__", small)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     for number in range(ROUNDS):

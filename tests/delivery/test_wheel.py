@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towline.clock import SECOND_US
-from towline.delivery.schedule.record import Opened, Origin, join, split
+from towline.delivery.schedule.record import OpenedRecord, Origin, join, split
 from towline.delivery.schedule.wheel import LEVELS, is_over, place_of, ripe_at_us, span_end_us
 from towline.frame import Frame, encode
 
@@ -65,7 +65,7 @@ def test_messages_that_lie_far_apart_wait_together_but_never_too_late(until: int
     parcels = split(frame, due, until, Origin("orders", 1, b""), 1)
     seen: list[int] = []
     for place, parcel in parcels:
-        found = list(Opened(parcel).times)
+        found = list(OpenedRecord(parcel).times)
         assert found == sorted(found)
         assert Frame(parcel.frame).bodies() == [b"%d" % time for time in found]
         assert (parcel.first_us, parcel.last_us, parcel.count) == (found[0], found[-1], len(found))
@@ -75,11 +75,13 @@ def test_messages_that_lie_far_apart_wait_together_but_never_too_late(until: int
         assert place.level or own == [place] * len(own), "seconds hold nothing later"
         seen += found
     assert sorted(seen) == sorted(due)
-    slots = [{place_of(time, until) for time in Opened(parcel).times} for _, parcel in parcels]
+    slots = [{place_of(time, until) for time in OpenedRecord(parcel).times} for _, parcel in parcels]
     assert sum(map(len, slots)) == len(set().union(*slots)), "no slot is torn apart"
-    moved = [placed for _, parcel in parcels for placed in join([(Opened(parcel), 0, parcel.count)], until)]
+    moved = [placed for _, parcel in parcels for placed in join([(OpenedRecord(parcel), 0, parcel.count)], until)]
     for place, parcel in moved:
-        assert {place_of(time, until) for time in Opened(parcel).times} == {place}, "moved, each is where it belongs"
+        assert {place_of(time, until) for time in OpenedRecord(parcel).times} == {place}, (
+            "moved, each is where it belongs"
+        )
 
 
 def test_a_day_of_delays_makes_few_parcels() -> None:

@@ -18,7 +18,7 @@ from tests.everything.model import RANKS, TOPICS, Item, Key, Lane, Model, Unit
 from tests.everything.names import SETUP, Ended, expected_states, names_in, names_of, stream_of
 from tests.everything.plant import HEARTBEAT_S, Plant, frames_of
 from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.delivery import snapshot
 from towline.delivery.group.events import Pulled
 from towline.model import LANES, Durability
@@ -45,7 +45,7 @@ class Machine:
         """What a power cut may go back to: the model as it was when all was synced last, and after every step since."""
         self.members: dict[tuple[Key, str], Member] = {}
         self.fenced: list[Member] = []
-        self.fan: Fan | None = None
+        self.fan: PrefixSubscription | None = None
         """What pat has instead of members."""
         self.orphans: dict[tuple[Key, str], float] = {}
         self.paused: set[Key] = set()

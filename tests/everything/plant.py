@@ -17,7 +17,7 @@ from tests.store.test_log_power_cut import PowerCutIo, copy_if_there
 from towline.broker.broker import Broker
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.clock import SECOND_US
 from towline.delivery import Event, decode_event
 from towline.frame import Frame, encode
@@ -201,13 +201,15 @@ class Plant:
     async def attach(self, key: Key, consumer: str, holding: Sequence[int] = ()) -> Member:
         return await self.broker.attach(Attach(*key, consumer, None, list(holding)), address="test")
 
-    async def attach_by_prefix(self, group: str, consumer: str, holding: Sequence[int] = ()) -> Fan:
+    async def attach_by_prefix(self, group: str, consumer: str, holding: Sequence[int] = ()) -> PrefixSubscription:
         request = Attach("*", group, consumer, None, list(holding))
         fan = await self.broker.consumers.fan(request, address="test", may=lambda _: True)
         fan.broker = self.broker
         return fan
 
-    async def pull(self, member: Member | Fan, count: int, max_bytes: int, acts: Sequence[Act] = ()) -> Got:
+    async def pull(
+        self, member: Member | PrefixSubscription, count: int, max_bytes: int, acts: Sequence[Act] = ()
+    ) -> Got:
         answer, buffers = await self.broker.pull(member, Pull(0, count, max_bytes, acts=list(acts)))
         return Got(answer, b"".join(buffers))
 

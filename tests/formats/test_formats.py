@@ -13,7 +13,7 @@ import pytest
 
 from tests.broker.conftest import ACK, Bench
 from tests.formats.listing import listing, path_of
-from towline.broker.access.account_store import AccessBook
+from towline.broker.access.account_store import AccountStore
 from towline.broker.broker import Broker
 from towline.broker.open_store import open_store
 from towline.clock import SYSTEM
@@ -193,7 +193,7 @@ def test_a_right_of_a_later_version_is_not_passed_over(change: dict[str, str]) -
     async def main() -> None:
         await store.save("access.json", document)
         with pytest.raises(NewerFormat, match=r"access\.json is not understood"):
-            await AccessBook(store, SYSTEM).load()
+            await AccountStore(store, SYSTEM).load()
 
     asyncio.run(main())
 

@@ -13,7 +13,7 @@ from tests.eventually import eventually
 from tests.server.process import BrokerProcess
 from tests.server.raw_client import RawClient
 from towline.broker.access import account_store
-from towline.broker.access.account_store import AccessBook, Token
+from towline.broker.access.account_store import AccountStore, Token
 from towline.broker.broker import Broker
 from towline.broker.consume import groups
 from towline.broker.server import subscriptions
@@ -131,7 +131,7 @@ def test_who_never_says_who_it_is_keeps_nobody_out() -> None:
 
 def test_users_tokens_and_rules_are_refused_as_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        book = AccessBook(MemoryStore(), SYSTEM)
+        book = AccountStore(MemoryStore(), SYSTEM)
         with pytest.raises(TooMany, match="are the limits"):
             await book.create_token(Token("one"))
 

@@ -26,8 +26,8 @@ from towline.spark.jobs.archive.verify import verify
 from towline.spark.jobs.replay import Chosen, replay
 from towline.spark.jobs.source import Source
 from towline.spark.plan import Selection, cut
-from towline.spark.sink_routing import Outlets, members_of, publish
-from towline.spark.sources import BrokerPlace, Door
+from towline.spark.sink_routing import SinkRouting, members_of, publish
+from towline.spark.sources import BrokerSource, ReadSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +76,7 @@ def at_each(brokers: Brokers, topic: str) -> list[list[int]]:
     """What lies where, in its order."""
     found: list[list[int]] = []
     for number in range(3):
-        place = BrokerPlace(Door(url=brokers.url, brokers=(f"b{number}",)))
+        place = BrokerSource(ReadSource(url=brokers.url, brokers=(f"b{number}",)))
         try:
             some: list[int] = []
             for lane in place.lanes(Selection((topic,))):
@@ -154,7 +154,7 @@ def test_an_epoch_whose_commit_was_cut_short_is_finished(brokers: Brokers, topic
         members = members_of(mq)
 
         def written(order: list[int]) -> list[Any]:
-            outlets = Outlets(mq, -1, f"sink:{topic}", 4, False, members)
+            outlets = SinkRouting(mq, -1, f"sink:{topic}", 4, False, members)
             assert not outlets.done
             for n in order:
                 outlets.add(Addressed(topic, n % 6, 6, encode([b"%d" % n])))
@@ -165,7 +165,7 @@ def test_an_epoch_whose_commit_was_cut_short_is_finished(brokers: Brokers, topic
         assert len({one.name for one in first[:-1]}) > 1, "keys have several homes"
         publish(mq, -1, f"sink:{topic}", 4, first[:1])
         publish(mq, -1, f"sink:{topic}", 4, written(list(range(29, -1, -1))))
-        assert Outlets(mq, -1, f"sink:{topic}", 4, False, members).done
+        assert SinkRouting(mq, -1, f"sink:{topic}", 4, False, members).done
         assert sorted(n for some in at_each(brokers, topic) for n in some) == list(range(30))
 
 
@@ -178,7 +178,7 @@ def test_the_brokers_of_an_epoch_stay_those_it_was_begun_with(brokers: Brokers, 
         everybody = members_of(mq)
 
         def written(members: list[str]) -> tuple[list[Any], list[str]]:
-            outlets = Outlets(mq, -1, f"sink:{topic}", 4, False, members)
+            outlets = SinkRouting(mq, -1, f"sink:{topic}", 4, False, members)
             assert not outlets.done
             for n in range(2 * SHARDS):
                 outlets.add(Addressed(topic, n % SHARDS, SHARDS, encode([b"%d" % n])))
@@ -198,7 +198,7 @@ def test_the_brokers_of_an_epoch_stay_those_it_was_begun_with(brokers: Brokers, 
         second, spread = written(after)
         assert spread == before
         publish(mq, -1, f"sink:{topic}", 4, second, b"digest", spread)
-        assert Outlets(mq, -1, f"sink:{topic}", 4, False, after).done
+        assert SinkRouting(mq, -1, f"sink:{topic}", 4, False, after).done
         assert sorted(n for some in at_each(brokers, topic) for n in some) == list(range(2 * SHARDS))
 
 
@@ -227,7 +227,7 @@ def test_the_jobs_know_all_brokers(spark: SparkSession, brokers: Brokers, topic:
 
     again = Chosen(to_topic=f"{topic}-again")
     for _ in range(2):
-        replay(spark, shelf, Door(url=brokers.url), f"job-{topic}", str(tmp_path / "state"), chosen=again)
+        replay(spark, shelf, ReadSource(url=brokers.url), f"job-{topic}", str(tmp_path / "state"), chosen=again)
         (tmp_path / "state/done.json").write_text("[]")  # as if it had been killed before it could note it
     assert sorted(n for some in at_each(brokers, f"{topic}-again") for n in some) == sent
     with pytest.raises(Conflict, match="is the archive of a cluster, and this is one broker"):
@@ -247,7 +247,7 @@ def test_a_broker_that_is_away_is_named_and_waited_for(
         with pytest.raises(Exception, match="broker b2 of the cluster cannot be read, so that"):
             spark.read.format("towline").options(**options).load().collect()
         assert spark.read.format("towline").options(**options, broker="b0,b1").load().count() == 200
-        place = BrokerPlace(Door(url=url, timeout_s=2))
+        place = BrokerSource(ReadSource(url=url, timeout_s=2))
         assert {lane.broker for lane in place.lanes(Selection((topic,)), absent=True)} == {"b0", "b1"}
         with pytest.raises(Unavailable, match="towline brokers forget"):
             place.lanes(Selection((topic,)))

@@ -36,17 +36,17 @@ from towline.spark.plan import (
     plan,
 )
 from towline.spark.range_reader import Wants, read_batches
-from towline.spark.sources import Door, open_place
+from towline.spark.sources import ReadSource, open_place
 from towline.store import Append
 
 COLUMNS = ["topic", "lane", "seq", "key", "body"]
 
 
-def doors(broker: BrokerProcess, tmp_path: Path) -> list[Door]:
-    return [Door(url=f"towline://127.0.0.1:{broker.port}"), Door(path=str(tmp_path / "data"))]
+def doors(broker: BrokerProcess, tmp_path: Path) -> list[ReadSource]:
+    return [ReadSource(url=f"towline://127.0.0.1:{broker.port}"), ReadSource(path=str(tmp_path / "data"))]
 
 
-def read(door: Door, selection: Selection, wants: Wants = Wants(COLUMNS), **bounds: Any) -> list[dict[str, Any]]:  # noqa: B008
+def read(door: ReadSource, selection: Selection, wants: Wants = Wants(COLUMNS), **bounds: Any) -> list[dict[str, Any]]:  # noqa: B008
     rows: list[dict[str, Any]] = []
     with open_place(door) as place:
         ranges = decode_ranges(encode_ranges(plan(place, selection, **bounds)))
@@ -56,7 +56,7 @@ def read(door: Door, selection: Selection, wants: Wants = Wants(COLUMNS), **boun
     return rows
 
 
-def read_and_list(door: Door, selection: Selection) -> None:
+def read_and_list(door: ReadSource, selection: Selection) -> None:
     read(door, selection, Wants(skip_damaged=True))
     with open_place(door) as place:
         place.catalogue()
@@ -82,7 +82,7 @@ def test_a_broker_and_its_folder_give_the_same_rows(broker: BrokerProcess, mq: t
     )
     broker.stop()
     broker.wait()
-    assert read(Door(path=str(tmp_path / "data")), Selection.parse("*"), rows=7_000) == over_network
+    assert read(ReadSource(path=str(tmp_path / "data")), Selection.parse("*"), rows=7_000) == over_network
 
 
 def test_a_plan_cuts_lanes_into_ranges(broker: BrokerProcess, mq: towline.Client, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_topics_are_chosen_by_name_list_and_prefix(broker: BrokerProcess, mq: to
     mq.create_topic("empty")
     for door in doors(broker, tmp_path):
 
-        def topics(text: str, door: Door = door) -> set[str]:
+        def topics(text: str, door: ReadSource = door) -> set[str]:
             return {row["topic"] for row in read(door, Selection.parse(text))}
 
         assert topics("orders") == {"orders"}
@@ -310,7 +310,7 @@ def test_a_record_of_a_later_version_is_not_taken_for_damage(
     (path / "config" / "format.json").write_text('{"format": 2, "towline": "9.8.7"}')
     kind = {"pull": "events", "delay": "schedule", "catalog": "messages"}[stream.partition("/")[0]]
     with pytest.raises(NewerFormat, match=r"is not understood .*: use Towline 9\.8\.7 or newer$"):
-        read_and_list(Door(path=str(path)), Selection.parse("*", kind))
+        read_and_list(ReadSource(path=str(path)), Selection.parse("*", kind))
 
 
 def test_the_schedule_is_read_from_a_broker_and_from_its_folder(
@@ -346,7 +346,7 @@ def test_a_stopped_brokers_schedule_is_read(tmp_path: Path) -> None:
             mq.send_many("orders", [b"%d" % n for n in range(100)], delays=[1_000 + n * n for n in range(100)])
         broker.stop()
         assert broker.wait() == 0
-    rows = read(Door(path=str(tmp_path / "data")), Selection.parse("orders", "schedule"), Wants())
+    rows = read(ReadSource(path=str(tmp_path / "data")), Selection.parse("orders", "schedule"), Wants())
     assert len(rows) == len({row["id"] for row in rows}) == 100
 
 
@@ -410,7 +410,7 @@ def test_wrong_positions_are_named(text: str) -> None:
 
 def test_a_folder_that_is_no_store_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="is not the folder of a log store"):
-        read(Door(path=str(tmp_path)), Selection.parse("orders"))
+        read(ReadSource(path=str(tmp_path)), Selection.parse("orders"))
 
 
 def test_the_folder_of_a_killed_broker_tells_topics_and_groups_that_its_files_do_not_have(
@@ -427,7 +427,7 @@ def test_the_folder_of_a_killed_broker_tells_topics_and_groups_that_its_files_do
     broker.process.wait()
     for name in ("topics.json", "subscriptionGroup.json"):
         (tmp_path / "data" / "config" / name).unlink(missing_ok=True)
-    with open_place(Door(path=str(tmp_path / "data"))) as place:
+    with open_place(ReadSource(path=str(tmp_path / "data"))) as place:
         assert place.catalogue() == {
             "serial": Catalogued(4, frozenset({"billing"})),
             "orders": Catalogued(0, frozenset()),
@@ -448,7 +448,7 @@ def test_a_topic_that_was_made_anew_since_its_file_was_written_has_the_shards_th
     broker.process.wait()
     written = {"position": 1, "topics": [{"name": "serial", "shards": 2}]}
     (tmp_path / "data" / "config" / "topics.json").write_text(json.dumps(written))
-    with open_place(Door(path=str(tmp_path / "data"))) as place:
+    with open_place(ReadSource(path=str(tmp_path / "data"))) as place:
         assert place.shards(Range("pull/serial/billing", "serial", "", "billing", 0, 1)) == 4
 
 

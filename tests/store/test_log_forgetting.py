@@ -15,7 +15,7 @@ from towline.store import Bounds
 from towline.store.log import LogStore
 from towline.store.log.format.index import load_directory
 from towline.store.log.offline import inspect
-from towline.store.log.offline.streams import Outside
+from towline.store.log.offline.streams import OfflineStreams
 
 X, Y = "pull/a/x", "pull/a/y"
 
@@ -140,18 +140,18 @@ async def test_readers_outside_see_no_forgotten_stream(tmp_path: Path) -> None:
     """Neither in what grows nor once it is sealed, with what they had seen before or anew."""
     path = tmp_path / "store"
     store = await open_store(path)
-    follower = Outside(path, lambda _: True)
+    follower = OfflineStreams(path, lambda _: True)
     await put(store, one(X, *[b"event"] * 9), one(Y, b"1"))
     assert set(follower.look()) == {X, Y}
     await store.trim(X, EVERYTHING, forget=True)
     for _ in range(2):
-        for outside in (follower, Outside(path, lambda _: True)):
+        for outside in (follower, OfflineStreams(path, lambda _: True)):
             assert set(outside.look()) - {"lane/a/low"} == {Y}
         assert {one.name for one in inspect.stat(path).streams} - {"lane/a/low"} == {Y}
         await roll(store)
     await put(store, one(X, b"again", b"more"))
     for _ in range(2):
-        for outside in (follower, Outside(path, lambda _: True)):
+        for outside in (follower, OfflineStreams(path, lambda _: True)):
             seen = outside.look()[X]
             assert (seen.first, seen.end) == (9, 11)
         await roll(store)
@@ -167,7 +167,7 @@ async def test_readers_outside_keep_a_stream_that_came_to_be_behind_what_is_seal
     await put(store, one(Y, b"1", b"2"))
     index, aside = path / "log" / f"{1:020}.idx", tmp_path / "aside"
     index.rename(aside)
-    outside = Outside(path, lambda name: name.startswith("pull/"))
+    outside = OfflineStreams(path, lambda name: name.startswith("pull/"))
     assert set(outside.look()) == {X, Y}
     aside.rename(index)
     for _ in range(2):

@@ -15,7 +15,7 @@ from towline.model import Durability
 from towline.store.log import LogStore
 from towline.store.log.offline import inspect
 from towline.store.log.offline.inspect import dump, stat, verify
-from towline.store.log.offline.streams import Outside
+from towline.store.log.offline.streams import OfflineStreams
 
 
 async def fill(path: Path) -> LogStore:
@@ -185,7 +185,7 @@ def test_what_is_written_while_going_on_to_the_next_segment_is_not_passed_over(
         assert seen == list(range(len(frames) - 10))
         assert len(list(dump(tmp_path))) > len(frames)
     else:
-        outside = Outside(tmp_path, lambda _: True)
+        outside = OfflineStreams(tmp_path, lambda _: True)
         assert outside.look()["a"].end == len(frames) - 10
         assert outside.look()["a"].end > len(frames)
 

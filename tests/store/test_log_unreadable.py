@@ -28,7 +28,7 @@ from towline.frame import encode
 from towline.store import Append, Chunk
 from towline.store.log import LogStore
 from towline.store.log.offline import inspect
-from towline.store.log.offline.streams import Outside, read_range
+from towline.store.log.offline.streams import OfflineStreams, read_range
 
 TORN = b"TWR1 torn"
 PASSING = [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ENOENT, errno.EACCES]
@@ -219,7 +219,7 @@ def test_readers_from_outside_take_it_for_an_error_not_for_damage(tmp_path: Path
     asyncio.run(closed(tmp_path))
     looks: dict[str, Callable[[], object]] = {
         "range": lambda: list(read_range(tmp_path, "a", 0, 40)),
-        "streams": lambda: Outside(tmp_path, lambda _: True).look(),
+        "streams": lambda: OfflineStreams(tmp_path, lambda _: True).look(),
         "verify": lambda: inspect.verify(tmp_path),
         "stat": lambda: inspect.stat(tmp_path),
         "dump": lambda: list(inspect.dump(tmp_path, "a")),

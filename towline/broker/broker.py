@@ -16,42 +16,42 @@ import msgspec
 
 from towline.broker.access.rules import May
 from towline.broker.browse.browse import browse_dead, browse_lane, figures_in_slices, figures_of, find, group_state
-from towline.broker.browse.scan import Scanning
+from towline.broker.browse.scan import StreamScanner
 from towline.broker.browse.trace import trace
-from towline.broker.cluster.membership import Registry
-from towline.broker.cluster.shard_homes import Homes
+from towline.broker.cluster.membership import Membership
+from towline.broker.cluster.shard_homes import ShardHomes
 from towline.broker.consume import dead_letters
 from towline.broker.consume.consumers import Consumers
 from towline.broker.consume.dead_letters import expire, resend, revise
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.groups import Groups
 from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import Fan, chosen
+from towline.broker.consume.prefix_subscription import PrefixSubscription, chosen
 from towline.broker.consume.seek import purge, report, seek
 from towline.broker.consume.snapshots import Snapshots
 from towline.broker.consume.waiting_pull import Taker
 from towline.broker.epoch import EPOCH, Epoch
 from towline.broker.maintenance import Recollection, every, reclaim, retain
 from towline.broker.monitor.listing import split_lines
-from towline.broker.monitor.monitor import Outlook
+from towline.broker.monitor.monitor import Monitor
 from towline.broker.monitor.stats import measure
 from towline.broker.process.loop_lag import LoopLag
-from towline.broker.produce.append import Outgoing, Sender
+from towline.broker.produce.append import Appender, Outgoing
 from towline.broker.produce.handback import Handbacks
 from towline.broker.produce.producers_file import ProducersFile
 from towline.broker.produce.staging import Staging
-from towline.broker.produce.transactions import Escrow
+from towline.broker.produce.transactions import PreparedTransactions
 from towline.broker.recovery import find_uncatalogued, recover_producers
 from towline.broker.retention.backup import Backups
 from towline.broker.retention.group_expiry import GroupExpiry
 from towline.broker.retention.holds import Holds
-from towline.broker.retention.overdue_messages import Overdue
-from towline.broker.schedule.journal import Agenda
+from towline.broker.retention.overdue_messages import OverdueMessages
+from towline.broker.schedule.journal import ScheduleJournal
 from towline.broker.schedule.queries import cancel_delayed, list_delayed, move_delayed
 from towline.broker.schedule.scheduler import Scheduler
 from towline.broker.server.answer_budget import AnswerBudget
 from towline.broker.topics.catalog import WRITE_S, Catalog
-from towline.broker.topics.gone_streams import Remains, streams_of_topic
+from towline.broker.topics.gone_streams import GoneStreams, streams_of_topic
 from towline.broker.topics.topics import Topics
 from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock, TimeSlice, in_slices
 from towline.delivery import Dedup
@@ -110,7 +110,7 @@ class Broker:
         self._snapshots = Snapshots(store, clock, self.time)
         self._producers_file = ProducersFile(store, self.time)
         closing = lambda: self.closing  # noqa: E731
-        self.remains = Remains(store, self._catalog, settings.max_gone_streams)
+        self.remains = GoneStreams(store, self._catalog, settings.max_gone_streams)
         self.topics = Topics(store, settings, clock, self._catalog, remains=self.remains, closing=closing)
         self.groups = Groups(
             store,
@@ -126,9 +126,9 @@ class Broker:
             lag=self.lag,
         )
         self.consumers = Consumers(self, self.topics, self.groups, self._start)
-        self.scanning = Scanning(store, lambda: self.topics)
+        self.scanning = StreamScanner(store, lambda: self.topics)
         borrow_bytes = settings.capacity_bytes // 32 if settings.store.startswith("memory:") else 0
-        self._agenda = Agenda(store, clock, self._durability, borrow_bytes=borrow_bytes)
+        self._agenda = ScheduleJournal(store, clock, self._durability, borrow_bytes=borrow_bytes)
         levels_us = parse_delay_levels(settings.delay_levels)
         self.scheduler = Scheduler(self._agenda, levels_us, self.topics.of_delayed, self._reclaim)
         self._pulls: Iterator[int] = itertools.count()
@@ -136,11 +136,11 @@ class Broker:
         self._opened_s = self._saved_s = clock.steady_s()
         self._saving_took_s = 0.0
         """Of the last snapshots that were complete."""
-        self.registry = Registry(store, settings, clock, lambda: len(self.topics))
-        self.homes = Homes(self.registry, self.topics, clock)
+        self.registry = Membership(store, settings, clock, lambda: len(self.topics))
+        self.homes = ShardHomes(self.registry, self.topics, clock)
         self.groups.on_installed = self.homes.install
         self.holds = Holds(store, clock, settings)
-        self.overdue = Overdue(store, clock, settings)
+        self.overdue = OverdueMessages(store, clock, settings)
         self.group_expiry = GroupExpiry(store, clock, settings, self.topics, self.groups)
         self.backups = Backups(store, clock, settings.store)
         self.answers = AnswerBudget(settings.max_unread_total_bytes)
@@ -227,7 +227,7 @@ class Broker:
         await part.rest()
         self._recollection = Recollection(self._producers, self._dedup, self.time)
         self._handbacks = Handbacks(self._producers, self._durability)
-        self._sender = Sender(
+        self._sender = Appender(
             self.store,
             self._producers,
             self._dedup,
@@ -240,7 +240,7 @@ class Broker:
             scheduler=self.scheduler,
         )
         self.commit_times = self._sender.commit_times
-        self.transactions = Escrow(
+        self.transactions = PreparedTransactions(
             self.store,
             self.clock,
             self._sender,
@@ -257,7 +257,7 @@ class Broker:
         if note != (mine := msgspec.json.encode(Note(FORMAT, __version__))):
             await self.store.save(NOTE, mine)
         delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
-        self.outlook = Outlook(
+        self.outlook = Monitor(
             self.topics, delayed, store=self.store, clock=self.clock, settings=self.settings, overdue=self.overdue
         )
         await self.outlook.alarms.load()
@@ -342,21 +342,21 @@ class Broker:
 
     # Consuming
 
-    async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> Fan:
+    async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> PrefixSubscription:
         return await self.consumers.fan(request, address=address, may=may)
 
     async def attach(self, request: wire.Attach, *, address: str = "") -> Member:
         return await self.consumers.attach(request, address=address)
 
     async def pull(
-        self, member: Member | Fan, request: wire.Pull, taker: Taker | None = None
+        self, member: Member | PrefixSubscription, request: wire.Pull, taker: Taker | None = None
     ) -> tuple[wire.Pulled, list[bytes | memoryview]]:
         return await self.consumers.pull(member, request, taker)
 
-    async def settle(self, member: Member | Fan, acts: Sequence[wire.Act]) -> wire.Settled:
+    async def settle(self, member: Member | PrefixSubscription, acts: Sequence[wire.Act]) -> wire.Settled:
         return await self.consumers.settle(member, acts)
 
-    async def detach(self, member: Member | Fan) -> None:
+    async def detach(self, member: Member | PrefixSubscription) -> None:
         await self.consumers.detach(member)
 
     async def kick(self, topic: str, group: str, consumer: str) -> None:

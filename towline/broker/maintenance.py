@@ -10,7 +10,7 @@ from typing import Final
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.member import Member
 from towline.broker.retention.holds import Holds
-from towline.broker.retention.overdue_messages import Overdue
+from towline.broker.retention.overdue_messages import OverdueMessages
 from towline.broker.schedule.delivered_ids import trim_arrivals
 from towline.broker.topics.topic import Topic
 from towline.clock import SECOND_US, Clock, SteadyClock, TimeSlice
@@ -116,7 +116,7 @@ async def retain(  # noqa: PLR0917 all of it says what may go
     needed: Callable[[], dict[str, int]],
     settings: BrokerSettings,
     holds: Holds,
-    overdue: Overdue,
+    overdue: OverdueMessages,
 ) -> Trimmed:
     """Drop what is older or more than is to be kept; never what is `needed` for recovery or `letters` says, and not at
     once what is leased, retrying or dying, or somebody has a hold on. Groups may be made meanwhile: what is needed is

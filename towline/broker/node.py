@@ -14,13 +14,13 @@ from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Watch
 from towline.broker.access.rules import May
 from towline.broker.broker import Broker
-from towline.broker.browse.scan import Scanning
-from towline.broker.cluster.common_documents import Commons
+from towline.broker.browse.scan import StreamScanner
+from towline.broker.cluster.common_documents import CommonDocuments
 from towline.broker.maintenance import every
-from towline.broker.monitor.alarms import TOLD_MAX, AlarmDesk
-from towline.broker.monitor.listing import Surveyor, split_lines
-from towline.broker.monitor.monitor import Outlook
-from towline.broker.monitor.stats import EVERY_S, Census, TopicFacts, Totals
+from towline.broker.monitor.alarms import TOLD_MAX, AlarmMonitor
+from towline.broker.monitor.listing import Listing, split_lines
+from towline.broker.monitor.monitor import Monitor
+from towline.broker.monitor.stats import EVERY_S, Stats, TopicFacts, Totals
 from towline.broker.topics.catalog import TEMPLATE, Catalog
 from towline.clock import SYSTEM, TimeSlice
 from towline.errors import BadRequest, Overtaken
@@ -37,7 +37,7 @@ from towline.store.sql import SharedDocuments
 if TYPE_CHECKING:
     from towline.broker.cluster.realms import Realms
 
-__all__ = ["Front"]
+__all__ = ["Node"]
 
 TEMPLATE_FILE: Final = "template.json"
 TRIES: Final = 20
@@ -50,8 +50,8 @@ _MOST: Final = ("snapshot_s", "snapshot_age_s", "snapshot_every_s")
 """The same with the most; there are none without realms."""
 
 
-class Front(Broker):
-    outlook: _Outlook
+class Node(Broker):
+    outlook: _Monitor
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -66,10 +66,10 @@ class Front(Broker):
         return list(self._realms.owned.values())
 
     @classmethod
-    async def open_front(cls, settings: BrokerSettings, documents: SharedDocuments) -> Front:
-        front = cls(Commons(documents), settings, SYSTEM)
+    async def open_front(cls, settings: BrokerSettings, documents: SharedDocuments) -> Node:
+        front = cls(CommonDocuments(documents), settings, SYSTEM)
         await front._recover()
-        front.outlook = _Outlook(front)
+        front.outlook = _Monitor(front)
         front.scanning = _Scanning(front)
         front.shared_template = await front._load_template()
         await front.outlook.alarms.load()
@@ -194,8 +194,8 @@ class Front(Broker):
         await super().close()
 
 
-class _Scanning(Scanning):
-    def __init__(self, front: Front) -> None:
+class _Scanning(StreamScanner):
+    def __init__(self, front: Node) -> None:
         super().__init__(front.store, dict)
         self._front = front
 
@@ -209,23 +209,23 @@ class _Scanning(Scanning):
         return Streams(states[: request.limit], more)
 
 
-class _Outlook(Outlook):
-    alarms: _Desk
+class _Monitor(Monitor):
+    alarms: _AlarmMonitor
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Node) -> None:
         super().__init__(
             front.topics, dict, store=front.store, clock=front.clock, settings=front.settings, overdue=front.overdue
         )
-        self.census = _Census(front)
-        self.surveyor = Surveyor(self.census, split_lines(front.settings.business_lines))
-        self.alarms = _Desk(front, self)
+        self.census = _Stats(front)
+        self.surveyor = Listing(self.census, split_lines(front.settings.business_lines))
+        self.alarms = _AlarmMonitor(front, self)
         front._start(every(EVERY_S, "looking at the realms", self.census.refresh), "looking at the realms")
 
 
-class _Census(Census):
+class _Stats(Stats):
     """What the censuses of its realms have seen, together."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Node) -> None:
         super().__init__({}, dict, front.store, front.clock)
         self._front = front
 
@@ -244,10 +244,10 @@ class _Census(Census):
         self.history.note(self._clock.now_us(), totals, sum(one.delayed for one in seen.values()))
 
 
-class _Desk(AlarmDesk):
+class _AlarmMonitor(AlarmMonitor):
     """The rules of all brokers; and what is an alarm in the realms here, which have desks of their own."""
 
-    def __init__(self, front: Front, outlook: Outlook) -> None:
+    def __init__(self, front: Node, outlook: Monitor) -> None:
         super().__init__(
             front.store, front.clock, front.settings, outlook.census, room=outlook.room, overdue=front.overdue
         )
@@ -263,13 +263,13 @@ class _Desk(AlarmDesk):
             await self.load()
 
     async def put(self, rule: AlarmRule, may: May | None = None) -> None:
-        await self._change(lambda: AlarmDesk.put(self, rule, may))
+        await self._change(lambda: AlarmMonitor.put(self, rule, may))
 
     async def drop(self, name: str, may: May | None = None) -> None:
-        await self._change(lambda: AlarmDesk.drop(self, name, may))
+        await self._change(lambda: AlarmMonitor.drop(self, name, may))
 
     async def silence(self, name: str, until_us: int, reason: str, may: May | None = None) -> None:
-        await self._change(lambda: AlarmDesk.silence(self, name, until_us, reason, may))
+        await self._change(lambda: AlarmMonitor.silence(self, name, until_us, reason, may))
 
     async def _change(self, change: Any) -> None:
         async with self._changing:

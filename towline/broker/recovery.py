@@ -18,7 +18,7 @@ from towline.delivery import Dedup, Event, Group, GroupSnapshot, Producers, deco
 from towline.delivery.dedup import Seen
 from towline.delivery.group.events import Started
 from towline.delivery.group.snapshot import Rest
-from towline.delivery.schedule.record import Opened, Parcel
+from towline.delivery.schedule.record import OpenedRecord, ScheduleRecord
 from towline.format import not_understood
 from towline.frame import Frame
 from towline.frame.layout import DEDUP, UNKNOWN_FLAGS
@@ -131,7 +131,7 @@ async def recover_producers(  # noqa: PLR0917 all of it is what they have sent
     return producers
 
 
-async def _parcels_since(store: Store, stream: str, at: int) -> AsyncIterator[tuple[Parcel, int]]:
+async def _parcels_since(store: Store, stream: str, at: int) -> AsyncIterator[tuple[ScheduleRecord, int]]:
     end = store.bounds(stream).end
     while at < end:
         read = await store.read(stream, at, READ_COUNT, READ_BYTES)
@@ -140,13 +140,13 @@ async def _parcels_since(store: Store, stream: str, at: int) -> AsyncIterator[tu
         at = max(read.next, at + 1)
 
 
-def _remember_parcel(parcel: Parcel, at_us: int, producers: Producers, dedup: Dedup, now_us: int) -> None:
+def _remember_parcel(parcel: ScheduleRecord, at_us: int, producers: Producers, dedup: Dedup, now_us: int) -> None:
     """A frame that went to the schedule, or what of it went to one slot."""
     frame = Frame(parcel.frame)
     if frame.producer_id:
         producers.remember(frame.producer_id, frame.producer_seq, delay_mark(parcel.first_id), at_us, frame.token)
     if frame.flags & DEDUP and not parcel.moved:
-        ids = Opened(parcel).ids(0, parcel.count)
+        ids = OpenedRecord(parcel).ids(0, parcel.count)
         dedup.replay_delayed(parcel.topic, frame, (Seen(parcel.lane, delay_mark(one), at_us) for one in ids), now_us)
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from towline.clock import TimeSlice
 
-__all__ = ["Generations", "Part", "PartName", "Plan", "Slots", "packed", "packed_struct"]
+__all__ = ["Part", "PartName", "Plan", "Slots", "TableSnapshot", "packed", "packed_struct"]
 
 K = TypeVar("K")
 _ENCODE = msgspec.msgpack.Encoder().encode
@@ -91,7 +91,7 @@ async def packed_struct(struct: msgspec.Struct) -> bytes:
     return b"".join([bytes([0x90 + len(blocks)]), *blocks])
 
 
-class Generations(Generic[K]):
+class TableSnapshot(Generic[K]):
     """The parts of one table, by keys; what belongs to a key is asked for when it is written."""
 
     def __init__(self, few: int, most: int, step: int, *, distinct: bool = False) -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from towline.client.consume.lease import LostLease
-from towline.client.consume.pull_size import Limits
+from towline.client.consume.pull_size import PullLimits
 from towline.client.options import ConsumerOptions, ProducerOptions
 from towline.model import Durability, RetryPolicy
 
-__all__ = ["Making"]
+__all__ = ["Factories"]
 
 P = TypeVar("P")
 C = TypeVar("C")
 
 
-class Making(Generic[P, C]):
+class Factories(Generic[P, C]):
     """What a client makes: producers are `P`, consumers `C`."""
 
     def _make_producer(self, options: ProducerOptions) -> P:
@@ -104,7 +104,7 @@ class Making(Generic[P, C]):
             topic,
             group,
             name,
-            Limits(max_messages, max_bytes),
+            PullLimits(max_messages, max_bytes),
             prefetch,
             idle_timeout,
             start,

@@ -9,20 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from towline.client.consume.ack_spool import ActSpool
-from towline.client.consume.group_settings import Wishes
+from towline.client.consume.ack_spool import AckSpool
+from towline.client.consume.group_settings import RequestedSettings
 from towline.client.consume.lease import LostLease
-from towline.client.consume.pull_size import Limits
+from towline.client.consume.pull_size import PullLimits
 from towline.client.consume.subscription import Subscription
 from towline.client.link.connection import Connection
 from towline.client.link.dial import Certificates, Route, make_ssl_context
 from towline.client.link.url import Target, parse_url
 from towline.client.produce.accumulator import BatchLimits
-from towline.client.produce.batch_sender import Shipping
-from towline.client.produce.encode import Sender, as_durability
+from towline.client.produce.batch_sender import BatchSender
+from towline.client.produce.encode import FrameEncoder, as_durability
 from towline.client.produce.frame_spool import FrameSpool
 from towline.client.produce.sharding import ShardMap
-from towline.client.produce.spooled_sender import SpooledShipping
+from towline.client.produce.spooled_sender import SpooledBatchSender
 from towline.errors import BadRequest
 from towline.model import (
     PRIVATE,
@@ -75,15 +75,15 @@ class Options:
     def connection(self) -> Connection:
         return Connection(self.token, self._secret, self.caller)
 
-    def sender(self) -> Sender:
-        return Sender(self.token)
+    def sender(self) -> FrameEncoder:
+        return FrameEncoder(self.token)
 
 
 class ConsumerOptions(NamedTuple):
     topic: str
     group: str | None
     name: str | None
-    limits: Limits
+    limits: PullLimits
     prefetch: int
     idle_timeout: float | None
     start: Literal["earliest", "latest"] | None
@@ -149,14 +149,14 @@ class ConsumerOptions(NamedTuple):
             idle_timeout_s=self.idle_timeout,
             ack_interval_s=self.ack_interval,
             on_lost=self.on_lost,
-            spool=None if folder is None else ActSpool(folder, self.topic, group, name),
+            spool=None if folder is None else AckSpool(folder, self.topic, group, name),
             wishes=self._wishes(),
         )
 
-    def _wishes(self) -> Wishes:
+    def _wishes(self) -> RequestedSettings:
         """What was given that is a setting of the group. Defaults are no wishes."""
         mode = self.mode if self.mode != "at-least-once" else None
-        return Wishes(self.retry, self.lease_timeout or None, self.max_in_flight, mode)
+        return RequestedSettings(self.retry, self.lease_timeout or None, self.max_in_flight, mode)
 
 
 class ProducerOptions(NamedTuple):
@@ -193,14 +193,14 @@ class ProducerOptions(NamedTuple):
         ).checked()
 
     def shipping(
-        self, make_sender: Callable[[], Sender], max_request_bytes: int, connection: Connection, shards: ShardMap
-    ) -> Shipping:
+        self, make_sender: Callable[[], FrameEncoder], max_request_bytes: int, connection: Connection, shards: ShardMap
+    ) -> BatchSender:
         durability, max_frame_bytes = as_durability(self.durability), max_request_bytes - HEAD_BYTES
         if self.spool_dir is None:
             about = durability, self.compress, max_frame_bytes, shards
-            return Shipping(make_sender(), *about, reroutes=self.reroutes)
+            return BatchSender(make_sender(), *about, reroutes=self.reroutes)
         spool = FrameSpool(self.spool_dir, self.spool_bytes)
-        return SpooledShipping(
+        return SpooledBatchSender(
             make_sender,
             durability,
             self.compress,

@@ -9,14 +9,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from towline.client.consume.message import DeadLetter, Message
-from towline.client.consume.message_block import Section
+from towline.client.consume.message_block import MessageBlock
 from towline.client.link.connection import Call
 from towline.client.link.flow import Flow, Start
 from towline.client.produce.encode import (
     FOREVER,
     Columns,
-    Lives,
-    Sender,
+    FrameEncoder,
+    Lifetimes,
     as_dedup_id,
     as_headers,
     as_key,
@@ -137,7 +137,7 @@ def _ask(request: Request, expected: type[A], call: Call | None = None) -> Flow[
 
 
 def send(
-    sender: Sender,
+    sender: FrameEncoder,
     name: str,
     body: bytes,
     *,
@@ -149,7 +149,7 @@ def send(
     max_request_bytes: int,
     dedup_id: str | None = None,
     deliver_at_us: int = 0,
-    lives: Lives = FOREVER,
+    lives: Lifetimes = FOREVER,
 ) -> Call:
     """The call that sends one message: a flow of one step, which is spared the generator."""
     lane = as_lane(priority)
@@ -182,7 +182,7 @@ def receipt(name: str, priority: Priority, answer: Answer) -> Receipt:
 
 
 def send_many(
-    sender: Sender,
+    sender: FrameEncoder,
     name: str,
     bodies: Sequence[bytes],
     *,
@@ -194,7 +194,7 @@ def send_many(
     max_request_bytes: int,
     dedup_ids: Sequence[str | None] | None = None,
     deliver_at_us: Sequence[int] | None = None,
-    lives: Lives = FOREVER,
+    lives: Lifetimes = FOREVER,
 ) -> Flow[Receipts]:
     """One frame after the other, so that one that fails is followed by none; each is made while the one before it is on
     its way."""
@@ -349,11 +349,11 @@ def dead_letters(name: str, group_name: str, first: int, max_messages: int, max_
     return Page(items, next_seq=answer.next, start=answer.first, end=answer.end)
 
 
-def _sections(name: str, answer: Browsed, call: Call, shards: int = 0) -> Iterator[Section]:
+def _sections(name: str, answer: Browsed, call: Call, shards: int = 0) -> Iterator[MessageBlock]:
     assert call.attachments is not None, "an answered call has its attachments, maybe empty"
     frames = split_attachments(call.attachments, [part.length for part in answer.parts])
     for part, data in zip(answer.parts, frames, strict=True):
-        yield Section(name, part, data, shards=shards)
+        yield MessageBlock(name, part, data, shards=shards)
 
 
 def resend(name: str, group_name: str, dead: Sequence[int] | None) -> Flow[int]:

@@ -33,9 +33,9 @@ from towline.console.pages import (
 )
 from towline.console.rest.app import rest_app
 from towline.console.rest.process import to_description
-from towline.console.security.csp import Nonces
+from towline.console.security.csp import ContentPolicy
 from towline.console.security.login import login_routes
-from towline.console.security.middleware import Shield
+from towline.console.security.middleware import SecurityMiddleware
 from towline.console.sessions import Sessions
 
 __all__ = ["PAGES", "console_app"]
@@ -89,7 +89,7 @@ def console_app(
     async def healthy() -> PlainTextResponse:
         return PlainTextResponse("ok\n")
 
-    toolkit.add_middleware(Nonces)
+    toolkit.add_middleware(ContentPolicy)
     ui.run_with(
         app,
         title="Towline",
@@ -100,5 +100,5 @@ def console_app(
         binding_refresh_interval=None,
         show_welcome_message=False,
     )
-    app.add_middleware(Shield, sessions=sessions, hosts=list(hosts), any_host=any_host, tls=tls)
+    app.add_middleware(SecurityMiddleware, sessions=sessions, hosts=list(hosts), any_host=any_host, tls=tls)
     return app

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 from towline.spark.options import ReadOptions
 from towline.spark.plan import Position, Range, check_chosen, plan
 from towline.spark.range_reader import Wants, read_batches
-from towline.spark.short_errors import plainly
+from towline.spark.short_errors import short_errors
 from towline.spark.sources import open_place
 
 __all__ = ["BatchReader", "FilteringReader", "RangePartition", "read_partition"]
@@ -45,7 +45,7 @@ def read_partition(options: ReadOptions, columns: pa.Schema, partition: InputPar
     wants = Wants(
         columns, options.key, options.skip_damaged, not options.fail_on_data_loss, options.batch_rows, group=group
     )
-    with plainly(), open_place(options.door) as place:
+    with short_errors(), open_place(options.door) as place:
         yield from read_batches(place, partition.value, wants)
     _set_aside()
 
@@ -65,7 +65,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options, given = self._options, self._given
-        with plainly(), open_place(options.door) as place:
+        with short_errors(), open_place(options.door) as place:
             # What was named by hand: a filter of the query may well fit nothing.
             check_chosen(given.selection, given.begin, given.stop, place)
             # Cores of this machine: how many the session has, a source is not told.

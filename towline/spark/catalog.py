@@ -20,7 +20,7 @@ from towline.delivery.catalog_changes import (
 )
 from towline.format import decode_document, not_understood
 from towline.frame import Frame
-from towline.store.log.offline.streams import Lost, Outside, read_range
+from towline.store.log.offline.streams import Lost, OfflineStreams, read_range
 from towline.store.log.write.disk import reading
 
 __all__ = ["FolderCatalog"]
@@ -80,7 +80,7 @@ class FolderCatalog:
     def _changes(self, stream: str, position: int | None) -> list[CatalogChange]:
         if position is None:
             return []  # a version before has written the document: it has all there is
-        outside = Outside(self._path, lambda name: name == stream)
+        outside = OfflineStreams(self._path, lambda name: name == stream)
         seen = outside.look().get(stream)
         found: list[CatalogChange] = []
         if seen is None or position >= seen.end:

@@ -21,7 +21,7 @@ from towline.spark.arrow.to_frames import check_columns
 from towline.spark.batch_reader import BatchReader, FilteringReader
 from towline.spark.options import ReadOptions, WriteOptions
 from towline.spark.range_reader import SCHEMAS
-from towline.spark.short_errors import plainly
+from towline.spark.short_errors import short_errors
 from towline.spark.stream_reader import StreamReader
 from towline.spark.writer import BatchWriter, StreamWriter
 
@@ -36,7 +36,7 @@ class TowlineSource(DataSource):
         return "towline"
 
     def schema(self) -> StructType:
-        with plainly():
+        with short_errors():
             options = ReadOptions.parse(self.options)
             kind = options.selection.kind
             columns = from_arrow_schema(chosen(SCHEMAS[kind], options.columns or None))
@@ -44,18 +44,18 @@ class TowlineSource(DataSource):
         return StructType([StructField(one.name, one.dataType, one.name not in never_null) for one in columns])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        with plainly():
+        with short_errors():
             options = ReadOptions.parse(self.options, batch=True)
             columns = columns_of(schema, options)
         return (FilteringReader if options.push_filters else BatchReader)(options, columns)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        with plainly():
+        with short_errors():
             options = ReadOptions.parse(self.options, streaming=True)
             return StreamReader(options, columns_of(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        with plainly():
+        with short_errors():
             if overwrite:
                 raise BadRequest("messages are added to a topic, they never replace others: use mode('append')")
             options = WriteOptions.parse(self.options)
@@ -63,7 +63,7 @@ class TowlineSource(DataSource):
             return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        with plainly():
+        with short_errors():
             if overwrite:
                 raise BadRequest("messages are added to a topic, they never replace others: use outputMode('append')")
             options = WriteOptions.parse(self.options)

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from towline.delivery.schedule.events import decode_schedule_event
-from towline.delivery.schedule.record import Opened, decode_parcel
+from towline.delivery.schedule.record import OpenedRecord, decode_parcel
 from towline.delivery.schedule.schedule import Position, Schedule, ScheduleSnapshot
 from towline.delivery.schedule.wheel import Place
 from towline.errors import StoreDamaged
@@ -18,7 +18,7 @@ from towline.format import decode_document, not_understood
 from towline.frame import Frame
 from towline.model import DELAY, lane_name, message_id
 from towline.spark.arrow.from_frames import TIME
-from towline.store.log.offline.streams import Chunk, Outside, Seen, read_range
+from towline.store.log.offline.streams import Chunk, OfflineStreams, Seen, read_range
 from towline.store.log.write.disk import reading
 
 __all__ = ["SCHEDULE", "Delayed", "FolderSchedule", "schedule_batches"]
@@ -87,7 +87,7 @@ class FolderSchedule:
         self._path = path
         for _ in range(LOOKS_MAX):
             snapshot = self._snapshot()
-            self._streams = dict(Outside(path, lambda name: name.startswith("delay/")).look())
+            self._streams = dict(OfflineStreams(path, lambda name: name.startswith("delay/")).look())
             self._schedule = Schedule()
             self._recover(snapshot)
             if snapshot == self._snapshot():
@@ -108,9 +108,11 @@ class FolderSchedule:
                 parcel = decode_parcel(record)
                 wanted = parcel.number == slot.place.number and parcel.topic == topic
                 if wanted and not self._schedule.is_dropped(parcel):
-                    yield sorted(self._rows(slot.place, seq, Opened(parcel), shards), key=lambda one: one.deliver_at_us)
+                    yield sorted(
+                        self._rows(slot.place, seq, OpenedRecord(parcel), shards), key=lambda one: one.deliver_at_us
+                    )
 
-    def _rows(self, place: Place, seq: int, opened: Opened, shards: int) -> Iterator[Delayed]:
+    def _rows(self, place: Place, seq: int, opened: OpenedRecord, shards: int) -> Iterator[Delayed]:
         frame, parcel = opened.frame, opened.parcel
         column = frame.text_column(0)
         assert column is not None, "the body column is always there"

@@ -12,7 +12,7 @@ from towline.errors import BadRequest
 from towline.model import Durability, check_group, check_topic
 from towline.spark.plan import Position, Selection, parse_position
 from towline.spark.range_reader import BATCH_ROWS
-from towline.spark.sources import Door
+from towline.spark.sources import ReadSource
 
 __all__ = ["READ_OPTIONS", "WRITE_OPTIONS", "ReadOptions", "WriteOptions"]
 
@@ -30,7 +30,7 @@ _SPARKS: Final = {"checkpointlocation", "queryname", "outputmode", "provider", "
 
 
 class ReadOptions(NamedTuple):
-    door: Door
+    door: ReadSource
     selection: Selection
     begin: Position
     stop: Position
@@ -108,7 +108,7 @@ def _columns(text: str) -> tuple[str, ...]:
 
 
 class WriteOptions(NamedTuple):
-    door: Door
+    door: ReadSource
     topic: str
     priority: str
     """Empty if none was given: an ordered topic has none."""
@@ -177,7 +177,7 @@ class _Given:
             raise BadRequest(f"option {name}={text[:50]!r}: give true or false")
         return text == "true"
 
-    def door(self) -> Door:
+    def door(self) -> ReadSource:
         url, path = self.text("url"), self.text("path")
         if bool(url) == bool(path):
             raise BadRequest(
@@ -199,4 +199,6 @@ class _Given:
             "key_file": self.text("keyFile"),
         }
         path = path.removeprefix("file://") if path.startswith("file:///") else path
-        return Door(url, path, self.text("token"), self.text("secret"), timeout_s=timeout_s, brokers=brokers, **files)
+        return ReadSource(
+            url, path, self.text("token"), self.text("secret"), timeout_s=timeout_s, brokers=brokers, **files
+        )

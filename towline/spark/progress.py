@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from towline.client.bulk.nodes import node_of
 from towline.client.bulk.publish import Publisher
-from towline.spark.sources import Door
+from towline.spark.sources import ReadSource
 
 __all__ = ["Progress"]
 
 
 class Progress:
-    def __init__(self, door: Door, group: str) -> None:
+    def __init__(self, door: ReadSource, group: str) -> None:
         self._client = door.connect()
         self._group = group
 

@@ -18,7 +18,7 @@ from towline.spark.arrow.from_events import EVENTS, event_batch
 from towline.spark.arrow.from_frames import DEAD, MESSAGES, OWN, Origin, Records, chosen, message_batch
 from towline.spark.delayed_rows import SCHEDULE, schedule_batches
 from towline.spark.plan import Kind, Range
-from towline.spark.sources import BrokerPlace, FolderPlace
+from towline.spark.sources import BrokerSource, FolderSource
 from towline.store.log.offline.streams import Lost
 
 __all__ = ["BATCH_ROWS", "SCHEMAS", "Wants", "read_batches"]
@@ -65,7 +65,7 @@ ALL: Final = Wants()
 
 
 def read_batches(
-    place: BrokerPlace | FolderPlace,
+    place: BrokerSource | FolderSource,
     span: Range,
     wants: Wants = ALL,
     on_skip: Callable[[str, int], None] | None = None,
@@ -99,7 +99,7 @@ def read_batches(
 class _Build:
     """From records to batches."""
 
-    def __init__(self, place: BrokerPlace | FolderPlace, span: Range, kind: Kind, schema: Any, wants: Wants) -> None:
+    def __init__(self, place: BrokerSource | FolderSource, span: Range, kind: Kind, schema: Any, wants: Wants) -> None:
         key = wants.key
         self._place = place
         self._span = span
@@ -150,7 +150,7 @@ class _Build:
 
 
 def _skip(
-    place: BrokerPlace | FolderPlace,
+    place: BrokerSource | FolderSource,
     span: Range,
     lost: Lost | Missing,
     wants: Wants,

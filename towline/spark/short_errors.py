@@ -6,10 +6,10 @@ from types import TracebackType
 
 from towline.errors import TowlineError, from_code
 
-__all__ = ["plainly"]
+__all__ = ["short_errors"]
 
 
-class plainly:  # noqa: N801 it is used as a word of a sentence
+class short_errors:  # noqa: N801 it is used as a word of a sentence
     """Spark prints whole tracebacks of Python errors, of which ours is the longest part and tells users nothing."""
 
     def __enter__(self) -> None:

@@ -31,7 +31,7 @@ from towline.client.bulk.publish import Addressed, Publisher
 from towline.client.cluster.brokers import DEDUP, rendezvous
 from towline.errors import Conflict, Unavailable
 
-__all__ = ["Outlets", "Records", "members_of", "publish", "unstage"]
+__all__ = ["Records", "SinkRouting", "members_of", "publish", "unstage"]
 
 REQUEST_BYTES: Final = 8 << 20
 """Frames are staged and sent about so much at a time."""
@@ -82,7 +82,7 @@ class _Outlet:
         self.bytes = 0
 
 
-class Outlets:
+class SinkRouting:
     """One task's way out: frames are staged, or with `direct` sent at once."""
 
     def __init__(  # noqa: PLR0917 all of it says where

@@ -21,16 +21,16 @@ from towline.spark.catalog import FolderCatalog
 from towline.spark.delayed_rows import Delayed, FolderSchedule
 from towline.spark.plan import Catalogued, Lane, Range, Selection, Where, check_known
 from towline.store.log.format.folder import writer_of
-from towline.store.log.offline.streams import Lost, Outside, Place, read_range
+from towline.store.log.offline.streams import Lost, OfflineStreams, Place, read_range
 
-__all__ = ["BrokerPlace", "Door", "FolderPlace", "open_place", "why_gap"]
+__all__ = ["BrokerSource", "FolderSource", "ReadSource", "open_place", "why_gap"]
 
 _log = logging.getLogger("towline.spark")
 
 PAGE = 10_000
 
 
-class Door(NamedTuple):
+class ReadSource(NamedTuple):
     """Where to read and how to get in: a broker's `url` or a store's `path`. The secret is shown nowhere."""
 
     url: str = ""
@@ -46,7 +46,7 @@ class Door(NamedTuple):
     """Of a cluster, only these: names, ids or addresses; empty is all."""
 
     def __repr__(self) -> str:
-        return f"<Door {self.name}>"
+        return f"<ReadSource {self.name}>"
 
     @property
     def name(self) -> str:
@@ -70,10 +70,10 @@ class Door(NamedTuple):
         )
 
 
-class BrokerPlace:
+class BrokerSource:
     """A broker, or the brokers of a cluster. Of those that have stores of their own, each is read."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: ReadSource) -> None:
         self._client = door.connect()
         self._wanted = door.brokers
         self._name = door.url
@@ -165,13 +165,13 @@ class BrokerPlace:
             ]
 
 
-class FolderPlace:
+class FolderSource:
     """The folder of a log store, whether a broker has it open or not."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: ReadSource) -> None:
         self._path = Path(door.path)
         self._catalog = FolderCatalog(self._path)
-        self._outside: Outside | None = None
+        self._outside: OfflineStreams | None = None
         self._selection: Selection | None = None
 
     @property
@@ -187,7 +187,7 @@ class FolderPlace:
         if selection.kind == "schedule":
             return self._schedules(selection)
         if self._outside is None or self._selection != selection:
-            self._outside, self._selection = Outside(self._path, selection.wants), selection
+            self._outside, self._selection = OfflineStreams(self._path, selection.wants), selection
         streams = self._outside.look()
         self._check(selection, {name.split("/")[1] for name in streams})
         return [
@@ -232,8 +232,8 @@ class FolderPlace:
 
 
 @contextmanager
-def open_place(door: Door) -> Iterator[BrokerPlace | FolderPlace]:
-    place = BrokerPlace(door) if door.url else FolderPlace(door)
+def open_place(door: ReadSource) -> Iterator[BrokerSource | FolderSource]:
+    place = BrokerSource(door) if door.url else FolderSource(door)
     try:
         yield place
     except NewerFormat as error:
@@ -242,7 +242,7 @@ def open_place(door: Door) -> Iterator[BrokerPlace | FolderPlace]:
         place.close()
 
 
-def why_gap(place: BrokerPlace | FolderPlace, lane: Lane) -> str:
+def why_gap(place: BrokerSource | FolderSource, lane: Lane) -> str:
     """What is before a pull log, or before the dead letters of a consumer without a group, though it need not have been
     dropped: a group that is made anew counts on behind all that were forgotten (`store/spi.py`). Empty if retention
     dropped it. A pull log says itself that it begins; dead letters do not."""

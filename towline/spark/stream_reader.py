@@ -28,8 +28,8 @@ from towline.spark.batch_reader import RangePartition, read_partition
 from towline.spark.options import ReadOptions
 from towline.spark.plan import Lane, check_chosen, cut, resolve
 from towline.spark.progress import Progress
-from towline.spark.short_errors import plainly
-from towline.spark.sources import BrokerPlace, FolderPlace
+from towline.spark.short_errors import short_errors
+from towline.spark.sources import BrokerSource, FolderSource
 
 __all__ = ["StreamReader"]
 
@@ -51,7 +51,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, columns: pa.Schema) -> None:
         self._options = options
         self._columns = columns
-        self._place: BrokerPlace | FolderPlace | None = None
+        self._place: BrokerSource | FolderSource | None = None
         self._until: Offset | None = None
         self._progress: Progress | None = None
 
@@ -62,7 +62,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Planning
 
     def initialOffset(self) -> Offset:
-        with plainly():
+        with short_errors():
             lanes = self._lanes()
             place = self._opened()
             check_chosen(self._options.selection, self._options.begin, self._options.stop, place, streaming=True)
@@ -77,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        with plainly():
+        with short_errors():
             lanes = self._lanes(absent=True)
             goal = {lane.name: lane.end for lane in lanes}
             if self._until is not None:
@@ -86,15 +86,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _sorted(start | _admitted(floors, goal, lanes, self._allowance(limit, lanes)))
 
     def prepareForTriggerAvailableNow(self) -> None:
-        with plainly():
+        with short_errors():
             self._until = {lane.name: lane.end for lane in self._lanes(absent=True)}
 
     def reportLatestOffset(self) -> Offset | None:
-        with plainly():
+        with short_errors():
             return _sorted({lane.name: lane.end for lane in self._lanes(absent=True)})
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        with plainly():
+        with short_errors():
             place = self._opened()
             lanes = {lane.name: lane for lane in self._lanes()}
             total = sum(max(stop - start.get(name, 0), 0) for name, stop in end.items())
@@ -135,9 +135,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._progress.close()
             self._progress = None
 
-    def _opened(self) -> BrokerPlace | FolderPlace:
+    def _opened(self) -> BrokerSource | FolderSource:
         if self._place is None:
-            self._place = BrokerPlace(self._options.door) if self._options.door.url else FolderPlace(self._options.door)
+            self._place = (
+                BrokerSource(self._options.door) if self._options.door.url else FolderSource(self._options.door)
+            )
         return self._place
 
     def _lanes(self, *, absent: bool = False) -> list[Lane]:

@@ -31,8 +31,8 @@ from towline.errors import Conflict, TowlineError, Unavailable
 from towline.spark.arrow.row_digest import RowDigest
 from towline.spark.arrow.to_frames import Encoder, Numbering, unnumbered
 from towline.spark.options import WriteOptions
-from towline.spark.short_errors import plainly
-from towline.spark.sink_routing import Outlets, Records, members_of, publish, unstage
+from towline.spark.short_errors import short_errors
+from towline.spark.sink_routing import Records, SinkRouting, members_of, publish, unstage
 
 __all__ = ["BatchWriter", "StreamWriter", "Written"]
 
@@ -84,7 +84,7 @@ def _write(
     durability, direct = as_durability(options.durability or None), options.mode == "direct"
     with options.door.connect() as client:
         topic = options.topic if sink.lasting else ""
-        outlets = Outlets(client, durability, sink.name, epoch, direct, members, topic=topic)
+        outlets = SinkRouting(client, durability, sink.name, epoch, direct, members, topic=topic)
         digest = RowDigest() if sink.lasting and options.rerun == "check" else None
         with sink.advising():
             done = outlets.done
@@ -158,11 +158,11 @@ class BatchWriter(DataSourceArrowWriter):
         self._members = _members(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        with plainly():
+        with short_errors():
             return _write(self._options, self._sink, 0, self._members, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        with plainly():
+        with short_errors():
             _commit(self._options, messages, self._sink)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -175,7 +175,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._members = _members(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        with plainly():
+        with short_errors():
             query, batch = _ids_of_batch()
             return _write(self._options, self._sink(query), batch, self._members, iterator)
 
@@ -185,7 +185,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         del batchId
-        with plainly():
+        with short_errors():
             _commit(self._options, messages, self._sink(""))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

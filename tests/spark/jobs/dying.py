@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 
 
 class Killed(BaseException):
@@ -21,7 +21,7 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, steps: Sequence[str]) 
     left = step
 
     def dying(method: Any) -> Any:
-        def work(self: Place, *arguments: Any) -> Any:
+        def work(self: ArchiveFolder, *arguments: Any) -> Any:
             nonlocal left
             left -= 1
             if left < 0:
@@ -32,5 +32,5 @@ def killed_at(step: int, monkeypatch: pytest.MonkeyPatch, steps: Sequence[str]) 
 
     with monkeypatch.context() as patch:
         for name in steps:
-            patch.setattr(Place, name, dying(getattr(Place, name)))
+            patch.setattr(ArchiveFolder, name, dying(getattr(ArchiveFolder, name)))
         yield

@@ -23,7 +23,7 @@ from towline.spark.jobs.archive.manifest import Archive, Writable
 from towline.spark.jobs.archive.verify import verify
 from towline.spark.jobs.replay import Chosen, replay
 from towline.spark.jobs.source import Source
-from towline.spark.sources import Door
+from towline.spark.sources import ReadSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,7 +93,7 @@ def test_the_jobs_on_hdfs(
     with Writable.opened(to), pytest.raises(Conflict, match="another job"):
         archive(spark, source, to)
 
-    door, again = Door(url=f"towline://127.0.0.1:{broker.port}"), Chosen(to_topic="again")
+    door, again = ReadSource(url=f"towline://127.0.0.1:{broker.port}"), Chosen(to_topic="again")
     for _ in range(2):
         replay(spark, shelf, door, "again", f"{folder}/replay", chosen=again)
     copies = spark.read.format("towline").options(url=door.url, topic="again").load()

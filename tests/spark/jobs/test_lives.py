@@ -1,4 +1,4 @@
-"""Lives from ranges of events, against a truth that was kept message by message."""
+"""MessageOutcomes from ranges of events, against a truth that was kept message by message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pytest
 from tests.spark.jobs.history import NOON, Group, Life, Writer, play
 from towline.delivery.group.events import Event, Moved, Started, decode_event
 from towline.frame import Frame
-from towline.spark.jobs.analysis.message_outcomes import KINDS, STATUSES, Events, Lives, Moves, lives, override
+from towline.spark.jobs.analysis.message_outcomes import (
+    KINDS,
+    STATUSES,
+    Events,
+    MessageOutcomes,
+    Moves,
+    lives,
+    override,
+)
 
 
 def events_of(writer: Writer) -> list[Event]:
@@ -43,7 +51,7 @@ def columns(events: list[Event], words: dict[str, int]) -> tuple[Events, Moves]:
     return Events(*table.T), Moves(started, position, places[:, 0], places[:, 1])
 
 
-def told(found: Lives, seq: int, words: list[str], sent_us: int) -> Life:
+def told(found: MessageOutcomes, seq: int, words: list[str], sent_us: int) -> Life:
     at = int(found.at(np.array([seq]))[0])
     numbers = [int(column[at]) for column in found]
     _, _, status, pulls, failures, acks, first, last, settled, consumer, reason = numbers
@@ -83,9 +91,9 @@ def test_a_lane_without_events_is_new_and_one_whose_events_were_dropped_is_unkno
 
 
 def test_a_dead_letter_that_was_sent_again_ends_as_its_copy_does() -> None:
-    def piece(status: str, pulls: int, settled: int, consumer: int) -> Lives:
+    def piece(status: str, pulls: int, settled: int, consumer: int) -> MessageOutcomes:
         numbers = (0, 1, STATUSES.index(status), pulls, pulls, status == "SUCCESS", NOON, NOON, settled, consumer, -1)
-        return Lives(*(np.array([number], np.int64) for number in numbers))
+        return MessageOutcomes(*(np.array([number], np.int64) for number in numbers))
 
     dead, copy = piece("DEAD", 3, NOON + 1, 0), piece("SUCCESS", 1, NOON + 9, 1)
     index = np.array([0])

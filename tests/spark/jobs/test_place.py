@@ -14,7 +14,7 @@ from tests.spark.jobs.dying import Killed, killed_at
 from tests.spark.jobs.history import NOON
 from towline.errors import Conflict, StoreDamaged
 from towline.spark.jobs.archive import manifest
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 from towline.spark.jobs.archive.manifest import Archive, Entry, Writable
 
 URI = "hadoopish:///archive"
@@ -80,12 +80,12 @@ class Hadoopish(fs.FileSystemHandler):  # type: ignore[misc,unused-ignore]
 @pytest.fixture(autouse=True)
 def _hadoopish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = fs.PyFileSystem(Hadoopish(tmp_path))
-    monkeypatch.setattr(Place, "_open_remote", lambda _: (made, "archive"))
+    monkeypatch.setattr(ArchiveFolder, "_open_remote", lambda _: (made, "archive"))
     monkeypatch.setattr("towline.spark.jobs.archive.archive_folder.LEASE_S", 0.0)
 
 
 def test_a_document_is_the_old_or_the_new_one_after_a_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(URI)
+    place = ArchiveFolder(URI)
     assert place.read("some/document") is None
     for step in range(8):
         place.replace("some/document", b"old")
@@ -97,7 +97,7 @@ def test_a_document_is_the_old_or_the_new_one_after_a_death(monkeypatch: pytest.
 
 
 def test_what_is_missing_is_not_moved_and_need_not_be_removed() -> None:
-    place = Place(URI)
+    place = ArchiveFolder(URI)
     assert not place.move("missing", "elsewhere")
     place.remove(["missing"])
     place.remove_folder("missing")
@@ -134,7 +134,7 @@ def test_a_manifest_is_whole_wherever_its_writer_died(monkeypatch: pytest.Monkey
             break
         step += 1
     assert step > 30
-    assert "_manifest/base.json" in Place(URI).sizes("_manifest")
+    assert "_manifest/base.json" in ArchiveFolder(URI).sizes("_manifest")
 
 
 def test_commits_that_are_folded_while_they_are_read_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +142,9 @@ def test_commits_that_are_folded_while_they_are_read_are_read_again(monkeypatch:
     with Writable.opened(URI) as shelf:
         for number in range(2):
             add(shelf, number)
-        read, folded = Place.read, False
+        read, folded = ArchiveFolder.read, False
 
-        def late(self: Place, name: str) -> bytes | None:
+        def late(self: ArchiveFolder, name: str) -> bytes | None:
             nonlocal folded
             data = read(self, name)
             if name == manifest.BASE and not folded:
@@ -152,7 +152,7 @@ def test_commits_that_are_folded_while_they_are_read_are_read_again(monkeypatch:
                 add(shelf, 2)
             return data
 
-        monkeypatch.setattr(Place, "read", late)
+        monkeypatch.setattr(ArchiveFolder, "read", late)
         assert Archive.open(URI).positions == {"lane/orders/middle": 3}
         shelf.place.remove(["_manifest/base.json"])
         add(shelf, 3)
@@ -161,7 +161,7 @@ def test_commits_that_are_folded_while_they_are_read_are_read_again(monkeypatch:
 
 
 def test_a_lease_is_lost_to_whoever_takes_it_and_left_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(URI)
+    place = ArchiveFolder(URI)
     with place.lock("lock", "writes") as renew:
         with place.lock("lock", "writes"):  # the lease is over at once here
             monkeypatch.setattr("towline.spark.jobs.archive.archive_folder.LEASE_S", 120.0)

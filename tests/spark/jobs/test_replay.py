@@ -17,7 +17,7 @@ from towline.spark.jobs.archive.archive import Options, archive
 from towline.spark.jobs.archive.manifest import Archive
 from towline.spark.jobs.replay import Chosen, replay
 from towline.spark.jobs.source import Source
-from towline.spark.sources import Door
+from towline.spark.sources import ReadSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,8 +43,8 @@ def shelf(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Arch
     return Archive.open(str(folder / "archive"))
 
 
-def door(broker: BrokerProcess) -> Door:
-    return Door(url=f"towline://127.0.0.1:{broker.port}")
+def door(broker: BrokerProcess) -> ReadSource:
+    return ReadSource(url=f"towline://127.0.0.1:{broker.port}")
 
 
 def bodies(mq: towline.Client, topic: str, lane: Any = "middle") -> list[int]:

@@ -23,7 +23,7 @@ from towline.store import Store
 
 __all__ = [
     "SETUP",
-    "AccessBook",
+    "AccountStore",
     "Declared",
     "Secret",
     "Token",
@@ -114,7 +114,7 @@ def hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-class AccessBook:
+class AccountStore:
     """Read at any time; changed by one at a time, and a change counts once it is saved."""
 
     def __init__(self, store: Store, clock: Clock, declared: Declared | None = None) -> None:

@@ -11,7 +11,15 @@ from typing import Any, Final
 
 import msgspec
 
-from towline.broker.access.account_store import AccessBook, Secret, Token, User, hash_secret, is_admin_rule, new_secret
+from towline.broker.access.account_store import (
+    AccountStore,
+    Secret,
+    Token,
+    User,
+    hash_secret,
+    is_admin_rule,
+    new_secret,
+)
 from towline.broker.access.authentication import Access, Principal
 from towline.broker.access.authorization import Guard
 from towline.broker.access.rules import ROLES, check_grant, check_rule, covers
@@ -45,7 +53,7 @@ async def carry_out(access: Access, guard: Guard | None, request: Request, name:
     return await _change(access, book, guard, partial(_CHANGING[request.kind], access, book, guard, request))
 
 
-async def _change(access: Access, book: AccessBook, guard: Guard, work: Callable[[], Awaitable[Answer]]) -> Answer:
+async def _change(access: Access, book: AccountStore, guard: Guard, work: Callable[[], Awaitable[Answer]]) -> Answer:
     async with book.changing:
         for left in reversed(range(TRIES)):
             await book.load()
@@ -80,7 +88,7 @@ def _check_admin(guard: Guard, request: Request) -> None:
 # Reading
 
 
-async def _users(access: Access, book: AccessBook, guard: Guard, request: wire.ListUsers) -> Answer:
+async def _users(access: Access, book: AccountStore, guard: Guard, request: wire.ListUsers) -> Answer:
     return wire.Users(
         [
             wire.UserState(
@@ -91,7 +99,7 @@ async def _users(access: Access, book: AccessBook, guard: Guard, request: wire.L
     )
 
 
-async def _tokens(access: Access, book: AccessBook, guard: Guard, request: wire.ListTokens) -> Answer:
+async def _tokens(access: Access, book: AccountStore, guard: Guard, request: wire.ListTokens) -> Answer:
     tokens = sorted(book.tokens.values(), key=lambda one: one.name)
     if not guard.may(*CLUSTER):
         if request.owner not in ("", guard.principal.user):
@@ -100,7 +108,7 @@ async def _tokens(access: Access, book: AccessBook, guard: Guard, request: wire.
     return wire.Tokens([_state(access, one) for one in tokens if request.owner in ("", one.owner)])
 
 
-def _reaches(book: AccessBook, principal: Principal, token: Token) -> bool:
+def _reaches(book: AccountStore, principal: Principal, token: Token) -> bool:
     """Whether someone without the rights of an administrator may list, rotate and revoke it: the token it came with,
     and those of its own user that may do nothing that it may not do itself."""
     if principal.kind == "token" and token.name == principal.name:
@@ -111,7 +119,7 @@ def _reaches(book: AccessBook, principal: Principal, token: Token) -> bool:
     return not scopes or covers(scopes, token.scopes)
 
 
-def _scopes(book: AccessBook, principal: Principal) -> Sequence[wire.Grant]:
+def _scopes(book: AccountStore, principal: Principal) -> Sequence[wire.Grant]:
     token = book.tokens.get(principal.name) if principal.kind == "token" else None
     return token.scopes if token is not None else ()
 
@@ -124,11 +132,11 @@ def _state(access: Access, token: Token) -> wire.TokenState:
     return wire.TokenState(token.name, token.owner, token.roles, token.scopes, token.quota, live, token.created_at_us)
 
 
-async def _rules(access: Access, book: AccessBook, guard: Guard, request: wire.ListRules) -> Answer:
+async def _rules(access: Access, book: AccountStore, guard: Guard, request: wire.ListRules) -> Answer:
     return wire.Rules([one for one in book.all_rules() if request.subject in ("", one.subject)], ROLES)
 
 
-async def _audit(access: Access, book: AccessBook, guard: Guard, request: wire.ListAudit) -> Answer:
+async def _audit(access: Access, book: AccountStore, guard: Guard, request: wire.ListAudit) -> Answer:
     assert access.audit is not None, "with security there is an audit log"
     return await access.audit.list(request)
 
@@ -136,7 +144,7 @@ async def _audit(access: Access, book: AccessBook, guard: Guard, request: wire.L
 # Changing
 
 
-async def _put_password(access: Access, book: AccessBook, guard: Guard, request: wire.PutUser) -> Answer:
+async def _put_password(access: Access, book: AccountStore, guard: Guard, request: wire.PutUser) -> Answer:
     """What takes long is done first: whoever else changes something waits while the book is changed."""
     assert request.password is not None, "there is one to put"
     own, passwords = _own(book, guard, request), access.passwords
@@ -151,7 +159,7 @@ async def _put_password(access: Access, book: AccessBook, guard: Guard, request:
 
 
 async def _put_user(  # noqa: PLR0917 - as all ways, and what was found out before
-    access: Access, book: AccessBook, guard: Guard, request: wire.PutUser, hashed: str = "", old: str = ""
+    access: Access, book: AccountStore, guard: Guard, request: wire.PutUser, hashed: str = "", old: str = ""
 ) -> Answer:
     """`hashed` is the new password, `old` the one that was right."""
     own = _own(book, guard, request)
@@ -180,7 +188,7 @@ def _check_lasting(guard: Guard, request: Request, what: str) -> None:
         raise Refused(f"{guard.principal.name!r} expires, and so {what}: log in with a password for that")
 
 
-def _own(book: AccessBook, guard: Guard, request: wire.PutUser) -> User | None:
+def _own(book: AccountStore, guard: Guard, request: wire.PutUser) -> User | None:
     """The user that changes its own password, and nothing else; None where an administrator makes or changes one."""
     if guard.may(*CLUSTER):
         return None
@@ -199,12 +207,12 @@ def _own(book: AccessBook, guard: Guard, request: wire.PutUser) -> User | None:
     return user
 
 
-async def _delete_user(access: Access, book: AccessBook, guard: Guard, request: wire.DeleteUser) -> Answer:
+async def _delete_user(access: Access, book: AccountStore, guard: Guard, request: wire.DeleteUser) -> Answer:
     await book.delete_user(request.name)
     return Done()
 
 
-async def _create_token(access: Access, book: AccessBook, guard: Guard, request: wire.CreateToken) -> Answer:
+async def _create_token(access: Access, book: AccountStore, guard: Guard, request: wire.CreateToken) -> Answer:
     if len(request.scopes) > SCOPES_MAX:
         raise TooMany(
             f"a token has at most {SCOPES_MAX} scopes, not {len(request.scopes)}: give prefixes (send:topic:orders.*), "
@@ -236,7 +244,7 @@ async def _create_token(access: Access, book: AccessBook, guard: Guard, request:
 
 
 def _expiry(
-    book: AccessBook, guard: Guard, request: wire.CreateToken, token: Token | None, now_us: int
+    book: AccountStore, guard: Guard, request: wire.CreateToken, token: Token | None, now_us: int
 ) -> tuple[int, int]:
     """When the new secret expires, and what binds the token from now on. Nobody makes a secret that outlives the one it
     came with; and what an administrator has set is moved by administrators only."""
@@ -256,7 +264,7 @@ def _expiry(
     return expires_at_us, expires_at_us if is_admin else bound_us
 
 
-def _owner_of(book: AccessBook, guard: Guard, request: wire.CreateToken) -> str:
+def _owner_of(book: AccountStore, guard: Guard, request: wire.CreateToken) -> str:
     """Whose rights the token has. A user makes tokens for itself, under its own name, and none that may do more than
     the token it came with."""
     principal = guard.principal
@@ -271,7 +279,7 @@ def _owner_of(book: AccessBook, guard: Guard, request: wire.CreateToken) -> str:
     return principal.user
 
 
-def _check_count(book: AccessBook, owner: str) -> None:
+def _check_count(book: AccountStore, owner: str) -> None:
     if sum(one.owner == owner for one in book.tokens.values()) >= OWN_TOKENS_MAX:
         raise TooMany(
             f"{owner} has {OWN_TOKENS_MAX} tokens already: revoke those that are not needed (towline token ls), "
@@ -279,12 +287,12 @@ def _check_count(book: AccessBook, owner: str) -> None:
         )
 
 
-def _check_reach(book: AccessBook, guard: Guard, request: Request, token: Token | None) -> None:
+def _check_reach(book: AccountStore, guard: Guard, request: Request, token: Token | None) -> None:
     if token is None or not _reaches(book, guard.principal, token):
         _check_admin(guard, request)
 
 
-async def _revoke_token(access: Access, book: AccessBook, guard: Guard, request: wire.RevokeToken) -> Answer:
+async def _revoke_token(access: Access, book: AccountStore, guard: Guard, request: wire.RevokeToken) -> Answer:
     token, until_us = book.tokens.get(request.name), guard.principal.expires_at_us
     _check_reach(book, guard, request, token)
     taken = [one for one in token.secrets if request.id in ("", one.id)] if token is not None else []
@@ -295,7 +303,7 @@ async def _revoke_token(access: Access, book: AccessBook, guard: Guard, request:
     return Done()
 
 
-async def _add_rule(access: Access, book: AccessBook, guard: Guard, request: wire.AddRule) -> Answer:
+async def _add_rule(access: Access, book: AccountStore, guard: Guard, request: wire.AddRule) -> Answer:
     check_rule(request.rule)
     if request.rule.effect == "allow" and is_admin_rule(request.rule):
         _check_lasting(guard, request, "lets nobody administer access")
@@ -303,12 +311,12 @@ async def _add_rule(access: Access, book: AccessBook, guard: Guard, request: wir
     return wire.RuleAdded(await book.add_rule(rule))
 
 
-async def _drop_rule(access: Access, book: AccessBook, guard: Guard, request: wire.DropRule) -> Answer:
+async def _drop_rule(access: Access, book: AccountStore, guard: Guard, request: wire.DropRule) -> Answer:
     await book.drop_rule(request.id)
     return Done()
 
 
-_Way = Callable[[Access, AccessBook, Guard, Any], Awaitable[Answer]]
+_Way = Callable[[Access, AccountStore, Guard, Any], Awaitable[Answer]]
 
 _READING: dict[int, _Way] = {
     wire.ListUsers.kind: _users,

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from towline.broker.access.access_file import read_access_file
-from towline.broker.access.account_store import SETUP, AccessBook, Token, hash_secret
+from towline.broker.access.account_store import SETUP, AccountStore, Token, hash_secret
 from towline.broker.access.audit import AuditLog, audit_path
 from towline.broker.access.passwords import NOBODYS_HASH, Passwords
 from towline.broker.access.rules import Rights
@@ -59,7 +59,7 @@ class Access:
     def __init__(
         self,
         *,
-        book: AccessBook | None = None,
+        book: AccountStore | None = None,
         setup: SetupSecret | None = None,
         audit: AuditLog | None = None,
         clock: Clock = SYSTEM,
@@ -81,7 +81,7 @@ class Access:
         if settings.access_file and not settings.security:
             raise BadRequest("access_file is of no use without security: add --security, or leave --access-file out")
         declared = read_access_file(Path(settings.access_file).expanduser()) if settings.access_file else None
-        book = AccessBook(store, clock, declared)
+        book = AccountStore(store, clock, declared)
         await book.load()
         book.check_declared()
         path = audit_path(settings)
@@ -248,7 +248,7 @@ class Access:
         for watcher in list(self.watchers):
             watcher()
 
-    def _forget(self, book: AccessBook) -> None:
+    def _forget(self, book: AccountStore) -> None:
         """What is known of secrets that are gone, and of those who have no connection and owe nothing."""
         secrets = {secret.id for token in book.tokens.values() for secret in token.secrets}
         for one in self.last_used_us.keys() - secrets:

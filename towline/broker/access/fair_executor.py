@@ -14,12 +14,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-__all__ = ["Turns"]
+__all__ = ["FairExecutor"]
 
 _T = TypeVar("_T")
 
 
-class Turns:
+class FairExecutor:
     def __init__(self, at_once: int) -> None:
         self._free = at_once
         self._busy: set[str] = set()

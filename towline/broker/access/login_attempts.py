@@ -14,7 +14,7 @@ from towline.clock import Clock
 from towline.errors import BadRequest, NotLetIn
 from towline.model import origin_of
 
-__all__ = ["TRIES", "TRIES_OF_ORIGIN", "Tries"]
+__all__ = ["TRIES", "TRIES_OF_ORIGIN", "LoginAttempts"]
 
 TRIES: Final = 10
 """So many wrong ones for a name from one origin are looked at within …"""
@@ -31,7 +31,7 @@ KNOWN_MAX: Final = 10_000
 _Key = TypeVar("_Key")
 
 
-class Tries:
+class LoginAttempts:
     """An origin is an address; or one and the gateway by way of which it came."""
 
     def __init__(self, clock: Clock, gateways: str = "") -> None:

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Final
 
-from towline.broker.access.fair_executor import Turns
-from towline.broker.access.login_attempts import Tries
+from towline.broker.access.fair_executor import FairExecutor
+from towline.broker.access.login_attempts import LoginAttempts
 from towline.clock import Clock
 from towline.errors import BadRequest, Conflict
 
@@ -36,8 +36,8 @@ NOBODYS_HASH: Final = (
 class Passwords:
     def __init__(self, clock: Clock, gateways: str = "") -> None:
         self._clock = clock
-        self._turns = Turns(AT_ONCE)
-        self._tries = Tries(clock, gateways)
+        self._turns = FairExecutor(AT_ONCE)
+        self._tries = LoginAttempts(clock, gateways)
         self._key = os.urandom(32)
         self._right: OrderedDict[bytes, float] = OrderedDict()
         self._changing: set[str] = set()

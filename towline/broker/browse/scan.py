@@ -11,7 +11,7 @@ from towline.errors import BadFrame, NotFound
 from towline.protocol.scan import LocatedIn, LocateIn, Scan, Scanned, Streams, StreamState, Survey
 from towline.store import Store
 
-__all__ = ["Scanning", "resources_of_stream", "topic_of_stream"]
+__all__ = ["StreamScanner", "resources_of_stream", "topic_of_stream"]
 
 _OF_TOPICS = ("lane", "pull", "dead", "own")
 
@@ -37,7 +37,7 @@ def _may_see(stream: str, may: May) -> bool:
     return all(may("describe", *one) for one in found) if found else may("describe", "cluster", "")
 
 
-class Scanning:
+class StreamScanner:
     """The streams of a store, as far as they are those of topics that exist, or of nobody."""
 
     def __init__(self, store: Store, topics: Callable[[], Mapping[str, Topic]]) -> None:

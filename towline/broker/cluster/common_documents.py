@@ -11,7 +11,7 @@ from typing import Final
 from towline.store.memory import MemoryStore
 from towline.store.sql import SharedDocuments
 
-__all__ = ["EVERY_S", "Commons"]
+__all__ = ["EVERY_S", "CommonDocuments"]
 
 EVERY_S: Final = 2.0
 _PLACES: Final = {
@@ -24,7 +24,7 @@ _PLACES: Final = {
 database has left in its realm counts until there is something newer."""
 
 
-class Commons(MemoryStore):
+class CommonDocuments(MemoryStore):
     """The store of a front: it has no messages, and of its documents the database keeps those that all share."""
 
     def __init__(self, documents: SharedDocuments) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from towline.broker.broker import Broker
-from towline.broker.cluster.peer import Credentials, Neighbour
+from towline.broker.cluster.peer import Credentials, Peer
 from towline.errors import BadRequest, Conflict, NotFound, TowlineError
 from towline.model import PRIVATE, GroupConfig, TopicConfig
 from towline.protocol.cluster import Meet, Met
@@ -22,7 +22,7 @@ from towline.protocol.messages import Groups, ListGroups, ListTopics, TopicInfo,
 from towline.protocol.monitor import AlarmBook, AskAlarmBook
 from towline.settings import BrokerSettings
 
-__all__ = ["Cluster", "advertised", "join_addresses", "split_address"]
+__all__ = ["Gossip", "advertised", "join_addresses", "split_address"]
 
 log = logging.getLogger("towline.cluster")
 
@@ -83,7 +83,7 @@ def _credentials(settings: BrokerSettings) -> Credentials:
     return Credentials(settings.cluster_token, secret, context)
 
 
-class Cluster:
+class Gossip:
     """The conversations of one broker with the others."""
 
     def __init__(self, broker: Broker) -> None:
@@ -166,7 +166,7 @@ class Cluster:
         """One conversation, until the connection breaks; the next beat begins another."""
         host, port = split_address(address, "join")
         timeout_s = max(_TIMEOUT_BEATS * self._beat_s, 0.5)
-        neighbour = Neighbour(host, port, self._credentials, timeout_s, login_s=_LOGIN_S)
+        neighbour = Peer(host, port, self._credentials, timeout_s, login_s=_LOGIN_S)
         try:
             await neighbour.open()
             while await self._beat(neighbour, address):
@@ -179,7 +179,7 @@ class Cluster:
         finally:
             await neighbour.close()
 
-    async def _rest(self, neighbour: Neighbour) -> None:
+    async def _rest(self, neighbour: Peer) -> None:
         """Until the next beat. A neighbour that dies meanwhile is noticed, and so is that we leave."""
         resting = asyncio.ensure_future(neighbour.rest(self._beat_s))
         leaving = asyncio.ensure_future(self._leave.wait())
@@ -192,7 +192,7 @@ class Cluster:
                 task.cancel()
             await asyncio.gather(resting, leaving, return_exceptions=True)
 
-    async def _beat(self, neighbour: Neighbour, address: str) -> bool:
+    async def _beat(self, neighbour: Peer, address: str) -> bool:
         """True if there is anything to say on this connection later."""
         registry = self._registry
         me, *known = registry.states()
@@ -215,7 +215,7 @@ class Cluster:
         await self._compare_alarms(neighbour, met)
         return True
 
-    async def _compare_alarms(self, neighbour: Neighbour, met: Met) -> None:
+    async def _compare_alarms(self, neighbour: Peer, met: Met) -> None:
         """Alarm rules may have been made, changed, silenced or dropped while one of us was away. Each asks the other,
         and the later change counts, so that both come to the same."""
         desk = self._broker.outlook.alarms
@@ -230,7 +230,7 @@ class Cluster:
         if news:
             log.info("alarm rules are now as broker %s at %s has changed them", met.me.name, met.me.address)
 
-    async def _catch_up(self, neighbour: Neighbour) -> None:
+    async def _catch_up(self, neighbour: Peer) -> None:
         """Make the topics and groups that another broker has and we have not: they were made while we were away."""
         topics = (await neighbour.ask(ListTopics(), Topics)).topics
         groups = (await neighbour.ask(ListGroups(), Groups)).groups
@@ -280,7 +280,7 @@ class Cluster:
 
     async def _ask_for(self, topic: str, address: str) -> tuple[TopicConfig, list[GroupConfig]] | None:
         host, port = split_address(address, "join")
-        neighbour = Neighbour(host, port, self._credentials, max(self._beat_s, 0.5))
+        neighbour = Peer(host, port, self._credentials, max(self._beat_s, 0.5))
         try:
             await neighbour.open()
             config = (await neighbour.ask(TopicInfo(topic), TopicState)).config
@@ -309,7 +309,7 @@ class Cluster:
 
     async def _unused_at(self, topic: str, address: str) -> list[tuple[str, float]] | None:
         host, port = split_address(address, "join")
-        neighbour = Neighbour(host, port, self._credentials, max(_TIMEOUT_BEATS * self._beat_s, 0.5))
+        neighbour = Peer(host, port, self._credentials, max(_TIMEOUT_BEATS * self._beat_s, 0.5))
         try:
             await neighbour.open()
             groups = (await neighbour.ask(ListGroups(topic), Groups)).groups

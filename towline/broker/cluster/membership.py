@@ -25,7 +25,7 @@ from towline.settings import BrokerSettings
 from towline.store import Store
 from towline.version import __version__
 
-__all__ = ["Node", "Registry", "Visitor"]
+__all__ = ["BrokerEntry", "ClientEntry", "Membership"]
 
 log = logging.getLogger("towline.cluster")
 
@@ -35,7 +35,7 @@ SHARED: Final = ("mysql", "mariadb", "tidb")
 """Stores that many brokers use at once."""
 
 
-class Visitor(Protocol):
+class ClientEntry(Protocol):
     """A connection, as far as the registry must know it."""
 
     def describe(self) -> list[ClientState]: ...
@@ -50,7 +50,7 @@ class _Kept(msgspec.Struct):
     """Of these it is known that they have nothing that our shards would have to wait for."""
 
 
-class Node:
+class BrokerEntry:
     """Another broker."""
 
     __slots__ = ("heard_s", "lost", "state")
@@ -63,7 +63,7 @@ class Node:
         """Its connection broke, and was not made again yet."""
 
 
-class Registry:
+class Membership:
     def __init__(
         self, store: Store, settings: BrokerSettings, clock: Clock, count_topics: Callable[[], int] = lambda: 0
     ) -> None:
@@ -81,11 +81,11 @@ class Registry:
         self.leaving = False
         self.replaced = ""
         """The id of the broker with a disk that was at our address before."""
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, BrokerEntry] = {}
         self.clear: set[str] = set()
         self.prepared: Callable[[], set[tuple[str, int]]] = set
         """Topics and lanes of prepared transactions."""
-        self.visitors: Collection[Visitor] = ()
+        self.visitors: Collection[ClientEntry] = ()
 
     @property
     def shared(self) -> bool:
@@ -107,7 +107,7 @@ class Registry:
             return
         kept = decode_document(DOCUMENT, document, _Kept)
         self.id = kept.id
-        self.nodes = {one.id: Node(one, None) for one in kept.brokers if one.id != self.id}
+        self.nodes = {one.id: BrokerEntry(one, None) for one in kept.brokers if one.id != self.id}
         self.clear = set(kept.clear)
 
     async def save(self) -> None:
@@ -190,12 +190,12 @@ class Registry:
                 "it returns at another address", broker, self.address,
             )  # fmt: skip
 
-    def _note(self, state: BrokerState) -> Node:
+    def _note(self, state: BrokerState) -> BrokerEntry:
         node = self.nodes.get(state.id)
         if node is None:
             if len(self.nodes) >= BROKERS_MAX:
                 raise TooMany(f"a cluster has at most {BROKERS_MAX} brokers besides this one")
-            node = self.nodes[state.id] = Node(state, None)
+            node = self.nodes[state.id] = BrokerEntry(state, None)
             self._changed = True
         elif node.state.address != state.address:
             self._changed = True
@@ -264,7 +264,7 @@ class Registry:
             heard_s = self._opened_s if node.heard_s is None else node.heard_s
             yield msgspec.structs.replace(node.state, state=self._state_of(node), last_seen_s=round(now_s - heard_s, 3))
 
-    def _state_of(self, node: Node) -> str:
+    def _state_of(self, node: BrokerEntry) -> str:
         silent_s = self._clock.steady_s() - (self._opened_s if node.heard_s is None else node.heard_s)
         if silent_s > self._settings.cluster_gone_s:
             return "gone"

@@ -10,7 +10,7 @@ from towline.errors import ProtocolError, TowlineError, Unavailable
 from towline.protocol import PREFACE, Decoder, decode_answer, encode_envelope
 from towline.protocol.messages import VERSION, VERSION_MIN, Answer, Failed, Hello, Request, Welcome
 
-__all__ = ["Credentials", "Neighbour"]
+__all__ = ["Credentials", "Peer"]
 
 A = TypeVar("A", bound=Answer)
 
@@ -29,7 +29,7 @@ class Credentials(NamedTuple):
         return f"<Credentials of {self.token!r}>"
 
 
-class Neighbour:
+class Peer:
     """One connection. It asks one thing at a time; whatever goes wrong is an `Unavailable`, and the connection of no
     more use."""
 

@@ -28,9 +28,9 @@ from towline.broker.cluster.format_number import LOOK_S as NUMBER_S
 from towline.broker.cluster.format_number import FormatNumber
 from towline.broker.cluster.gossip import split_address
 from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.broker.maintenance import every
-from towline.broker.node import Front
+from towline.broker.node import Node
 from towline.broker.open_store import sql_settings
 from towline.clock import SYSTEM, Clock, in_slices
 from towline.errors import BadRequest, NotFound, NotOwner, TowlineError
@@ -175,7 +175,7 @@ class _Store(SqlStore):
 class Realms:
     """The realms of one broker process."""
 
-    def __init__(self, front: Front, database: Database, number: FormatNumber, clock: Clock = SYSTEM) -> None:
+    def __init__(self, front: Node, database: Database, number: FormatNumber, clock: Clock = SYSTEM) -> None:
         settings = front.settings
         self.front = front
         self.owned: dict[str, Broker] = {}
@@ -206,7 +206,7 @@ class Realms:
     @classmethod
     async def open(cls, settings: BrokerSettings) -> Realms:
         database = await prepare_database(sql_settings(settings), max_frame_bytes=settings.max_frame_bytes)
-        front = await Front.open_front(settings, SharedDocuments(database))
+        front = await Node.open_front(settings, SharedDocuments(database))
         number = await FormatNumber.of(database, settings.cluster_gone_s, SYSTEM)
         realms = front.realms = cls(front, database, number)
         return realms
@@ -232,13 +232,13 @@ class Realms:
     def realm_of(self, topic: str) -> str:
         return self._names[realm_of(topic, len(self._names))]
 
-    def choose(self, request: Request, members: Mapping[int, Member | Fan]) -> Broker:
+    def choose(self, request: Request, members: Mapping[int, Member | PrefixSubscription]) -> Broker:
         """The broker of a request; `NotOwner` if it is not one of ours."""
         if isinstance(request, Pull | Settle | wire.Detach) or (isinstance(request, Beat) and request.subscription):
             member = members.get(request.subscription)
             if member is None:
                 raise NotFound(f"there is no subscription {request.subscription} on this connection: attach first")
-            if isinstance(member, Fan):
+            if isinstance(member, PrefixSubscription):
                 return self._broker(MAIN, "")
             return self._broker(self.realm_of(member.config.topic), member.config.topic)
         if self._is_for_here(request):

@@ -20,7 +20,7 @@ from towline.protocol.cluster import ClientState
 from towline.store.sql import BROKER, CONSUMER, Entry, Roster
 from towline.version import __version__
 
-__all__ = ["Roll"]
+__all__ = ["RegistryTable"]
 
 log = logging.getLogger("towline.cluster")
 
@@ -48,7 +48,7 @@ class _Consumer(msgspec.Struct):
     token: str
 
 
-class Roll:
+class RegistryTable:
     def __init__(self, broker: Broker, roster: Roster, *, itself: bool) -> None:
         self._broker = broker
         self._registry = broker.registry

@@ -1,4 +1,4 @@
-"""Homes of the shards of ordered topics, in a cluster whose brokers keep their own messages.
+"""ShardHomes of the shards of ordered topics, in a cluster whose brokers keep their own messages.
 
 A shard's home is the highest of all brokers by `rank`, so a broker that joins becomes the home of some shards, of which
 lower ones may have a backlog. It takes new messages at once and holds them back: a group gets them when it has nothing
@@ -14,14 +14,14 @@ import logging
 from collections.abc import Collection
 from typing import Final
 
-from towline.broker.cluster.membership import Registry
+from towline.broker.cluster.membership import Membership
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.topics.topics import Topics
 from towline.clock import SECOND_US, Clock, in_slices
 from towline.model import rank
 from towline.protocol.cluster import Backlog
 
-__all__ = ["SETTLE_S", "Homes"]
+__all__ = ["SETTLE_S", "ShardHomes"]
 
 log = logging.getLogger("towline.cluster")
 
@@ -55,8 +55,8 @@ class _Report:
         return unsettled and (topic, shard) in self.kept
 
 
-class Homes:
-    def __init__(self, registry: Registry, topics: Topics, clock: Clock) -> None:
+class ShardHomes:
+    def __init__(self, registry: Membership, topics: Topics, clock: Clock) -> None:
         self._registry = registry
         self._topics = topics
         self._clock = clock

@@ -15,7 +15,7 @@ from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.fetch import Buffers
 from towline.broker.consume.groups import Groups
 from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import Fan, Fans
+from towline.broker.consume.prefix_subscription import PrefixSubscription, PrefixSubscriptions
 from towline.broker.consume.seek import check_places, place_of
 from towline.broker.consume.waiting_pull import Taker
 from towline.broker.maintenance import parting_members
@@ -49,7 +49,7 @@ class Consumers:
         self._topics = topics
         self._groups = groups
         self._start = start
-        self._fans = Fans(topics, lambda: broker.closing)
+        self._fans = PrefixSubscriptions(topics, lambda: broker.closing)
         topics.on_made = self._fans.made
         self._orphans: dict[tuple[str, str, str], float] = {}
         """Consumers that held something when the broker stopped, and until when they may come back."""
@@ -76,7 +76,7 @@ class Consumers:
 
     # Coming
 
-    async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> Fan:
+    async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> PrefixSubscription:
         """Attach to all topics under a prefix, as far as one `may`; to those as well that are made later."""
         return await self._fans.open(self._checked(request), partial(self._join, address=address), may)
 
@@ -125,7 +125,7 @@ class Consumers:
         ours = request.places.store == self._broker.store_id
         return request if ours else msgspec.structs.replace(request, places=None)
 
-    def places(self, member: Member | Fan) -> wire.Places | None:
+    def places(self, member: Member | PrefixSubscription) -> wire.Places | None:
         """Where a consumer without a group is that was just attached: in the topics where it may have begun anew."""
         if not member.config.ephemeral:
             return None
@@ -135,31 +135,35 @@ class Consumers:
     # Working
 
     async def pull(
-        self, member: Member | Fan, request: wire.Pull, taker: Taker | None = None
+        self, member: Member | PrefixSubscription, request: wire.Pull, taker: Taker | None = None
     ) -> tuple[wire.Pulled, Buffers]:
         if self._broker.closing and request.wait_ms:
             request = msgspec.structs.replace(request, wait_ms=0)
-        if isinstance(member, Fan):
+        if isinstance(member, PrefixSubscription):
             return await member.pull(request, taker)
         return await member.dispatcher.pull(member, request, taker)
 
-    async def settle(self, member: Member | Fan, acts: Sequence[wire.Act]) -> wire.Settled:
-        if isinstance(member, Fan):
+    async def settle(self, member: Member | PrefixSubscription, acts: Sequence[wire.Act]) -> wire.Settled:
+        if isinstance(member, PrefixSubscription):
             return await member.settle(acts)
         return await member.dispatcher.settle(member, acts)
 
-    def beat(self, member: Member | Fan) -> None:
+    def beat(self, member: Member | PrefixSubscription) -> None:
         now_s = self._clock.steady_s()
         for one in member.members:
             one.last_seen_s = now_s
 
-    def held(self, member: Member | Fan, holding: Sequence[int]) -> wire.Held:
+    def held(self, member: Member | PrefixSubscription, holding: Sequence[int]) -> wire.Held:
         """Which of these pulls a consumer still holds, and what of them was taken away."""
-        return member.held_of(holding) if isinstance(member, Fan) else member.dispatcher.held(member, holding)
+        return (
+            member.held_of(holding)
+            if isinstance(member, PrefixSubscription)
+            else member.dispatcher.held(member, holding)
+        )
 
     # Leaving
 
-    async def detach(self, member: Member | Fan) -> None:
+    async def detach(self, member: Member | PrefixSubscription) -> None:
         """Give back what is still held; it is as durable as an ack then."""
         leaving = [one for one in self._fans.leave(member) if not one.fenced]
         given_back = [await self.leave(one, vanished=False) async for one in in_slices(leaving)]
@@ -167,10 +171,10 @@ class Consumers:
             if done is not None:
                 await done
 
-    def disconnected(self, member: Member | Fan) -> None:
+    def disconnected(self, member: Member | PrefixSubscription) -> None:
         """Its connection broke: it may come back for a moment, then what it holds goes to others. It keeps it if the
         broker stops: it cannot come back before the next start."""
-        if isinstance(member, Fan):
+        if isinstance(member, PrefixSubscription):
             self._fans.await_back(member, self._clock.steady_s() + self._settings.heartbeat_s)
         leaving = [one for one in self._fans.leave(member) if not one.fenced and one.grace is None]
         if not leaving or self._broker.closing:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from towline.broker.consume.fetch import Parcel, collect
+from towline.broker.consume.fetch import Fetched, collect
 from towline.clock import SECOND_US, Clock
 from towline.delivery import Bury, Part, Resend, Skip
 from towline.delivery.group.events import Buried, Resent
@@ -22,7 +22,19 @@ from towline.store import Append, Chunk
 if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
 
-__all__ = ["ATTEMPT", "DIED_AT", "ORIGIN", "REASON", "Obituary", "bury", "expire", "purge", "rank", "resend", "revise"]
+__all__ = [
+    "ATTEMPT",
+    "DIED_AT",
+    "ORIGIN",
+    "REASON",
+    "DeadLetterLog",
+    "bury",
+    "expire",
+    "purge",
+    "rank",
+    "resend",
+    "revise",
+]
 
 
 log = logging.getLogger("towline.broker")
@@ -125,7 +137,7 @@ def _runs(parts: Iterable[Part]) -> list[Part]:
 
 
 def _compose(
-    dispatcher: Dispatcher, parts: Sequence[Part], reasons: Sequence[str], parcel: Parcel
+    dispatcher: Dispatcher, parts: Sequence[Part], reasons: Sequence[str], parcel: Fetched
 ) -> tuple[list[Letter], dict[Part, str]]:
     """The letters of what was read, as many as go into a frame, and which messages they are, with the reasons."""
     died_at = f"{dispatcher.clock.now_us() / SECOND_US:.6f}"
@@ -411,7 +423,7 @@ EVERY_S: Final = 10.0
 REASON_SHOWN: Final = 200
 
 
-class Obituary:
+class DeadLetterLog:
     """Of one group. However many messages die, and of whatever reasons, no line follows another within `EVERY_S`."""
 
     def __init__(self, label: str, clock: Clock) -> None:

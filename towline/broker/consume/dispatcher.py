@@ -10,13 +10,13 @@ from itertools import chain, islice
 
 import msgspec
 
-from towline.broker.consume.dead_letters import Obituary
-from towline.broker.consume.fetch import Buffers, Parcel, at_hand, collect
+from towline.broker.consume.dead_letters import DeadLetterLog
+from towline.broker.consume.fetch import Buffers, Fetched, at_hand, collect
 from towline.broker.consume.member import Member
-from towline.broker.consume.message_limits import Limits
+from towline.broker.consume.message_limits import MessageLimits
 from towline.broker.consume.pull_log import PullLog
-from towline.broker.consume.settle import NOTHING, Settling
-from towline.broker.consume.waiting_pull import Taker, Waiter, in_turn
+from towline.broker.consume.settle import NOTHING, Settlement
+from towline.broker.consume.waiting_pull import Taker, WaitingPull, in_turn
 from towline.broker.process.loop_lag import LoopLag
 from towline.broker.refused_writes import Refusals
 from towline.broker.topics.oldest_messages import Oldest
@@ -92,7 +92,7 @@ class Dispatcher:
         for number, lane in enumerate(self.lanes):
             lane.watch(self._changed, number)
         self.members: dict[str, Member] = {}
-        self.obituary = Obituary(self.label, clock)
+        self.obituary = DeadLetterLog(self.label, clock)
         self.refusals = Refusals[Part](clock)
         """Dying messages that are too large for the dead letters."""
         self.copying: dict[asyncio.Future[None], tuple[Part, ...]] = {}
@@ -109,11 +109,11 @@ class Dispatcher:
         self.next_pull = next_pull
         self._durability = durability
         self._lag = lag
-        self._waiters: deque[Waiter] = deque()
+        self._waiters: deque[WaitingPull] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.outage: Outage | None = None
         self._probe: asyncio.TimerHandle | None = None
-        self._limits = Limits(group)
+        self._limits = MessageLimits(group)
         self._watching: list[Callable[[Dispatcher], None]] = []
         self._used_s = clock.steady_s()
         self._unused_before_s = 0.0
@@ -276,7 +276,7 @@ class Dispatcher:
             self.counts["bytes"] += part.length
         return wire.Pulled(pull, parts, settled.refused, lost=settled.lost, more=more)
 
-    def _grant(self, waiter: Waiter, pulled: Pulled) -> bool:
+    def _grant(self, waiter: WaitingPull, pulled: Pulled) -> bool:
         """Answer now, if what was granted is at hand; else the one who waits goes and reads it. True if the pull still
         stands then."""
         found = None
@@ -312,7 +312,7 @@ class Dispatcher:
 
     async def _read(
         self, member: Member, request: wire.Pull, pulled: Pulled, taker: Taker | None, room: int
-    ) -> tuple[int, Parcel] | None:
+    ) -> tuple[int, Fetched] | None:
         """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
         try:
             parcel = await self._collect(request, pulled, taker, room)
@@ -341,7 +341,7 @@ class Dispatcher:
             self.arm()
         return pulled.pull, parcel
 
-    async def _collect(self, request: wire.Pull, pulled: Pulled, taker: Taker | None, room: int) -> Parcel:
+    async def _collect(self, request: wire.Pull, pulled: Pulled, taker: Taker | None, room: int) -> Fetched:
         """Read what was granted, as far as there is room for it."""
         size = 0
         try:
@@ -430,10 +430,10 @@ class Dispatcher:
 
     async def _wait(
         self, member: Member, request: wire.Pull, acted: asyncio.Future[None] | None, taker: Taker | None
-    ) -> Waiter:
+    ) -> WaitingPull:
         self.check_store()
         loop = asyncio.get_running_loop()
-        waiter = Waiter(member, request, loop.create_future(), acted, taker)
+        waiter = WaitingPull(member, request, loop.create_future(), acted, taker)
         self._waiters.append(waiter)
         timer = loop.call_later(request.wait_ms / 1000, self._expire, waiter)
         member.waiting = True
@@ -450,7 +450,7 @@ class Dispatcher:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
 
-    def _undo(self, waiter: Waiter) -> None:
+    def _undo(self, waiter: WaitingPull) -> None:
         """The consumer is not there any more to take what it was given in this very moment."""
         future = waiter.future
         if future.done() and not future.cancelled() and future.exception() is None and waiter.taken is None:
@@ -463,7 +463,7 @@ class Dispatcher:
             self.run(GiveBack(member.consumer, pull))
             self.arm()
 
-    def _expire(self, waiter: Waiter) -> None:
+    def _expire(self, waiter: WaitingPull) -> None:
         if waiter.future.done():
             return
         try:
@@ -524,7 +524,7 @@ class Dispatcher:
         if stir in self._watching:
             self._watching.remove(stir)
 
-    def _settle_parcel(self, member: Member, pull: int, parcel: Parcel) -> None:
+    def _settle_parcel(self, member: Member, pull: int, parcel: Fetched) -> None:
         """Put right what was granted but cannot be handed over."""
         by_reason: dict[str, list[Span]] = {}
         for span, reason in parcel.lost:
@@ -539,7 +539,7 @@ class Dispatcher:
             self.run(GiveBack(member.consumer, pull, tuple(parcel.left)))
             self.wake()
 
-    # Settling
+    # Settlement
 
     async def settle(self, member: Member, acts: Sequence[wire.Act]) -> wire.Settled:
         self._check(member)
@@ -556,7 +556,7 @@ class Dispatcher:
         if self.group.config.mode == AT_MOST_ONCE:
             # All was settled when it was delivered.
             return NOTHING, None
-        return Settling(self, member.consumer, self._durability).act(acts, self._limits)
+        return Settlement(self, member.consumer, self._durability).act(acts, self._limits)
 
     def count_failed(self, events: Sequence[Event]) -> None:
         """Deliveries that failed: messages, not acts."""

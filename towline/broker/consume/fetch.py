@@ -21,7 +21,7 @@ from towline.model import Span
 from towline.protocol.messages import Part as WirePart
 from towline.store import Chunk, Lost, Read, Store
 
-__all__ = ["Buffers", "Parcel", "at_hand", "collect", "fitting", "next_of", "split", "wire_part"]
+__all__ = ["Buffers", "Fetched", "at_hand", "collect", "fitting", "next_of", "split", "wire_part"]
 
 
 """Where the flags of a frame begin; the low byte has those of the columns."""
@@ -62,7 +62,7 @@ Run = tuple[int, int, int]
 """Place in the frame, first, count."""
 
 
-class Parcel(NamedTuple):
+class Fetched(NamedTuple):
     """What was read of some parts: messages with their bytes, what is unreadable and why, what was too much, what is
     expired, and how long messages may take and how often they are tried."""
 
@@ -82,7 +82,7 @@ async def collect(
     now_us: int = 0,
     *,
     scattered: bool = False,
-) -> Parcel:
+) -> Fetched:
     """Read `parts` in order until `max_bytes` are exceeded, or the store does not bring more; one message at least is
     always read. At time 0 nothing is expired. If `scattered`, wire parts may have runs."""
     reading, packing = _Reading(store, lanes, parts), _Packing(max_bytes, now_us, scattered=scattered)
@@ -207,7 +207,7 @@ class _Packing:
     )
 
     def __init__(self, max_bytes: int, now_us: int, *, scattered: bool) -> None:
-        self.parcel = Parcel([], [], [], [], [], [])
+        self.parcel = Fetched([], [], [], [], [], [])
         self.budget = max_bytes
         self._now_us = now_us
         self._scattered = scattered

@@ -17,7 +17,7 @@ from towline.broker.consume.snapshots import Snapshots
 from towline.broker.process.loop_lag import LoopLag
 from towline.broker.recovery import may_forget, recover_group, trim_group
 from towline.broker.topics.catalog import Catalog
-from towline.broker.topics.gone_streams import Remains, streams_of_group
+from towline.broker.topics.gone_streams import GoneStreams, streams_of_group
 from towline.broker.topics.topic import Topic
 from towline.broker.topics.topics import Topics
 from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice, in_slices, in_steps
@@ -51,7 +51,7 @@ class Groups:
         catalog: Catalog,
         topics: Topics,
         *,
-        remains: Remains,
+        remains: GoneStreams,
         time: SteadyClock,
         next_pull: Callable[[], int],
         closing: Callable[[], bool],

@@ -13,7 +13,7 @@ from towline.protocol.cluster import ClientState
 if TYPE_CHECKING:
     from towline.broker.broker import Broker
     from towline.broker.consume.dispatcher import Dispatcher
-    from towline.broker.consume.prefix_subscription import Fan
+    from towline.broker.consume.prefix_subscription import PrefixSubscription
 
 __all__ = ["KEEPS_UP_S", "Member"]
 
@@ -52,7 +52,7 @@ class Member:
         self.held: list[int] = []
         self.fenced = False
         self.waiting = False
-        self.fan: Fan | None = None
+        self.fan: PrefixSubscription | None = None
         """The subscription by prefix that it is a part of."""
         self.parting: tuple[bool, str] | None = None
         """How it left, if that is not written down yet: whether it vanished, and why."""

@@ -25,7 +25,7 @@ from towline.frame.layout import FLAGS_AT, LIMIT, attempts_in, timeout_us_in
 from towline.model import Span
 from towline.store import Chunk, Store
 
-__all__ = ["GRACE_US", "Limit", "Limits", "limits_of"]
+__all__ = ["GRACE_US", "Limit", "MessageLimits", "limits_of"]
 
 log = logging.getLogger("towline.broker")
 
@@ -147,7 +147,7 @@ class _Timed:
         return max(self.since_us + min(timeout_us for _, timeout_us in self.limits) + GRACE_US, self.spared_us)
 
 
-class Limits:
+class MessageLimits:
     """Of one group. Kept in memory, and read again from the messages that are out when the broker has started."""
 
     def __init__(self, group: Group) -> None:

@@ -23,12 +23,12 @@ from towline.broker.consume.member import Member
 from towline.broker.consume.waiting_pull import Taker
 from towline.clock import TimeSlice, in_slices
 from towline.errors import LeaseLost, NotFound, TooMany, TowlineError, Unreadable
-from towline.log_lines import RareLog
+from towline.log_lines import RateLimitedLog
 from towline.model import GroupConfig, check_consumer, check_group, check_pattern, is_pattern, matches
 from towline.protocol import messages as wire
 from towline.protocol.cluster import ClientState
 
-__all__ = ["Fan", "Fans", "chosen"]
+__all__ = ["PrefixSubscription", "PrefixSubscriptions", "chosen"]
 
 log = logging.getLogger("towline.broker")
 
@@ -48,7 +48,7 @@ JOIN_MAX: Final = 500
 Join = Callable[[Sequence[wire.Attach]], Awaitable[Sequence[Member | TowlineError]]]
 
 
-class Fan:
+class PrefixSubscription:
     """What a session has instead of a `Member` when a consumer subscribes by prefix."""
 
     broker: Any = None
@@ -72,7 +72,7 @@ class Fan:
         """The same of those that are being joined now."""
         self._failing: dict[str, bool] = {}
         """The same of those that could not be joined, and are tried again later."""
-        self._log = RareLog(log, per_minute=1)
+        self._log = RateLimitedLog(log, per_minute=1)
         self._ready: OrderedDict[str, None] = OrderedDict()
         """Topics that may have something to deliver, in the order of their turns."""
         self._short: OrderedDict[str, None] = OrderedDict()
@@ -426,22 +426,22 @@ class Fan:
             del self._pulls[pull]
 
 
-class Fans:
+class PrefixSubscriptions:
     """All consumers by prefix of a broker."""
 
     def __init__(self, topics: Collection[str], closing: Callable[[], bool]) -> None:
         self._topics = topics
         self._closing = closing
-        self._fans: set[Fan] = set()
+        self._fans: set[PrefixSubscription] = set()
         self._away: dict[tuple[str, str], tuple[float, set[str]]] = {}
         """By place, ephemeral ones whose connection broke: until when they may come back, and topics new to them."""
 
-    async def open(self, request: wire.Attach, join: Join, may: Callable[[str], bool]) -> Fan:
+    async def open(self, request: wire.Attach, join: Join, may: Callable[[str], bool]) -> PrefixSubscription:
         check_pattern(request.topic)
         check_group(request.group)
         check_consumer(request.consumer)
 
-        fan = Fan(request, join, may, self._closing)
+        fan = PrefixSubscription(request, join, may, self._closing)
         fan.invite(self._topics, new=False)
         if fan.config.ephemeral:
             _, new = self._away.pop(fan.place, (0.0, set[str]()))
@@ -464,7 +464,7 @@ class Fans:
             if matches(pattern, topic):
                 new.add(topic)
 
-    def await_back(self, fan: Fan, deadline_s: float) -> None:
+    def await_back(self, fan: PrefixSubscription, deadline_s: float) -> None:
         """All messages of a topic that is made before it comes back are new to it."""
         if fan.config.ephemeral:
             self._away[fan.place] = deadline_s, set(fan.unjoined)
@@ -475,9 +475,9 @@ class Fans:
         for place in [place for place, (deadline_s, _) in self._away.items() if now_s > deadline_s]:
             del self._away[place]
 
-    def leave(self, member: Member | Fan) -> list[Member]:
+    def leave(self, member: Member | PrefixSubscription) -> list[Member]:
         """A consumer goes, of one topic or of many: those that are to leave."""
-        if not isinstance(member, Fan):
+        if not isinstance(member, PrefixSubscription):
             return [member]
         self._fans.discard(member)
         return member.leave()

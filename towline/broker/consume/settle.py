@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from towline.broker.consume.message_limits import Limits
+from towline.broker.consume.message_limits import MessageLimits
 from towline.delivery import Ack, Command, Event, GiveBack, Nack, missing
 from towline.errors import BadRequest, OwnershipLost, TowlineError
 from towline.model import Durability, Span
@@ -15,7 +15,7 @@ from towline.protocol import messages as wire
 if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
 
-__all__ = ["ACK", "DEAD", "GIVE_BACK", "NACK", "NOTHING", "Settling", "command_of"]
+__all__ = ["ACK", "DEAD", "GIVE_BACK", "NACK", "NOTHING", "Settlement", "command_of"]
 
 
 ACK, NACK, DEAD, GIVE_BACK = range(4)
@@ -36,7 +36,7 @@ NOTHING: Final = wire.Settled()
 GATHER_MAX: Final = 256
 
 
-class Settling:
+class Settlement:
     """The acts of one request."""
 
     __slots__ = ("_consumer", "_dispatcher", "_done", "_durability", "_gathered", "_lost", "_refused")
@@ -52,7 +52,7 @@ class Settling:
         """By pull, acks that are decided: one does not change what is decided of another pull, so that they are
         written down together."""
 
-    def act(self, acts: Sequence[wire.Act], limits: Limits) -> tuple[wire.Settled, asyncio.Future[None] | None]:
+    def act(self, acts: Sequence[wire.Act], limits: MessageLimits) -> tuple[wire.Settled, asyncio.Future[None] | None]:
         """Carry out acts; what to answer, and when they are durable."""
         dispatcher = self._dispatcher
         several = len(acts) > 1

@@ -11,7 +11,7 @@ from towline.broker.consume.member import Member
 from towline.delivery.group.events import Pulled
 from towline.protocol import messages as wire
 
-__all__ = ["Taker", "Waiter", "in_turn"]
+__all__ = ["Taker", "WaitingPull", "in_turn"]
 
 
 class Taker(Protocol):
@@ -40,7 +40,7 @@ class Taker(Protocol):
         """Of the room in hand; and what was read is not handed over."""
 
 
-class Waiter:
+class WaitingPull:
     """A pull that waits for messages."""
 
     __slots__ = ("acted", "future", "member", "request", "taken", "taker")
@@ -73,7 +73,7 @@ class Waiter:
         return self.taker is not None and self.taker.stands
 
 
-def in_turn(waiters: Iterable[Waiter]) -> list[Waiter]:
+def in_turn(waiters: Iterable[WaitingPull]) -> list[WaitingPull]:
     """First come, first served; but one that stands, though its consumer has messages to work on, comes after those
     who have none."""
     return sorted(waiters, key=lambda waiter: waiter.member.in_flight if waiter.stands else 0)

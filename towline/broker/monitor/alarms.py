@@ -18,13 +18,13 @@ from towline.alarms.book import Changed, RuleBook, no_rule
 from towline.alarms.notice import as_json, subject, text
 from towline.alarms.rule import ALL, OF_BROKER, SILENCE_MAX_S, AlarmRule
 from towline.alarms.watch import Alarm, Change, Look, Notice, Reading, Watch, hold_back
-from towline.broker.access.fair_executor import Turns
+from towline.broker.access.fair_executor import FairExecutor
 from towline.broker.access.rules import May
 from towline.broker.monitor.disk import Room
 from towline.broker.monitor.mail import send_mail
-from towline.broker.monitor.stats import Census
+from towline.broker.monitor.stats import Stats
 from towline.broker.monitor.webhooks import Webhooks, masked
-from towline.broker.retention.overdue_messages import Overdue
+from towline.broker.retention.overdue_messages import OverdueMessages
 from towline.clock import SECOND_US, Clock, in_slices
 from towline.errors import BadRequest, Conflict, Refused, TowlineError, Unavailable
 from towline.model import PRIVATE
@@ -33,7 +33,7 @@ from towline.settings import BrokerSettings
 from towline.store import Store
 from towline.store.document import ConfigFile, DataVersion
 
-__all__ = ["AlarmDesk"]
+__all__ = ["AlarmMonitor"]
 
 log = logging.getLogger("towline.alarms")
 
@@ -68,16 +68,16 @@ _Addressees = tuple[tuple[str, ...], tuple[str, ...]]
 """E-mail addresses, and webhooks."""
 
 
-class AlarmDesk:
+class AlarmMonitor:
     def __init__(
         self,
         store: Store,
         clock: Clock,
         settings: BrokerSettings,
-        census: Census,
+        census: Stats,
         *,
         room: Callable[[], Room],
-        overdue: Overdue,
+        overdue: OverdueMessages,
     ) -> None:
         self._store = store
         self._file = ConfigFile(store, FILE, _Document)
@@ -97,8 +97,8 @@ class AlarmDesk:
         self._notices: deque[Notice] = deque(maxlen=NOTICES_MAX)
         self._under_way: dict[_Addressees, deque[Notice]] = {}
         self._more = asyncio.Event()
-        self._look_ups = Turns(LOOK_UPS)
-        self._sending = Turns(SENDING)
+        self._look_ups = FairExecutor(LOOK_UPS)
+        self._sending = FairExecutor(SENDING)
         self._testing = asyncio.Lock()
         self._looking = asyncio.Lock()
         self._told: deque[tuple[Told, frozenset[tuple[str, str]]]] = deque(maxlen=TOLD_MAX)

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from towline.broker.access.rules import May
-from towline.broker.monitor.stats import Census, GroupFacts, TopicFacts
+from towline.broker.monitor.stats import GroupFacts, Stats, TopicFacts
 from towline.clock import in_slices
 from towline.errors import BadRequest
 from towline.protocol.monitor import GROUP_ORDERS, TOPIC_ORDERS, GroupRow, ListPage, PageListed, Pulse, Pulsed, TopicRow
 
-__all__ = ["Surveyor", "split_lines"]
+__all__ = ["Listing", "split_lines"]
 
 
 def split_lines(setting: str) -> tuple[str, ...]:
@@ -19,10 +19,10 @@ def split_lines(setting: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(line.strip() for line in setting.split(",") if line.strip()))
 
 
-class Surveyor:
+class Listing:
     """Sorts once a walk: whoever pages through ten thousand topics has them sorted for them once."""
 
-    def __init__(self, census: Census, lines: Sequence[str] = ()) -> None:
+    def __init__(self, census: Stats, lines: Sequence[str] = ()) -> None:
         """`lines` are business lines in the order in which they are shown; others follow by name."""
         self._census = census
         self._places = {line: place for place, line in enumerate(lines)}

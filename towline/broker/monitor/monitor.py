@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from towline.broker.monitor.alarms import AlarmDesk
+from towline.broker.monitor.alarms import AlarmMonitor
 from towline.broker.monitor.disk import Room, room_of, storage
-from towline.broker.monitor.listing import Surveyor, split_lines
-from towline.broker.monitor.stats import Census
-from towline.broker.retention.overdue_messages import Overdue
+from towline.broker.monitor.listing import Listing, split_lines
+from towline.broker.monitor.stats import Stats
+from towline.broker.retention.overdue_messages import OverdueMessages
 from towline.broker.topics.topic import Topic
 from towline.clock import Clock
 from towline.protocol.monitor import Stored
 from towline.settings import BrokerSettings
 from towline.store import Store
 
-__all__ = ["Outlook"]
+__all__ = ["Monitor"]
 
 
-class Outlook:
+class Monitor:
     def __init__(
         self,
         topics: Mapping[str, Topic],
@@ -28,12 +28,12 @@ class Outlook:
         store: Store,
         clock: Clock,
         settings: BrokerSettings,
-        overdue: Overdue,
+        overdue: OverdueMessages,
     ) -> None:
         self._settings = settings
-        self.census = Census(topics, delayed, store, clock)
-        self.surveyor = Surveyor(self.census, split_lines(settings.business_lines))
-        self.alarms = AlarmDesk(store, clock, settings, self.census, room=self.room, overdue=overdue)
+        self.census = Stats(topics, delayed, store, clock)
+        self.surveyor = Listing(self.census, split_lines(settings.business_lines))
+        self.alarms = AlarmMonitor(store, clock, settings, self.census, room=self.room, overdue=overdue)
         self.census.on_walk.append(self.alarms.look)
 
     def room(self) -> Room:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from towline.broker.access.rules import May
 from towline.broker.consume.dead_letters import dead_letters, dead_waiting
 from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.monitor.time_series import History
+from towline.broker.monitor.time_series import TimeSeries
 from towline.broker.topics.oldest_messages import Oldest, oldest_us
 from towline.broker.topics.topic import Topic
 from towline.clock import Clock, TimeSlice
@@ -28,7 +28,7 @@ from towline.protocol.access import GroupFigures, Measured, TopicFigures
 from towline.protocol.groups import NEARLY_FULL
 from towline.store import Store
 
-__all__ = ["FAILURES_S", "Census", "GroupFacts", "TopicFacts", "Totals", "look_for_oldest", "measure"]
+__all__ = ["FAILURES_S", "GroupFacts", "Stats", "TopicFacts", "Totals", "look_for_oldest", "measure"]
 
 
 """Frames read to learn how old a message is. What is not known yet, is found the next time."""
@@ -319,7 +319,7 @@ class Totals:
                 self.oldest_us = min(group.oldest_us, self.oldest_us or group.oldest_us)
 
 
-class Census:
+class Stats:
     """`loop` walks by itself; `refresh` walks now, if the last walk is old and was quick."""
 
     def __init__(
@@ -336,7 +336,7 @@ class Census:
         self.walks = 0
         self.topics: dict[str, TopicFacts] = {}
         self.totals = Totals()
-        self.history = History()
+        self.history = TimeSeries()
         self.on_walk: list[Callable[[], Awaitable[None]]] = []
         """Called after every walk."""
 

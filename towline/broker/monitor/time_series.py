@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from towline.broker.monitor.stats import GroupFacts, Totals
 
-__all__ = ["History"]
+__all__ = ["TimeSeries"]
 
 POINTS: Final = 360
 GROUPS_MAX: Final = 200
@@ -51,7 +51,7 @@ class _Points:
         return [int(at) for at in values[::width]], {name: list(values[n::width]) for n, name in enumerate(names, 1)}
 
 
-class History:
+class TimeSeries:
     def __init__(self) -> None:
         self._broker = _Points(BROKER)
         self._groups: OrderedDict[tuple[str, str], _Points] = OrderedDict()

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from towline.broker.broker import Broker
-from towline.broker.cluster.gossip import Cluster, advertised, join_addresses, split_address
+from towline.broker.cluster.gossip import Gossip, advertised, join_addresses, split_address
 from towline.broker.maintenance import every
 from towline.broker.open_store import open_store, sql_settings
 from towline.broker.process.garbage_collector import LOOK_S, GarbageCollector
 from towline.broker.process.heap import GIVE_BACK_S, give_back, keep_freed
 from towline.broker.process.loop_lag import GARBAGE
-from towline.broker.server.console_process import Companion
+from towline.broker.server.console_process import ConsoleProcess
 from towline.broker.server.listener import Server
 from towline.broker.server.metrics_http import MetricsServer
 from towline.broker.server.tls import tls_of
@@ -29,7 +29,7 @@ from towline.settings import BrokerSettings, misspelt_variables
 from towline.store import Store
 
 if TYPE_CHECKING:
-    from towline.broker.cluster.registry_table import Roll
+    from towline.broker.cluster.registry_table import RegistryTable
 
 __all__ = ["run", "split_address"]
 
@@ -65,7 +65,7 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
     try:
         server = await Server.start(broker, host, port, context)
         broker.registry.address = advertised(settings, server.port)
-        cluster = Cluster(broker)
+        cluster = Gossip(broker)
         cluster.start()
         if broker.realms is not None:
             broker.realms.start(broker.registry.address)
@@ -78,7 +78,7 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
         sys.stdout.write(f"listening on {shown}:{server.port}\n")
         sys.stdout.flush()
         log.info("%s serves %s%s", settings.name, settings.store, " with TLS" if context else "")
-        companion = await Companion.start(settings, host, server.port) if console else None
+        companion = await ConsoleProcess.start(settings, host, server.port) if console else None
         await stop.wait()
         await cluster.stop()
         if broker.realms is not None:
@@ -110,16 +110,16 @@ async def _open(settings: BrokerSettings, stop: asyncio.Event) -> Broker:
     return await Broker.open(store, settings)
 
 
-def _roll(broker: Broker) -> Roll | None:
+def _roll(broker: Broker) -> RegistryTable | None:
     """On a database, who is here stands in a table."""
     shared = broker.realms is not None
     database = broker.realms.database if shared else getattr(broker.store, "database", None)
     if database is None:
         return None
-    from towline.broker.cluster.registry_table import Roll
+    from towline.broker.cluster.registry_table import RegistryTable
     from towline.store.sql import Roster
 
-    roll = Roll(broker, Roster(database), itself=shared)
+    roll = RegistryTable(broker, Roster(database), itself=shared)
     roll.start()
     return roll
 

@@ -22,7 +22,7 @@ from towline.model import Durability
 from towline.protocol.messages import Sent
 from towline.store import Append, Histogram, Store
 
-__all__ = ["Mark", "Outgoing", "Sender"]
+__all__ = ["Appender", "Mark", "Outgoing"]
 
 Outgoing = tuple[str, int, bytes | memoryview]
 """Topic, lane number, frame."""
@@ -42,7 +42,7 @@ NOT_PLAIN: Final = DEDUP | DELIVER_AT
 NOTHING: Final[Mapping[int, int]] = {}
 
 
-class Sender:
+class Appender:
     """The hot path: nothing here looks at a single message of a frame."""
 
     def __init__(
@@ -117,7 +117,7 @@ class Sender:
             answer.set_result(sent)
             return answer
         ids = ((frame.producer_id, frame.producer_seq),)
-        sending = _Sending(self, ids, (lane,), (topic,), sent=sent, begun_s=begun_s, loop=done.get_loop())
+        sending = _Append(self, ids, (lane,), (topic,), sent=sent, begun_s=begun_s, loop=done.get_loop())
         if frame.producer_id:
             self._under_way[ids[0]] = sending.answer
         _when(done, sending.finish)
@@ -154,7 +154,7 @@ class Sender:
         self.messages += sum(bundle.counts)
         self.bytes += sum(bundle.lengths)
         ids, sent = [(producer_id, seq) for seq in seqs], Sent(list(firsts), at_us)
-        sending = _Sending(self, ids, lanes, (topic,), sent=sent, loop=done.get_loop())
+        sending = _Append(self, ids, lanes, (topic,), sent=sent, loop=done.get_loop())
         return self._follow(sending, wanted, done, visible)
 
     def append(
@@ -205,11 +205,11 @@ class Sender:
         if sent.repeats:
             done = self._with_firsts(done, self._store.append([], wanted or Durability.OS).done)
         ids = [(frame.producer_id, frame.producer_seq) for frame in frames]
-        sending = _Sending(self, ids, lanes, topics, sent=sent, loop=done.get_loop())
+        sending = _Append(self, ids, lanes, topics, sent=sent, loop=done.get_loop())
         return self._follow(sending, wanted, done, visible)
 
     def _follow(
-        self, sending: _Sending, wanted: Durability, done: asyncio.Future[None], visible: asyncio.Future[None]
+        self, sending: _Append, wanted: Durability, done: asyncio.Future[None], visible: asyncio.Future[None]
     ) -> asyncio.Future[Sent]:
         """See a unit through that was appended; its answer."""
         if wanted is Durability.RECEIVED:
@@ -394,14 +394,14 @@ def _when(future: asyncio.Future[None], callback: Callable[[asyncio.Future[None]
         future.add_done_callback(callback)
 
 
-class _Sending:
+class _Append:
     """A unit on its way into the store."""
 
     __slots__ = ("_begun_s", "_lanes", "_sender", "_topics", "answer", "ids", "sent")
 
     def __init__(
         self,
-        sender: Sender,
+        sender: Appender,
         ids: Sequence[tuple[int, int]],
         lanes: Sequence[Lane],
         topics: Sequence[Topic],

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from crc32c import crc32c
 
-from towline.broker.table_snapshot import Generations, PartName, Plan, Slots, packed
+from towline.broker.table_snapshot import PartName, Plan, Slots, TableSnapshot, packed
 from towline.broker.topics.topic import Topic
 from towline.clock import SECOND_US, SteadyClock, TimeSlice, in_slices
 from towline.delivery import Dedup, Producers
@@ -62,9 +62,9 @@ class ProducersFile:
     def __init__(self, store: Store, time: SteadyClock) -> None:
         self._store = store
         self._time = time
-        self._lanes = Generations[str](1_000, 16_384, 500)
-        self._producers = Generations[int](30, 1_000, 16)
-        self._ids = Generations[bytes](1_000, 16_384, 250, distinct=True)
+        self._lanes = TableSnapshot[str](1_000, 16_384, 500)
+        self._producers = TableSnapshot[int](30, 1_000, 16)
+        self._ids = TableSnapshot[bytes](1_000, 16_384, 250, distinct=True)
         self._ends: dict[str, int] = {}
         self._head = b""
         self._slots = Slots()

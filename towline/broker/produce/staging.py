@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from towline.broker.produce.append import Outgoing, Sender
+from towline.broker.produce.append import Appender, Outgoing
 from towline.broker.refused_writes import Refusals
 from towline.broker.table_snapshot import packed_struct
 from towline.broker.topics.shards import refuse_mixed
@@ -65,7 +65,7 @@ class Staging:
         self,
         store: Store,
         clock: Clock,
-        sender: Sender,
+        sender: Appender,
         durability: Durability,
         make_room: Callable[[], Awaitable[None]],
     ) -> None:
@@ -92,7 +92,7 @@ class Staging:
         cls,
         store: Store,
         clock: Clock,
-        sender: Sender,
+        sender: Appender,
         durability: Durability,
         make_room: Callable[[], Awaitable[None]],
     ) -> Staging:

@@ -1,4 +1,4 @@
-"""Asking producers what became of their prepared transactions.
+"""TransactionChecks producers what became of their prepared transactions.
 
 A transaction that is due waits here until a producer of its group asks to be asked; each round goes to another one.
 """
@@ -18,7 +18,7 @@ from towline.errors import TowlineError
 from towline.model import check_producer_group
 from towline.protocol.transactions import AwaitChecks, Check, Checks
 
-__all__ = ["Asking"]
+__all__ = ["TransactionChecks"]
 
 log = logging.getLogger("towline.broker")
 
@@ -30,7 +30,7 @@ Key = tuple[str, bytes]
 """Producer group and token: transactions of another token are nobody's business."""
 
 
-class Asking:
+class TransactionChecks:
     def __init__(
         self, state: Transactions, clock: Clock, time: SteadyClock, record: Callable[[Sequence[Mark]], object]
     ) -> None:

@@ -17,8 +17,8 @@ import msgspec
 
 from towline.broker.access.rules import May
 from towline.broker.consume.snapshots import BYTES_PER_S, LARGE_BYTES
-from towline.broker.produce.append import Outgoing, Sender
-from towline.broker.produce.transaction_checks import Asking
+from towline.broker.produce.append import Appender, Outgoing
+from towline.broker.produce.transaction_checks import TransactionChecks
 from towline.broker.table_snapshot import packed_struct
 from towline.broker.topics.shards import refuse_mixed
 from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice
@@ -58,7 +58,7 @@ from towline.settings import BrokerSettings
 from towline.store import Append, Chunk, Store
 from towline.store.document import fits_log
 
-__all__ = ["MARKS", "PREPARED", "Escrow"]
+__all__ = ["MARKS", "PREPARED", "PreparedTransactions"]
 
 log = logging.getLogger("towline.broker")
 
@@ -74,12 +74,12 @@ CARRY_MAX: Final = 100
 """Records carried forward in one round of maintenance."""
 
 
-class Escrow:
+class PreparedTransactions:
     def __init__(
         self,
         store: Store,
         clock: Clock,
-        sender: Sender,
+        sender: Appender,
         settings: BrokerSettings,
         make_room: Callable[[], Awaitable[None]],
         *,
@@ -108,7 +108,7 @@ class Escrow:
         """Transactions whose messages cannot be read any more: they can only be rolled back."""
         self._turns: dict[str, _Turns] = {}
         self._closing = False
-        self.asking = Asking(self._state, clock, time, lambda marks: self._record(marks, Durability.OS))
+        self.asking = TransactionChecks(self._state, clock, time, lambda marks: self._record(marks, Durability.OS))
 
     def __len__(self) -> int:
         """Transactions that wait to be decided."""
@@ -479,7 +479,7 @@ class _Turns:
 class _CommitMark:
     """The mark that makes a commit."""
 
-    def __init__(self, escrow: Escrow, mark: Committed) -> None:
+    def __init__(self, escrow: PreparedTransactions, mark: Committed) -> None:
         self._escrow = escrow
         self._mark = mark
         self._undone = RolledBack(mark.at_us, mark.id, "its messages were refused as too large")

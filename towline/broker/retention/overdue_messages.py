@@ -24,7 +24,7 @@ from towline.model import Durability, Span
 from towline.settings import BrokerSettings
 from towline.store import Store
 
-__all__ = ["Overdue"]
+__all__ = ["OverdueMessages"]
 
 log = logging.getLogger("towline.broker")
 
@@ -45,7 +45,7 @@ class Wait(NamedTuple):
     who: str
 
 
-class Overdue:
+class OverdueMessages:
     def __init__(self, store: Store, clock: Clock, settings: BrokerSettings) -> None:
         self._store, self._clock = store, clock
         self.max_us = round(settings.open_max_s * SECOND_US)

@@ -15,7 +15,7 @@ import msgspec
 
 from towline.clock import Clock, TimeSlice
 from towline.delivery.schedule.events import ScheduleEvent, decode_schedule_event, encode_schedule_event
-from towline.delivery.schedule.record import Parcel, decode_parcel, encode_parcels
+from towline.delivery.schedule.record import ScheduleRecord, decode_parcel, encode_parcels
 from towline.delivery.schedule.schedule import NEAR_US, Schedule, ScheduleSnapshot, Slot
 from towline.delivery.schedule.wheel import Place
 from towline.errors import QueueFull, StoreDamaged, TooLarge
@@ -25,7 +25,7 @@ from towline.model import Durability
 from towline.store import Append, Appended, Read, Store
 from towline.store.document import NEWER, ConfigFile, DataVersion
 
-__all__ = ["MARKS", "Agenda", "marks", "parcels_in", "put"]
+__all__ = ["MARKS", "ScheduleJournal", "marks", "parcels_in", "put"]
 
 log = logging.getLogger("towline.broker")
 
@@ -34,7 +34,7 @@ OFFSETS: Final = "delayOffset.json"
 READ_COUNT: Final = 10_000
 READ_BYTES: Final = 1 << 20
 
-Placed = tuple[Place, Parcel]
+Placed = tuple[Place, ScheduleRecord]
 
 
 class _Offsets(ScheduleSnapshot, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class _Offsets(ScheduleSnapshot, frozen=True, kw_only=True):
 
 def put(parcels: Sequence[Placed], era: int) -> tuple[list[Append], list[Placed]]:
     """The frames that put parcels into their slots, one a slot; and the parcels in the order they have there."""
-    by_place: dict[Place, list[Parcel]] = {}
+    by_place: dict[Place, list[ScheduleRecord]] = {}
     for place, parcel in parcels:
         by_place.setdefault(place, []).append(msgspec.structs.replace(parcel, era=era) if era else parcel)
     appends = [Append(place.stream, encode_parcels(some), len(some)) for place, some in by_place.items()]
@@ -61,7 +61,7 @@ def _encode(events: Sequence[ScheduleEvent]) -> bytes:
     return encode_events([encode_schedule_event(event) for event in events])
 
 
-def parcels_in(read: Read, stream: str) -> Iterator[tuple[int, Parcel, int]]:
+def parcels_in(read: Read, stream: str) -> Iterator[tuple[int, ScheduleRecord, int]]:
     """What was read of a slot: number, parcel, time. What is lost is reported; what is not understood
     refuses the start, or whatever needs it."""
     for lost in read.lost:
@@ -77,7 +77,7 @@ def parcels_in(read: Read, stream: str) -> Iterator[tuple[int, Parcel, int]]:
                 raise not_understood(f"{stream}: parcel {seq} of delayed messages", error) from None
 
 
-class Agenda:
+class ScheduleJournal:
     """State in memory and on its streams, changed in one step: the append first, then the memory."""
 
     def __init__(self, store: Store, clock: Clock, durability: Durability, *, borrow_bytes: int = 0) -> None:
@@ -164,7 +164,7 @@ class Agenda:
         self._pending[appended.done] = min(parcel.first_us for _, parcel in lying)
         appended.done.add_done_callback(lambda done: self._land(done, landing))
 
-    def _land(self, done: asyncio.Future[None], landing: Iterable[tuple[Place, int, Parcel]]) -> None:
+    def _land(self, done: asyncio.Future[None], landing: Iterable[tuple[Place, int, ScheduleRecord]]) -> None:
         """The parcels are durable: what is due soon is seen now."""
         self._pending.pop(done, None)
         schedule = self.schedule
@@ -216,14 +216,14 @@ class Agenda:
                 return read
             await self.store.append([], Durability.OS).done
 
-    async def parcels(self, slot: Slot, ids: Collection[int] = ()) -> AsyncIterator[tuple[int, Parcel]]:
+    async def parcels(self, slot: Slot, ids: Collection[int] = ()) -> AsyncIterator[tuple[int, ScheduleRecord]]:
         """All parcels of a slot, as long as it is there; given ids, those that may hold one of them."""
         held = [(seq, seq + 1) for seq in sorted(slot.held) if seq < slot.next]
         for first, end in [*held, *(slot.spans_with(ids) if ids else [(slot.next, slot.end)])]:
             async for found in self._parcels(slot, first, end):
                 yield found
 
-    async def _parcels(self, slot: Slot, at: int, end: int) -> AsyncIterator[tuple[int, Parcel]]:
+    async def _parcels(self, slot: Slot, at: int, end: int) -> AsyncIterator[tuple[int, ScheduleRecord]]:
         stream = slot.place.stream
         while at < end:
             read = await self.store.read(stream, at, min(end - at, READ_COUNT), READ_BYTES)

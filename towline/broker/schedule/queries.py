@@ -15,10 +15,10 @@ import msgspec
 
 from towline.broker.access.rules import May
 from towline.broker.schedule.delivered_ids import find_arrivals
-from towline.broker.schedule.journal import Agenda
+from towline.broker.schedule.journal import ScheduleJournal
 from towline.broker.schedule.scheduler import Scheduler
 from towline.delivery.schedule.events import Cancelled
-from towline.delivery.schedule.record import Opened, Parcel, join, resolve_delay
+from towline.delivery.schedule.record import OpenedRecord, ScheduleRecord, join, resolve_delay
 from towline.delivery.schedule.schedule import CANCELLED_MAX, Position, Slot
 from towline.delivery.schedule.wheel import Place
 from towline.errors import BadRequest, NotFound, TooMany
@@ -70,7 +70,7 @@ async def list_delayed(scheduler: Scheduler, request: ListDelayed, may: May | No
             continue
         async for seq, parcel in agenda.parcels(slot):
             if parcel.topic in seen and parcel.last_us >= after[0] and not schedule.is_dropped(parcel):
-                for row in _rows(scheduler, slot.place, seq, Opened(parcel)):
+                for row in _rows(scheduler, slot.place, seq, OpenedRecord(parcel)):
                     if (row.deliver_at_us, row.id) > after:
                         rows[row.id] = row
                 if len(rows) > 4 * request.max_messages:
@@ -106,7 +106,7 @@ def _soonest(rows: dict[int, DelayedMessage], count: int) -> dict[int, DelayedMe
 
 
 def _rows(
-    scheduler: Scheduler, place: Place, seq: int, opened: Opened, only: int | None = None
+    scheduler: Scheduler, place: Place, seq: int, opened: OpenedRecord, only: int | None = None
 ) -> list[DelayedMessage]:
     """The messages of a parcel that wait; or only the one at this place, if it does."""
     frame, parcel = opened.frame, opened.parcel
@@ -129,7 +129,9 @@ def _rows(
 # Finding
 
 
-async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> AsyncIterator[tuple[Position, Opened]]:
+async def _find(
+    agenda: ScheduleJournal, topic: str, ids: Collection[int], key: str
+) -> AsyncIterator[tuple[Position, OpenedRecord]]:
     """Messages that wait, by id or key. To keep their parcels would be to keep them unpacked."""
     schedule, packed, count = agenda.schedule, key.encode(), 0
     missing = set(ids)
@@ -157,20 +159,20 @@ async def _find(agenda: Agenda, topic: str, ids: Collection[int], key: str) -> A
 
 
 async def _opened(
-    agenda: Agenda, slot: Slot, wanted: Callable[[Parcel], bool], ids: Collection[int]
-) -> AsyncIterator[tuple[int, Opened]]:
+    agenda: ScheduleJournal, slot: Slot, wanted: Callable[[ScheduleRecord], bool], ids: Collection[int]
+) -> AsyncIterator[tuple[int, OpenedRecord]]:
     async for seq, parcel in agenda.parcels(slot, ids):
         if wanted(parcel) and not agenda.schedule.is_dropped(parcel):
-            yield seq, Opened(parcel)
+            yield seq, OpenedRecord(parcel)
 
 
-def _with_ids(opened: Opened, ids: Collection[int]) -> list[int]:
+def _with_ids(opened: OpenedRecord, ids: Collection[int]) -> list[int]:
     low, high = opened.parcel.id_range()
     places = [opened.index_of(one) for one in ids if low <= one <= high]
     return [at for at in places if at is not None]
 
 
-def _with_key(opened: Opened, key: bytes) -> list[int]:
+def _with_key(opened: OpenedRecord, key: bytes) -> list[int]:
     column = opened.frame.text_column(KEY)
     if column is None:
         return []
@@ -188,7 +190,7 @@ def _check(scheduler: Scheduler, topic: str, ids: Collection[int], key: str) -> 
         raise NotFound(f"there never was a delayed message {message_id(topic, DELAY, unknown[0])}")
 
 
-def _still_there(agenda: Agenda, found: Iterable[Position]) -> list[Position]:
+def _still_there(agenda: ScheduleJournal, found: Iterable[Position]) -> list[Position]:
     return [position for position in found if agenda.schedule.is_waiting(position)]
 
 
@@ -250,9 +252,9 @@ async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMov
     return DelayedMoved(len(moved), sorted(ids - moved), at_us)
 
 
-async def _take(scheduler: Scheduler, waiting: deque[list[Position]]) -> list[tuple[Position, Opened]]:
+async def _take(scheduler: Scheduler, waiting: deque[list[Position]]) -> list[tuple[Position, OpenedRecord]]:
     """The next of them, by parcels, with these opened: as many as are moved in one unit."""
-    taken: list[tuple[Position, Opened]] = []
+    taken: list[tuple[Position, OpenedRecord]] = []
     room = MOVED_BYTES
     while waiting and room > 0:
         some = waiting.popleft()
@@ -263,12 +265,12 @@ async def _take(scheduler: Scheduler, waiting: deque[list[Position]]) -> list[tu
     return taken
 
 
-async def _move(scheduler: Scheduler, moving: Sequence[tuple[Position, Opened]], topic: str, at_us: int) -> None:
+async def _move(scheduler: Scheduler, moving: Sequence[tuple[Position, OpenedRecord]], topic: str, at_us: int) -> None:
     """Out of the slots they are in and into others, in one unit; they keep their ids."""
     agenda = scheduler.agenda
     scheduler.follow_clock()
     until_us = agenda.schedule.until_us
-    pieces: dict[tuple[str, int, bytes, bytes], list[tuple[Opened, int, int]]] = {}
+    pieces: dict[tuple[str, int, bytes, bytes], list[tuple[OpenedRecord, int, int]]] = {}
     for position, opened in moving:
         pieces.setdefault(opened.origin(), []).append((opened, position.at, position.at + 1))
     due_us = max(at_us, until_us + 1)
@@ -284,7 +286,7 @@ async def _move(scheduler: Scheduler, moving: Sequence[tuple[Position, Opened]],
     _tidy(scheduler, there)
 
 
-def _check_room(agenda: Agenda, count: int) -> None:
+def _check_room(agenda: ScheduleJournal, count: int) -> None:
     if agenda.schedule.cancelled + count > CANCELLED_MAX:
         raise TooMany(f"{CANCELLED_MAX} cancelled messages still wait for their time to pass: try again later")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from towline.broker.refused_writes import Refusals
 from towline.delivery.schedule.events import Run
-from towline.delivery.schedule.record import Opened, join
+from towline.delivery.schedule.record import OpenedRecord, join
 from towline.delivery.schedule.wheel import Place
 from towline.errors import TooLarge, TowlineError
 from towline.frame.layout import unpacked_bytes
@@ -24,7 +24,7 @@ from towline.model import DELAY, message_id
 if TYPE_CHECKING:
     from towline.broker.schedule.scheduler import Pieces, Scheduler, Source
 
-__all__ = ["Held", "halves"]
+__all__ = ["RefusedMessages", "halves"]
 
 log = logging.getLogger("towline.broker")
 
@@ -33,7 +33,7 @@ TOGETHER: Final = 500
 TOGETHER_BYTES: Final = 16 << 20
 
 
-class Held:
+class RefusedMessages:
     """The messages of a schedule that are held; the schedule itself says which."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -115,9 +115,9 @@ class Held:
         nothing = schedule.due(schedule.until_us)
         await scheduler.carry(event, nothing, runs, arriving=arriving, parcels=parcels).done
 
-    async def _opened(self, runs: Sequence[Run]) -> dict[tuple[Place, int], Opened | None]:
+    async def _opened(self, runs: Sequence[Run]) -> dict[tuple[Place, int], OpenedRecord | None]:
         """Their parcels: no more at a time than there is memory for."""
-        found: dict[tuple[Place, int], Opened | None] = {}
+        found: dict[tuple[Place, int], OpenedRecord | None] = {}
         size = 0
         for run in runs:
             key = run.place, run.seq

@@ -16,15 +16,15 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from towline.broker.schedule.delivered_ids import note_arrivals
-from towline.broker.schedule.journal import Agenda, Placed, marks, parcels_in, put
-from towline.broker.schedule.refused_messages import Held
-from towline.broker.schedule.timer_loop import Pace
+from towline.broker.schedule.journal import Placed, ScheduleJournal, marks, parcels_in, put
+from towline.broker.schedule.refused_messages import RefusedMessages
+from towline.broker.schedule.timer_loop import TimerLoop
 from towline.broker.topics.topic import Lane, Topic
 from towline.clock import SECOND_US, SET_US
 from towline.delivery.schedule.delivered import Arrival, arrival
 from towline.delivery.schedule.due_index import Entry
 from towline.delivery.schedule.events import Dropped, Due, Moved, Run
-from towline.delivery.schedule.record import Opened, Origin, join, ready, ready_in_order, resolve_times, split
+from towline.delivery.schedule.record import OpenedRecord, Origin, join, ready, ready_in_order, resolve_times, split
 from towline.delivery.schedule.schedule import NEAR_US, Slot
 from towline.delivery.schedule.wheel import Place
 from towline.delivery.schedule.wheel import ripe_at_us as ripe_at
@@ -49,7 +49,7 @@ ROOM_US: Final = 3600 * SECOND_US
 CANCELLED_PER_SLOT: Final = 20_000
 """A slot with more cancelled messages than this is rewritten without them."""
 
-Pieces = list[tuple[Opened, int, int]]
+Pieces = list[tuple[OpenedRecord, int, int]]
 Source = tuple[str, int, bytes, bytes]
 """Topic, lane number, address and token."""
 
@@ -90,7 +90,7 @@ def delay_mark(first: int) -> int:
 class Scheduler:
     def __init__(
         self,
-        agenda: Agenda,
+        agenda: ScheduleJournal,
         levels_us: Sequence[int],
         find_topic: Callable[[str], Topic],
         on_full: Callable[[], Awaitable[None]],
@@ -103,16 +103,16 @@ class Scheduler:
         self._on_full = on_full
         self._unit_bytes = UNIT_BYTES
         self.changing = asyncio.Lock()
-        """Held by whoever cancels or moves messages."""
+        """RefusedMessages by whoever cancels or moves messages."""
         self._delivering = asyncio.Lock()
         self.moving = asyncio.Lock()
-        """Held by whoever moves what waits in slots."""
-        self._deliver_pace = Pace(agenda.clock, "delivering what is due")
-        self._move_pace = Pace(agenda.clock, "moving what comes near")
+        """RefusedMessages by whoever moves what waits in slots."""
+        self._deliver_pace = TimerLoop(agenda.clock, "delivering what is due")
+        self._move_pace = TimerLoop(agenda.clock, "moving what comes near")
         self._under_way: deque[asyncio.Future[None]] = deque()
         self._rewriting: dict[Place, int] = {}
         self._drift_us: int | None = None
-        self.held = Held(self)
+        self.held = RefusedMessages(self)
         agenda.on_land = self._landed
 
     def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -348,7 +348,9 @@ class Scheduler:
             for frame, numbers, source in ready_in_order(some):
                 yield topic, number, frame, numbers, source
 
-    def runs_of(self, slot: Slot | None, seq: int, opened: Opened, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    def runs_of(
+        self, slot: Slot | None, seq: int, opened: OpenedRecord, start: int, stop: int
+    ) -> Iterator[tuple[int, int]]:
         """Which of these messages are to be delivered: (from, to)."""
         if self.schedule.is_dropped(opened.parcel):
             return
@@ -409,7 +411,7 @@ class Scheduler:
                 end = seq
                 break
             room -= unpacked_bytes(parcel.frame)
-            opened = Opened(parcel)
+            opened = OpenedRecord(parcel)
             messages += parcel.count
             first = schedule.waits_from(slot, seq, opened)
             for start, stop in self.runs_of(slot, seq, opened, first, parcel.count):
@@ -428,10 +430,10 @@ class Scheduler:
         with suppress(TooLarge):  # see `carry`
             await appended.done
 
-    async def open_parcel(self, place: Place, seq: int) -> Opened | None:
+    async def open_parcel(self, place: Place, seq: int) -> OpenedRecord | None:
         read = await self.agenda.store.read(place.stream, seq, 1, 1)
         found = [parcel for number, parcel, _ in parcels_in(read, place.stream) if number == seq]
-        return Opened(found[0]) if found else None
+        return OpenedRecord(found[0]) if found else None
 
     def rewrite_older(self, before_us: int) -> None:
         """Have everything that was written before then, or by a clock that was ahead, written anew: what is delayed for

@@ -10,7 +10,7 @@ from typing import Final
 from towline.clock import SECOND_US, Clock
 from towline.errors import TowlineError
 
-__all__ = ["Pace"]
+__all__ = ["TimerLoop"]
 
 log = logging.getLogger("towline.broker")
 
@@ -24,7 +24,7 @@ BLOCKED_S: Final = 1.0
 """What waits for something else is looked at this often, should that not wake us."""
 
 
-class Pace:
+class TimerLoop:
     def __init__(self, clock: Clock, what: str) -> None:
         self.soon = asyncio.Event()
         self._clock = clock

@@ -15,7 +15,7 @@ from typing import Final
 
 from towline.clock import Patience
 from towline.errors import TowlineError
-from towline.log_lines import RareLog
+from towline.log_lines import RateLimitedLog
 
 __all__ = ["ANSWER_BYTES", "LISTS", "LOOKUPS", "SHARE_BYTES", "AnswerBudget", "AnswerShare"]
 
@@ -51,7 +51,7 @@ class AnswerBudget:
         self._serving = False
         self._short = False
         """Since the last sweep somebody got less than it should have, or nothing."""
-        self._log = RareLog(log)
+        self._log = RateLimitedLog(log)
 
     def share(self, recount: Callable[[], int], cut: Callable[[], str], most_bytes: int) -> AnswerShare:
         """For a connection. `recount` says what it has not taken; `cut` breaks it off, and says whose it was."""

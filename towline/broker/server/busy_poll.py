@@ -12,7 +12,7 @@ import os
 import time
 from typing import Final
 
-__all__ = ["Attention"]
+__all__ = ["BusyPoll"]
 
 QUICK_S: Final = 0.00025
 """Requests that follow one another within this time are worth staying awake for."""
@@ -20,7 +20,7 @@ STAY_S: Final = 0.00015
 _PROCESSORS: Final = os.cpu_count() or 1
 
 
-class Attention:
+class BusyPoll:
     __slots__ = ("_awake", "_heard_at", "_heard_from", "_loop", "_until")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

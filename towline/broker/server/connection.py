@@ -25,10 +25,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, cast
 
 from towline.broker.server.answer_budget import AnswerBudget, AnswerShare
-from towline.broker.server.busy_poll import Attention
+from towline.broker.server.busy_poll import BusyPoll
 from towline.clock import Patience
 from towline.errors import TooManyConnections, TowlineError, Unavailable
-from towline.log_lines import RareLog
+from towline.log_lines import RateLimitedLog
 from towline.model import origin_of
 from towline.protocol.envelope import PREFACE, Decoder, Envelope, Scratch, encode_envelope
 from towline.protocol.messages import VERSION, Answer, Failed
@@ -44,14 +44,14 @@ __all__ = [
     "LINGER_S",
     "TURN_REQUESTS",
     "Connection",
-    "Line",
-    "Peer",
+    "Remote",
+    "ServerState",
     "State",
     "join_small",
 ]
 
 
-class Peer(NamedTuple):
+class Remote(NamedTuple):
     address: str
     source: bytes
     """The address as it is kept beside each message: 4 bytes for IPv4, 16 for IPv6, none for anything else."""
@@ -59,7 +59,7 @@ class Peer(NamedTuple):
     """By which wrong passwords are counted."""
 
     @classmethod
-    def of(cls, transport: asyncio.BaseTransport) -> Peer:
+    def of(cls, transport: asyncio.BaseTransport) -> Remote:
         name = transport.get_extra_info("peername")
         if not isinstance(name, tuple) or len(name) < 2:
             return cls("local", b"")
@@ -117,17 +117,17 @@ class State(enum.Enum):
     CLOSED = enum.auto()
 
 
-class Line:
+class ServerState:
     """What all connections of a server have in common."""
 
     def __init__(self, settings: BrokerSettings, answers: AnswerBudget) -> None:
         self.settings = settings
         self.answers = answers
         self.scratch = Scratch()
-        self.strangers = RareLog(log)
+        self.strangers = RateLimitedLog(log)
         self.connections: set[Connection] = set()
         self.loop = asyncio.get_running_loop()
-        self.attention = Attention(self.loop)
+        self.attention = BusyPoll(self.loop)
         self.pending_bytes = 0
         """Bytes of all connections that are not durable yet."""
         self._pressed: list[Connection] = []
@@ -161,8 +161,8 @@ class Line:
 
 
 class Connection(asyncio.BufferedProtocol):
-    def __init__(self, line: Line) -> None:
-        self.peer = Peer("", b"")
+    def __init__(self, line: ServerState) -> None:
+        self.peer = Remote("", b"")
         self.state = State.PREFACE
         self.version = VERSION
         """Of the protocol: that which the client speaks as well."""
@@ -226,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self.peer = Peer.of(transport)
+        self.peer = Remote.of(transport)
         self._descriptor = _plain_descriptor(self._transport)
         self._transport.set_write_buffer_limits(high=TLS_HIGH_BYTES if self._descriptor < 0 else WRITE_HIGH_BYTES)
         _notice_dead_machines(self._transport)

@@ -14,7 +14,7 @@ from typing import Final
 
 from towline.settings import BrokerSettings
 
-__all__ = ["Companion"]
+__all__ = ["ConsoleProcess"]
 
 log = logging.getLogger("towline.serve")
 
@@ -22,13 +22,13 @@ END_S: Final = 3.0
 NEEDED: Final = ("nicegui", "fastapi")
 
 
-class Companion:
+class ConsoleProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._telling = asyncio.create_task(self._tell())
 
     @classmethod
-    async def start(cls, settings: BrokerSettings, host: str, port: int) -> Companion | None:
+    async def start(cls, settings: BrokerSettings, host: str, port: int) -> ConsoleProcess | None:
         if settings.console.lower() in ("", "off", "none"):
             return None
         missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]

@@ -14,7 +14,7 @@ from typing import cast
 from towline.broker.access.authentication import Access, check_listen_address
 from towline.broker.broker import Broker
 from towline.broker.maintenance import every
-from towline.broker.server.connection import Line
+from towline.broker.server.connection import ServerState
 from towline.broker.server.metrics_http import MetricsServer
 from towline.broker.server.session import Session
 from towline.errors import Stopping, Unavailable
@@ -34,7 +34,7 @@ class Server:
     def __init__(self, broker: Broker, access: Access | None = None) -> None:
         self._broker = broker
         self._access = access or Access()
-        self._line = Line(broker.settings, broker.answers)
+        self._line = ServerState(broker.settings, broker.answers)
         broker.registry.visitors = cast("Collection[Session]", self._line.connections)
         if (audit := self._access.audit) is not None:
             broker.group_expiry.on_removed = lambda topic, group, why: audit.note(

@@ -15,7 +15,7 @@ import msgspec
 from towline.broker.access.authorization import Guard
 from towline.broker.consume.fetch import Buffers
 from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.broker.server.connection import State
 from towline.errors import Conflict, QueueFull, Refused
 from towline.protocol.messages import Pull, Pulled
@@ -148,7 +148,9 @@ class Pulls:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, session: Session, number: int, member: Member | Fan, request: Pull, guard: Guard | None) -> None:
+    def start(
+        self, session: Session, number: int, member: Member | PrefixSubscription, request: Pull, guard: Guard | None
+    ) -> None:
         before = self._takers.get(request.subscription)
         if before is not None:
             if not before.may_stand or before.behind is not None:
@@ -182,7 +184,9 @@ class Pulls:
             taker.fail(Refused("the right to consume was revoked"))
         task.cancel()
 
-    async def _run(self, taker: _Taker, member: Member | Fan, request: Pull, guard: Guard | None) -> None:
+    async def _run(
+        self, taker: _Taker, member: Member | PrefixSubscription, request: Pull, guard: Guard | None
+    ) -> None:
         try:
             if taker.behind is not None:
                 await asyncio.wait([taker.behind])
@@ -201,7 +205,9 @@ class Pulls:
             taker.fail(error)
         taker.session.finish()
 
-    async def _within_quota(self, guard: Guard, member: Member | Fan, request: Pull, taker: _Taker) -> Pull:
+    async def _within_quota(
+        self, guard: Guard, member: Member | PrefixSubscription, request: Pull, taker: _Taker
+    ) -> Pull:
         """The same pull, for as many messages as the principal may still hold; it waits until that is one at least."""
         if request.acts:
             settled = await member.broker.settle(member, request.acts)

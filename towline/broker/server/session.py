@@ -21,7 +21,7 @@ from towline.broker.access.authorization import Guard
 from towline.broker.access.permissions import AUDITED, target_of
 from towline.broker.broker import Broker
 from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.broker.server.answer_budget import ANSWER_BYTES, LISTS, LOOKUPS
 from towline.broker.server.connection import (
     HOLD_LOGIN,
@@ -30,7 +30,7 @@ from towline.broker.server.connection import (
     HOLD_RUNNING,
     Buffers,
     Connection,
-    Line,
+    ServerState,
     State,
 )
 from towline.broker.server.pulls import Pulls
@@ -91,7 +91,7 @@ _DURABILITY = (Durability.RECEIVED, Durability.OS, Durability.FSYNC, None)  # -1
 
 
 class Session(Connection):
-    def __init__(self, line: Line, broker: Broker, access: Access) -> None:
+    def __init__(self, line: ServerState, broker: Broker, access: Access) -> None:
         super().__init__(line)
         self._broker = broker
         """Of the request that is taken just now: where there are several realms, each has its own."""
@@ -251,7 +251,7 @@ class Session(Connection):
             return
         for number, member in list(self._members.items()):
             topic, group = member.resource, member.config.name
-            if isinstance(member, Fan):
+            if isinstance(member, PrefixSubscription):
                 member.broker._start(self._narrow(member.retain()), "looking at rules that have changed")
             if not (guard.may("consume", "topic", topic) and guard.may("consume", "group", group)):
                 self._pulls.cancel(number)
@@ -270,12 +270,12 @@ class Session(Connection):
             self._start_leaving(member)
         self.finish()
 
-    def _start_leaving(self, member: Member | Fan) -> None:
+    def _start_leaving(self, member: Member | PrefixSubscription) -> None:
         task = self._loop.create_task(self._leave(member))
         self._tasks.add(task)
         task.add_done_callback(self._ran)
 
-    async def _leave(self, member: Member | Fan) -> None:
+    async def _leave(self, member: Member | PrefixSubscription) -> None:
         try:
             await member.broker.detach(member)
         except TowlineError as error:
@@ -491,7 +491,7 @@ class Session(Connection):
 
     async def _attach(self, request: Attach, broker: Broker) -> Attached:
         self._members.check_room()
-        member: Member | Fan
+        member: Member | PrefixSubscription
         if is_pattern(request.topic):
             member = await broker.fan(request, address=self.peer.address, may=self._may_consume)
             member.broker = broker

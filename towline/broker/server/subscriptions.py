@@ -7,7 +7,7 @@ from typing import Final
 
 from towline.broker.broker import Broker
 from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import Fan
+from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.errors import NotFound, TooMany
 
 __all__ = ["SUBSCRIPTIONS_MAX", "Subscriptions", "View"]
@@ -15,14 +15,14 @@ __all__ = ["SUBSCRIPTIONS_MAX", "Subscriptions", "View"]
 SUBSCRIPTIONS_MAX: Final = 1_000
 
 
-class Subscriptions(dict[int, Member | Fan]):
+class Subscriptions(dict[int, Member | PrefixSubscription]):
     """They are numbered from 1 on, and no number is given twice."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last = 0
 
-    def numbered(self, subscription: int) -> Member | Fan:
+    def numbered(self, subscription: int) -> Member | PrefixSubscription:
         member = self.get(subscription)
         if member is None:
             raise NotFound(f"there is no subscription {subscription} on this connection: attach first")
@@ -32,7 +32,7 @@ class Subscriptions(dict[int, Member | Fan]):
         if len(self) >= SUBSCRIPTIONS_MAX:
             raise TooMany(f"a connection has at most {SUBSCRIPTIONS_MAX} subscriptions: open another one")
 
-    def add(self, member: Member | Fan) -> int:
+    def add(self, member: Member | PrefixSubscription) -> int:
         self._last += 1
         self[self._last] = member
         return self._last
@@ -44,7 +44,7 @@ class Subscriptions(dict[int, Member | Fan]):
 class View:
     """What the table of permissions sees of a connection."""
 
-    def __init__(self, broker: Broker, members: Mapping[int, Member | Fan], token: bytes) -> None:
+    def __init__(self, broker: Broker, members: Mapping[int, Member | PrefixSubscription], token: bytes) -> None:
         self._members = members
         self._token = token
         self.has_topic = broker.has_topic

@@ -21,13 +21,13 @@ from towline.model import (
 from towline.store import Store
 from towline.store.spi import kind_of
 
-__all__ = ["Remains", "streams_of_group", "streams_of_topic"]
+__all__ = ["GoneStreams", "streams_of_group", "streams_of_topic"]
 
 _NO_NAME: Final = "-/-/-"
 """No stream is called so: its bounds are the floor of its kind."""
 
 
-class Remains:
+class GoneStreams:
     def __init__(self, store: Store, catalog: Catalog, most: int) -> None:
         self._store = store
         self._catalog = catalog

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from towline.broker.topics.catalog import Catalog
-from towline.broker.topics.gone_streams import Remains, streams_of_topic
+from towline.broker.topics.gone_streams import GoneStreams, streams_of_topic
 from towline.broker.topics.shards import wrong_shard
 from towline.broker.topics.topic import Topic
 from towline.clock import Clock, TimeSlice, in_slices
@@ -43,7 +43,7 @@ class Topics(dict[str, Topic]):
         clock: Clock,
         catalog: Catalog,
         *,
-        remains: Remains,
+        remains: GoneStreams,
         closing: Callable[[], bool],
     ) -> None:
         super().__init__()

@@ -88,13 +88,13 @@ def report(
         from towline.spark.jobs.analysis.report import write_tables
         from towline.spark.jobs.analysis.report_html import render
         from towline.spark.jobs.analysis.trace import trace as trace_job
-        from towline.spark.jobs.archive.archive_folder import Place
+        from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 
         topics = chosen_topics(archive, topic)
         frame = trace_job(spark, archive, f"{work}/trace", topics=topics, groups=group, window=window)
         now_us = archive.last.made_at_us if archive.last else 0
         found = job(spark, archive, frame, topics=topics, window=window, now_us=now_us)
-        place = Place(out)
+        place = ArchiveFolder(out)
         place.replace("report.html", render(found, title).encode())
         names = ["report.html", *(write_tables(found, out, tables) if tables != "none" else ())]
     if output == "json":

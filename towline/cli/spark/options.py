@@ -130,7 +130,7 @@ class History(Origin):
     def opened(self, spark: SparkSession, engine: Engine, topics: list[str] | None) -> Iterator[tuple[Archive, str]]:
         """The archive, and a folder to work in."""
         from towline.spark.jobs.archive.archive import archive
-        from towline.spark.jobs.archive.archive_folder import Place
+        from towline.spark.jobs.archive.archive_folder import ArchiveFolder
         from towline.spark.jobs.archive.manifest import Archive
 
         if self.work is None and not engine.here:
@@ -143,7 +143,7 @@ class History(Origin):
                     note(f"read {archived.rows:,} rows of the log in {archived.seconds:.1f} s")
                 yield Archive.open(self.archive or f"{work}/archive"), work
             finally:
-                Place(os.path.dirname(work) if "://" not in work else work.rpartition("/")[0]).remove_folder(  # noqa: PTH120
+                ArchiveFolder(os.path.dirname(work) if "://" not in work else work.rpartition("/")[0]).remove_folder(  # noqa: PTH120
                     str(os.getpid())
                 )
 

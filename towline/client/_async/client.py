@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from towline.client import requests
-from towline.client._async.cluster import AioCluster
+from towline.client._async.cluster import Cluster
 from towline.client._async.cluster_consumer import ClusterConsumer
 from towline.client._async.cluster_producer import ClusterProducer
 from towline.client._async.consumer import Batch, Consumer
@@ -21,20 +21,20 @@ from towline.client._async.opening import Opening
 from towline.client._async.producer import Pending, Producer
 from towline.client._async.transaction import Checker, PreparedTransaction, Transacting, Transaction
 from towline.client.admin.access import AioAccess
-from towline.client.admin.dead_letters import Reviving
+from towline.client.admin.dead_letters import DeadLetters
 from towline.client.admin.delayed import Time, as_deliver_at, as_deliver_at_each
-from towline.client.admin.messages import Looking
-from towline.client.admin.monitoring import Surveying
-from towline.client.cluster.brokers import Fleet
+from towline.client.admin.messages import Messages
+from towline.client.admin.monitoring import Monitoring
+from towline.client.cluster.brokers import ClusterBrokers
 from towline.client.cluster.routing import count_shards
-from towline.client.factories import Making
+from towline.client.factories import Factories
 from towline.client.link.aio import AioLink
 from towline.client.link.dial import Route
 from towline.client.link.flow import drive_later
 from towline.client.operation import Everywhere, Later, Place, There
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
 from towline.client.produce import sharding
-from towline.client.produce.encode import Body, Lives, as_body, as_durability
+from towline.client.produce.encode import Body, Lifetimes, as_body, as_durability
 from towline.client.produce.receipts import Receipts
 from towline.client.produce.transaction import Senders
 from towline.client.telemetry import instrument
@@ -113,7 +113,7 @@ def connect_for(
     return Opening(Client(Options(url, token, secret, timeout, certificates, caller=caller)))
 
 
-class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying, Looking, Reviving):
+class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitoring, Messages, DeadLetters):
     """A connection to a broker; any number of tasks may share it. Consumers and producers made from it have connections
     of their own: what one waits for never holds up another."""
 
@@ -121,7 +121,7 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
         self._options = options
         self._embedded: Embedded | None = None
         self._follower: AioLink | None = None
-        self._cluster: AioCluster | None = None
+        self._cluster: Cluster | None = None
         self._children: list[Checker | Consumer | Producer] = []
         self._sender = options.sender()
         self._senders = Senders(options.token)
@@ -140,7 +140,7 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
             self._started = self._new_link()
             brokers = await self._link.run(requests.brokers())
             if brokers.clustered and not options.target.embedded:
-                self._cluster = AioCluster(Fleet(brokers), self._link_to, options.timeout_s)
+                self._cluster = Cluster(ClusterBrokers(brokers), self._link_to, options.timeout_s)
                 if brokers.shared:
                     self._cluster.lead(self._link)
                 else:
@@ -273,7 +273,7 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
         content = sharding.Content(bodies, keys, headers, shard_keys, dedup_ids, times)
         return await self._send(common, topic, content)
 
-    def _common(self, priority: Priority, durability: int, compress: bool, lives: Lives) -> sharding.Common:
+    def _common(self, priority: Priority, durability: int, compress: bool, lives: Lifetimes) -> sharding.Common:
         most = self._max_request_bytes
         return sharding.Common(self._sender, self._shards, priority, durability, compress, most, lives)
 
@@ -328,7 +328,7 @@ class Client(Later, Making[Producer, Opening[Consumer]], Transacting, Surveying,
     # Connections
 
     @property
-    def _fleet(self) -> Fleet | None:
+    def _fleet(self) -> ClusterBrokers | None:
         return None if self._cluster is None else self._cluster.fleet
 
     async def _carry_out(self, place: Place) -> Any:

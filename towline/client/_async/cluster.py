@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Protocol, TypeVar
 
-from towline.client.cluster.brokers import LATE_S, NEWS_S, Fleet, Liveness, address_of, next_look
+from towline.client.cluster.brokers import LATE_S, NEWS_S, ClusterBrokers, Liveness, address_of, next_look
 from towline.client.cluster.routing import Outcome
 from towline.client.link.aio import AioLink
 from towline.client.link.blocking import no_answer
@@ -20,7 +20,7 @@ from towline.errors import Closed, NotOwner, TowlineError, Unavailable
 from towline.protocol.cluster import BrokerState, ListBrokers
 from towline.protocol.ordering import ShardCount
 
-__all__ = ["AioCluster", "Child"]
+__all__ = ["Child", "Cluster"]
 
 log = logging.getLogger("towline.client")
 
@@ -45,8 +45,8 @@ class Child(Protocol):
         """Look after the branches at single brokers. Called ten times a second."""
 
 
-class AioCluster:
-    def __init__(self, fleet: Fleet, make_link: MakeLink, timeout_s: float) -> None:
+class Cluster:
+    def __init__(self, fleet: ClusterBrokers, make_link: MakeLink, timeout_s: float) -> None:
         self.fleet = fleet
         self.timeout_s = timeout_s
         self._make_link = make_link
@@ -65,7 +65,7 @@ class AioCluster:
         self._task = asyncio.get_running_loop().create_task(self._work(), name="towline-cluster")
 
     def __repr__(self) -> str:
-        return f"<AioCluster {self.fleet!r}>"
+        return f"<Cluster {self.fleet!r}>"
 
     # Links
 

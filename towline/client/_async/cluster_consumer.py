@@ -9,19 +9,19 @@ from collections.abc import Awaitable, Callable, Iterator
 from operator import length_hint
 from typing import Final
 
-from towline.client._async.cluster import AioCluster
+from towline.client._async.cluster import Cluster
 from towline.client._async.consumer import Batch, Consumer
 from towline.client.cluster.brokers import Liveness
 from towline.client.cluster.handover import Handover, Pace
 from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
-from towline.client.consume.pull_size import Limits
-from towline.client.consume.rank import Demand, Standing, is_turn_of
+from towline.client.consume.pull_size import PullLimits
+from towline.client.consume.rank import Demand, Rank, is_turn_of
 from towline.client.consume.subscription import Subscription
 from towline.client.link.backoff import Backoff
 from towline.client.link.connection import Call
 from towline.client.link.flow import Flow, Start
-from towline.client.produce.encode import Sender
+from towline.client.produce.encode import FrameEncoder
 from towline.errors import Closed, Timeout, TowlineError, Unavailable
 from towline.model import GroupConfig
 
@@ -153,10 +153,10 @@ class ClusterConsumer(Consumer):
 
     def __init__(
         self,
-        cluster: AioCluster,
+        cluster: Cluster,
         make: Callable[[str], Awaitable[Consumer]],
         about: Subscription,
-        sender: Sender,
+        sender: FrameEncoder,
         idle_timeout_s: float | None,
     ) -> None:
         # Not the parent's: this one has no connection of its own. `about` only says who we are.
@@ -308,17 +308,17 @@ class ClusterConsumer(Consumer):
         idle_s, limits, in_turn = self._idle_timeout_s, None, self._in_turn
         if in_turn:
             own = self._subscription.limits
-            limits = Limits(1, own.max_bytes) if single else own._replace(adapts=True)
+            limits = PullLimits(1, own.max_bytes) if single else own._replace(adapts=True)
         until = time.monotonic() + (idle_s if idle_s is not None else 1e9)
         found = await self._take(Demand(limits, until, in_turn=in_turn))
         return None if found is None else ClusterBatch(found[0].link, found[0].subscription, found[1])
 
     # Settling
 
-    async def standing(self) -> Standing:
+    async def standing(self) -> Rank:
         self._check()
         found = [await one.standing() for one in self._consumers() if one.link.connection.ready]
-        return max(found, key=lambda one: one.total, default=Standing(-1, 0))
+        return max(found, key=lambda one: one.total, default=Rank(-1, 0))
 
     async def flush(self) -> None:
         self._check()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
-from towline.client._async.cluster import AioCluster
+from towline.client._async.cluster import Cluster
 from towline.client._async.producer import Pending, Producer, done
 from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.cluster.brokers import DEDUP, Liveness
@@ -31,7 +31,7 @@ class ClusterProducer(Producer):
     """Sends in the background, many messages at a time, to the brokers of a cluster. Made by `Client.producer`."""
 
     def __init__(
-        self, cluster: AioCluster, make: Callable[[str, ShardMap], Producer], shards: ShardMap, keeps: bool
+        self, cluster: Cluster, make: Callable[[str, ShardMap], Producer], shards: ShardMap, keeps: bool
     ) -> None:
         # Not the parent's: this one has no connection of its own.
         self._cluster = cluster

@@ -13,10 +13,10 @@ from typing import Final, Self
 
 from towline.client import process_end, requests
 from towline.client.consume.batch import Batch as AnyBatch
-from towline.client.consume.heartbeat import Pulse
+from towline.client.consume.heartbeat import HeartbeatTimer
 from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
-from towline.client.consume.rank import Standing, standing
+from towline.client.consume.rank import Rank, standing
 from towline.client.consume.subscription import Subscription
 from towline.client.link.aio import AioLink
 from towline.errors import Closed, TowlineError
@@ -72,7 +72,7 @@ class Consumer:
         self._link = link
         self._subscription = subscription
         subscription.in_tasks = True
-        self._pulse = Pulse(link, subscription)
+        self._pulse = HeartbeatTimer(link, subscription)
         self._lease = Lease.none()
         self._left: Iterator[Message] = iter(())
         self._closed = False
@@ -292,7 +292,7 @@ class Consumer:
         """Messages of ours were given to the user."""
         self._tell()
 
-    async def standing(self) -> Standing:
+    async def standing(self) -> Rank:
         """The rank of this consumer among those of its group, and how many they are."""
         self._check()
         state = await self._link.run(requests.group(self.topic, self.group))

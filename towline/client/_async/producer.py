@@ -16,10 +16,10 @@ import msgspec
 from towline.client import process_end
 from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.link.aio import AioLink
-from towline.client.produce.accumulator import BatchLimits, Exchange, expired
-from towline.client.produce.batch import Parcel, call_back, with_origins
-from towline.client.produce.batch_sender import Shipping, left_open, raise_unseen
-from towline.client.produce.encode import FOREVER, Body, Lives, as_body, as_dedup_id, as_headers, as_key
+from towline.client.produce.accumulator import BatchLimits, ClusterAccumulator, expired
+from towline.client.produce.batch import ProducerBatch, call_back, with_origins
+from towline.client.produce.batch_sender import BatchSender, left_open, raise_unseen
+from towline.client.produce.encode import FOREVER, Body, Lifetimes, as_body, as_dedup_id, as_headers, as_key
 from towline.errors import Closed, NotOwner, Timeout, TowlineError
 from towline.model import Priority, Receipt
 from towline.protocol.ordering import Sharded
@@ -36,7 +36,7 @@ _NOTHING_MORE: Final = (None,) * 9
 class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
     """A message on its way: `await` it for its receipt, or do not; `flush` and `close` of the producer wait for all."""
 
-    _parcel: Parcel
+    _parcel: ProducerBatch
     _index: int
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
             call_back(self._parcel)
 
 
-async def done(parcel: Parcel) -> None:
+async def done(parcel: ProducerBatch) -> None:
     if not parcel.done:
         if parcel.waiter is None:
             parcel.waiter = asyncio.get_running_loop().create_future()
@@ -93,9 +93,9 @@ class Producer:
 
     _closed = True  # until it is made
 
-    def __init__(self, link: AioLink, shipping: Shipping, limits: BatchLimits) -> None:
+    def __init__(self, link: AioLink, shipping: BatchSender, limits: BatchLimits) -> None:
         self._link = link
-        self._accumulator: Exchange[Pending] = Exchange(limits, Pending)
+        self._accumulator: ClusterAccumulator[Pending] = ClusterAccumulator(limits, Pending)
         self._shipping = shipping
         self._shards = shipping.shards
         self._stirred = asyncio.Event()
@@ -194,7 +194,7 @@ class Producer:
         at_us: int,
         dedup_id: str | None,
         shard_key: str | None,
-        lives: Lives,
+        lives: Lifetimes,
     ) -> Pending:
         """See `producer.Producer`."""
         if self._barred or self._accumulator.is_full:
@@ -282,13 +282,13 @@ class Producer:
     def buffered(self) -> int:
         return self._accumulator.messages
 
-    def seal(self) -> list[Parcel]:
+    def seal(self) -> list[ProducerBatch]:
         """Let nothing linger; what is not acknowledged yet."""
         waiting = self._accumulator.seal()
         self._stir()
         return waiting
 
-    def take_failed(self) -> list[Parcel]:
+    def take_failed(self) -> list[ProducerBatch]:
         return self._accumulator.take_failed()
 
     @property
@@ -300,24 +300,24 @@ class Producer:
         return self._shipping.recounts
 
     @property
-    def exchange(self) -> Exchange[Pending]:
+    def exchange(self) -> ClusterAccumulator[Pending]:
         return self._accumulator
 
-    def rearranged(self, failed: list[Parcel]) -> None:
+    def rearranged(self, failed: list[ProducerBatch]) -> None:
         """Messages were put here, or taken away; some belonged nowhere."""
         self._accumulator.note_failed(failed)
         self._end(with_origins(failed))
         self._let_in()
         self._stir()
 
-    def evacuate(self) -> list[Parcel]:
+    def evacuate(self) -> list[ProducerBatch]:
         """Give away what never left."""
         parcels = self._accumulator.evacuate(lambda parcel: self._shipping.recall(parcel, self._link.connection))
         if parcels:
             self._let_in()
         return parcels
 
-    def give_away(self, topics: Set[str]) -> list[Parcel]:
+    def give_away(self, topics: Set[str]) -> list[ProducerBatch]:
         """See `producer.Producer`."""
         self._moved |= topics
         self._barred = True
@@ -340,7 +340,7 @@ class Producer:
             self._moved -= {topic}
             self._barred = self._closed or bool(self._moved)
 
-    def adopt(self, parcel: Parcel) -> None:
+    def adopt(self, parcel: ProducerBatch) -> None:
         """Take on what another could not send."""
         self._accumulator.adopt(parcel)
         self._stir()
@@ -434,7 +434,7 @@ class Producer:
         except TimeoutError:
             pass
 
-    def _end(self, ended: list[Parcel]) -> None:
+    def _end(self, ended: list[ProducerBatch]) -> None:
         for parcel in ended:
             parcel.frame = b""
             parcel.done = True

@@ -14,14 +14,14 @@ from towline.client._sync.transaction import Verdict
 from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.link.aio import AioLink
 from towline.client.link.backoff import Backoff
-from towline.client.produce.encode import Body, Sender, as_durability, as_lives
+from towline.client.produce.encode import Body, FrameEncoder, as_durability, as_lives
 from towline.client.produce.sharding import ShardMap
 from towline.client.produce.transaction import (
-    Immediate,
+    DirectTransaction,
     Phase,
     Senders,
-    Stored,
-    Undertaking,
+    StoredTransaction,
+    TransactionCore,
     await_checks,
     decide,
     verdict,
@@ -34,7 +34,7 @@ __all__ = ["Checker", "OnCheck", "PreparedTransaction", "Transacting", "Transact
 
 log = logging.getLogger("towline.client")
 
-U = TypeVar("U", bound=Undertaking)
+U = TypeVar("U", bound=TransactionCore)
 
 OnCheck = Callable[[Check], Verdict | Awaitable[Verdict]]
 
@@ -116,7 +116,7 @@ class _Gathering(Generic[U]):
             self._link = self._link_to(home)
 
 
-class Transaction(_Gathering[Immediate]):
+class Transaction(_Gathering[DirectTransaction]):
     """Messages for any topics, stored together or not at all. Made by `Client.transaction`.
 
         async with mq.transaction() as tx:          # leaves: commit; raises: abort
@@ -157,7 +157,7 @@ class Transaction(_Gathering[Immediate]):
             self._core.leave(asyncio.current_task())
 
 
-class PreparedTransaction(_Gathering[Stored]):
+class PreparedTransaction(_Gathering[StoredTransaction]):
     """Messages that the broker keeps, durably and out of sight, while you carry out a transaction of your own. Made by
     `Client.prepare`; see `towline.PreparedTransaction`."""
 
@@ -268,7 +268,7 @@ class Checker:
 class Transacting:
     """What a client can do about transactions."""
 
-    _sender: Sender
+    _sender: FrameEncoder
     _senders: Senders
     _shards: ShardMap
 
@@ -306,7 +306,7 @@ class Transacting:
         gets them in order and with nothing between. They are gathered here, so nobody is held up meanwhile, and sent as
         one unit: up to 100,000 messages, 200 lanes and the broker's `max_frame_bytes` (16 MiB). One that began longer
         than `timeout` seconds ago is aborted instead of committed."""
-        core = Immediate(
+        core = DirectTransaction(
             self._senders,
             shards=self._shards,
             homes=self._homes(),
@@ -329,7 +329,7 @@ class Transacting:
         out of sight (`store`), you commit your own, then `commit` or `rollback`. If the broker hears nothing for
         `check_after` seconds (60, unless set otherwise there), it asks any client that has said `on_check` for this
         producer group; `name` is your own reference, by which that client finds out."""
-        core = Stored(
+        core = StoredTransaction(
             self._sender,
             producer_group,
             name,

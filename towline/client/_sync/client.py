@@ -19,20 +19,20 @@ from towline.client._sync.consumer import Consumer
 from towline.client._sync.producer import Producer
 from towline.client._sync.transaction import Checker, Transacting
 from towline.client.admin.access import BlockingAccess
-from towline.client.admin.dead_letters import Reviving
+from towline.client.admin.dead_letters import DeadLetters
 from towline.client.admin.delayed import Time, as_deliver_at, as_deliver_at_each
-from towline.client.admin.messages import Looking
-from towline.client.admin.monitoring import Surveying
-from towline.client.cluster.brokers import Fleet
+from towline.client.admin.messages import Messages
+from towline.client.admin.monitoring import Monitoring
+from towline.client.cluster.brokers import ClusterBrokers
 from towline.client.cluster.routing import count_shards
-from towline.client.factories import Making
+from towline.client.factories import Factories
 from towline.client.link.blocking import Link
 from towline.client.link.dial import Route, connect_socket
 from towline.client.link.flow import drive
 from towline.client.operation import Everywhere, Now, Place, There
 from towline.client.options import Certificates, ConsumerOptions, Options, ProducerOptions
 from towline.client.produce import sharding
-from towline.client.produce.encode import Body, Lives, as_body, as_durability
+from towline.client.produce.encode import Body, Lifetimes, as_body, as_durability
 from towline.client.produce.receipts import Receipts
 from towline.client.produce.transaction import Senders
 from towline.client.telemetry import instrument
@@ -84,7 +84,7 @@ def connect(
     )
 
 
-class Client(Now, Making[Producer, Consumer], Transacting, Surveying, Looking, Reviving):
+class Client(Now, Factories[Producer, Consumer], Transacting, Monitoring, Messages, DeadLetters):
     """A connection to a broker; any number of threads may share it. Consumers and producers made from it have
     connections of their own: what one waits for never holds up another."""
 
@@ -106,7 +106,7 @@ class Client(Now, Making[Producer, Consumer], Transacting, Surveying, Looking, R
             instrument(self)
             brokers = self._link.run(requests.brokers())
             if brokers.clustered and not options.target.embedded:
-                self._cluster = Cluster(Fleet(brokers), self._link_to, options.timeout_s)
+                self._cluster = Cluster(ClusterBrokers(brokers), self._link_to, options.timeout_s)
                 if brokers.shared:
                     self._cluster.lead(self._link)
                 else:
@@ -239,7 +239,7 @@ class Client(Now, Making[Producer, Consumer], Transacting, Surveying, Looking, R
         content = sharding.Content(bodies, keys, headers, shard_keys, dedup_ids, times)
         return self._send(common, topic, content)
 
-    def _common(self, priority: Priority, durability: int, compress: bool, lives: Lives) -> sharding.Common:
+    def _common(self, priority: Priority, durability: int, compress: bool, lives: Lifetimes) -> sharding.Common:
         limit = self._max_request_bytes
         return sharding.Common(self._sender, self._shards, priority, durability, compress, limit, lives)
 
@@ -297,7 +297,7 @@ class Client(Now, Making[Producer, Consumer], Transacting, Surveying, Looking, R
     # Connections
 
     @property
-    def _fleet(self) -> Fleet | None:
+    def _fleet(self) -> ClusterBrokers | None:
         return None if self._cluster is None else self._cluster.fleet
 
     def _carry_out(self, place: Place) -> Any:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Final, Protocol, TypeVar
 
-from towline.client.cluster.brokers import LATE_S, NEWS_S, Fleet, Liveness, address_of, next_look
+from towline.client.cluster.brokers import LATE_S, NEWS_S, ClusterBrokers, Liveness, address_of, next_look
 from towline.client.cluster.routing import Outcome
 from towline.client.link.blocking import Link, no_answer
 from towline.client.link.connection import Buffer, Call
@@ -50,7 +50,7 @@ class Child(Protocol):
 
 class Cluster:
     def __init__(
-        self, fleet: Fleet, make_link: Callable[[tuple[tuple[str, int], ...]], Link], timeout_s: float
+        self, fleet: ClusterBrokers, make_link: Callable[[tuple[tuple[str, int], ...]], Link], timeout_s: float
     ) -> None:
         self.fleet = fleet
         self.timeout_s = timeout_s

@@ -21,13 +21,13 @@ from towline.client.cluster.brokers import Liveness
 from towline.client.cluster.handover import Handover, Pace
 from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
-from towline.client.consume.pull_size import Limits
-from towline.client.consume.rank import Demand, Standing, is_turn_of
+from towline.client.consume.pull_size import PullLimits
+from towline.client.consume.rank import Demand, Rank, is_turn_of
 from towline.client.consume.subscription import Subscription
 from towline.client.link.backoff import Backoff
 from towline.client.link.connection import Call
 from towline.client.link.flow import Flow, Start
-from towline.client.produce.encode import Sender
+from towline.client.produce.encode import FrameEncoder
 from towline.errors import Closed, Timeout, TowlineError, Unavailable
 from towline.model import GroupConfig
 
@@ -197,7 +197,7 @@ class ClusterConsumer(Consumer):
         cluster: Cluster,
         make: Callable[[str], Consumer],
         about: Subscription,
-        sender: Sender,
+        sender: FrameEncoder,
         idle_timeout_s: float | None,
     ) -> None:
         # Not the parent's: this one has no connection of its own. `about` only says who we are.
@@ -278,7 +278,7 @@ class ClusterConsumer(Consumer):
         """Ask all brokers for messages, and take what the first has. `min_messages` counts at each broker. Without
         `max_messages` it is fewer while you are slow with them, as in an iteration."""
         self._check()
-        asked: Limits = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
+        asked: PullLimits = self._subscription.limits.asked(max_messages, max_bytes, min_messages)
         self._put_back_left()
         if not 0 <= wait <= 86400:
             wait = 0.0 if wait < 0 else 86400.0
@@ -347,17 +347,17 @@ class ClusterConsumer(Consumer):
         idle_s, limits, in_turn = self._idle_timeout_s, None, self._in_turn
         if in_turn:
             own = self._subscription.limits
-            limits = Limits(1, own.max_bytes) if single else own._replace(adapts=True)
+            limits = PullLimits(1, own.max_bytes) if single else own._replace(adapts=True)
         until = time.monotonic() + (idle_s if idle_s is not None else 1e9)
         found = self._take(Demand(limits, until, in_turn=in_turn))
         return None if found is None else ClusterBatch(found[0].link, found[0].subscription, found[1])
 
     # Settling
 
-    def standing(self) -> Standing:
+    def standing(self) -> Rank:
         self._check()
         found = [one.standing() for one in self._consumers() if one.link.connection.ready]
-        return max(found, key=lambda one: one.total, default=Standing(-1, 0))
+        return max(found, key=lambda one: one.total, default=Rank(-1, 0))
 
     def flush(self) -> None:
         self._check()

@@ -25,7 +25,7 @@ from towline.client.cluster.routing import Outcome, count_shards
 from towline.client.link.blocking import MADE_BEFORE_FORK
 from towline.client.link.flow import drive
 from towline.client.operation import Place, There
-from towline.client.produce.batch import Parcel, Pending
+from towline.client.produce.batch import Pending, ProducerBatch
 from towline.client.produce.batch_sender import raise_unseen
 from towline.client.produce.encode import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
 from towline.client.produce.sharding import ShardMap, shard_of
@@ -280,7 +280,7 @@ class ClusterProducer(Producer):
 
     def _drained(self, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
-        waiting: list[Parcel] = [parcel for branch in self._all() for parcel in branch.seal()]
+        waiting: list[ProducerBatch] = [parcel for branch in self._all() for parcel in branch.seal()]
         try:
             for parcel in waiting:
                 parcel.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))

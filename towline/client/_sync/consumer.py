@@ -11,10 +11,10 @@ from typing import Final, Self
 
 from towline.client import process_end, requests
 from towline.client.consume.batch import Batch as AnyBatch
-from towline.client.consume.heartbeat import Heartbeat, Pulse
+from towline.client.consume.heartbeat import Heartbeat, HeartbeatTimer
 from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
-from towline.client.consume.rank import Standing, standing
+from towline.client.consume.rank import Rank, standing
 from towline.client.consume.subscription import Subscription
 from towline.client.link.blocking import MADE_BEFORE_FORK, Link
 from towline.errors import Closed, TowlineError
@@ -72,7 +72,7 @@ class Consumer:
         self._left: Iterator[Message] = iter(())
         self._closed = False
         self._why_closed = "the consumer was closed"
-        self._pulse = Pulse(link, subscription)
+        self._pulse = HeartbeatTimer(link, subscription)
         link.run(subscription.start())
         link.connection.member = subscription
         link.run(subscription.take_up())
@@ -269,7 +269,7 @@ class Consumer:
         """Messages of ours were given to the user."""
         self._tell()
 
-    def standing(self) -> Standing:
+    def standing(self) -> Rank:
         """The rank of this consumer among those of its group, and how many they are."""
         self._check()
         state = self._link.run(requests.group(self.topic, self.group))

@@ -17,10 +17,10 @@ from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.link.blocking import MADE_BEFORE_FORK, Link
 from towline.client.link.dial import explain
 from towline.client.link.transport import wait_for
-from towline.client.produce.accumulator import BatchLimits, Exchange, expired
-from towline.client.produce.batch import Parcel, Pending, call_back, with_origins
-from towline.client.produce.batch_sender import Shipping, left_open, raise_unseen
-from towline.client.produce.encode import FOREVER, Body, Lives, as_body, as_dedup_id, as_headers, as_key
+from towline.client.produce.accumulator import BatchLimits, ClusterAccumulator, expired
+from towline.client.produce.batch import Pending, ProducerBatch, call_back, with_origins
+from towline.client.produce.batch_sender import BatchSender, left_open, raise_unseen
+from towline.client.produce.encode import FOREVER, Body, Lifetimes, as_body, as_dedup_id, as_headers, as_key
 from towline.errors import (
     Closed,
     NotOwner,
@@ -53,9 +53,9 @@ class Producer:
     logged as an error.
     """
 
-    def __init__(self, link: Link, shipping: Shipping, limits: BatchLimits) -> None:
+    def __init__(self, link: Link, shipping: BatchSender, limits: BatchLimits) -> None:
         self._link = link
-        self._accumulator: Exchange[Pending] = Exchange(limits, Pending)
+        self._accumulator: ClusterAccumulator[Pending] = ClusterAccumulator(limits, Pending)
         self._add, self._add_plain = self._accumulator.add, self._accumulator.add_plain
         self._shipping = shipping
         self._shards = shipping.shards
@@ -166,7 +166,7 @@ class Producer:
         at_us: int,
         dedup_id: str | None,
         shard_key: str | None,
-        lives: Lives,
+        lives: Lifetimes,
     ) -> Pending:
         """Send what was checked, for a producer of many brokers, which takes the topic to have so many shards.
         `NotOwner` if they are not so many any more: then the message may belong elsewhere."""
@@ -254,7 +254,7 @@ class Producer:
         self._closed = self._barred = True
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._accumulator = Exchange(self._accumulator.limits, Pending)
+        self._accumulator = ClusterAccumulator(self._accumulator.limits, Pending)
 
     # For a producer of many brokers
 
@@ -271,14 +271,14 @@ class Producer:
     def buffered(self) -> int:
         return self._accumulator.messages
 
-    def seal(self) -> list[Parcel]:
+    def seal(self) -> list[ProducerBatch]:
         """Let nothing linger; what is not acknowledged yet."""
         with self._lock:
             waiting = self._accumulator.seal()
             self._ring()
             return waiting
 
-    def take_failed(self) -> list[Parcel]:
+    def take_failed(self) -> list[ProducerBatch]:
         with self._lock:
             return self._accumulator.take_failed()
 
@@ -296,10 +296,10 @@ class Producer:
         return self._lock
 
     @property
-    def exchange(self) -> Exchange[Pending]:
+    def exchange(self) -> ClusterAccumulator[Pending]:
         return self._accumulator
 
-    def rearranged(self, failed: list[Parcel]) -> None:
+    def rearranged(self, failed: list[ProducerBatch]) -> None:
         """Messages were put here, or taken away; some belonged nowhere."""
         with self._lock:
             self._accumulator.note_failed(failed)
@@ -310,7 +310,7 @@ class Producer:
         for parcel in ended:
             _announce(parcel)
 
-    def evacuate(self) -> list[Parcel]:
+    def evacuate(self) -> list[ProducerBatch]:
         """Give away what never left."""
 
         link = self._link
@@ -319,7 +319,7 @@ class Producer:
             link.lock.acquire()
         link.lock.release()
 
-        def never_left(parcel: Parcel) -> bool:
+        def never_left(parcel: ProducerBatch) -> bool:
             with link.lock:
                 return self._shipping.recall(parcel, link.connection)
 
@@ -329,7 +329,7 @@ class Producer:
                 self._changed.notify_all()
             return parcels
 
-    def give_away(self, topics: Set[str]) -> list[Parcel]:
+    def give_away(self, topics: Set[str]) -> list[ProducerBatch]:
         """Give away everything of these topics, in order, for the broker that serves them now. That one knows what
         arrived here; so the connection is broken, and what was not answered goes along."""
         link = self._link
@@ -362,7 +362,7 @@ class Producer:
                 self._moved -= {topic}
                 self._barred = self._closed or bool(self._moved)
 
-    def adopt(self, parcel: Parcel) -> None:
+    def adopt(self, parcel: ProducerBatch) -> None:
         """Take on what another could not send."""
         with self._lock:
             self._accumulator.adopt(parcel)
@@ -480,7 +480,7 @@ class Producer:
         for parcel in ended:
             _announce(parcel)
 
-    def _conclude(self, ended: list[Parcel]) -> None:
+    def _conclude(self, ended: list[ProducerBatch]) -> None:
         for parcel in ended:
             parcel.frame = b""
             parcel.done = True
@@ -488,7 +488,7 @@ class Producer:
             self._changed.notify_all()
 
 
-def _announce(parcel: Parcel) -> None:
+def _announce(parcel: ProducerBatch) -> None:
     waiter = parcel.waiter
     if waiter is not None:
         waiter.set()

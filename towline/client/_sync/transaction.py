@@ -12,14 +12,14 @@ from towline.client import requests
 from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.link.backoff import Backoff
 from towline.client.link.blocking import Link
-from towline.client.produce.encode import Body, Sender, as_durability, as_lives
+from towline.client.produce.encode import Body, FrameEncoder, as_durability, as_lives
 from towline.client.produce.sharding import ShardMap
 from towline.client.produce.transaction import (
-    Immediate,
+    DirectTransaction,
     Phase,
     Senders,
-    Stored,
-    Undertaking,
+    StoredTransaction,
+    TransactionCore,
     await_checks,
     decide,
     verdict,
@@ -32,7 +32,7 @@ __all__ = ["Checker", "OnCheck", "PreparedTransaction", "Transacting", "Transact
 
 log = logging.getLogger("towline.client")
 
-U = TypeVar("U", bound=Undertaking)
+U = TypeVar("U", bound=TransactionCore)
 
 Verdict = Literal["commit", "rollback"] | None
 OnCheck = Callable[[Check], Verdict]
@@ -115,7 +115,7 @@ class _Gathering(Generic[U]):
             self._link = self._link_to(home)
 
 
-class Transaction(_Gathering[Immediate]):
+class Transaction(_Gathering[DirectTransaction]):
     """Messages for any topics, stored together or not at all. Made by `Client.transaction`.
 
         with mq.transaction() as tx:        # leaves: commit; raises: abort
@@ -156,7 +156,7 @@ class Transaction(_Gathering[Immediate]):
             self._core.leave(threading.get_ident())
 
 
-class PreparedTransaction(_Gathering[Stored]):
+class PreparedTransaction(_Gathering[StoredTransaction]):
     """Messages that the broker keeps, durably and out of sight, while you carry out a transaction of your own. Made by
     `Client.prepare`.
 
@@ -273,7 +273,7 @@ class Checker:
 class Transacting:
     """What a client can do about transactions."""
 
-    _sender: Sender
+    _sender: FrameEncoder
     _senders: Senders
     _shards: ShardMap
 
@@ -309,7 +309,7 @@ class Transacting:
         gets them in order and with nothing between. They are gathered here, so nobody is held up meanwhile, and sent as
         one unit: up to 100,000 messages, 200 lanes and the broker's `max_frame_bytes` (16 MiB). One that began longer
         than `timeout` seconds ago is aborted instead of committed."""
-        core = Immediate(
+        core = DirectTransaction(
             self._senders,
             shards=self._shards,
             homes=self._homes(),
@@ -332,7 +332,7 @@ class Transacting:
         out of sight (`store`), you commit your own, then `commit` or `rollback`. If the broker hears nothing for
         `check_after` seconds (60, unless set otherwise there), it asks any client that has said `on_check` for this
         producer group; `name` is your own reference, by which that client finds out."""
-        core = Stored(
+        core = StoredTransaction(
             self._sender,
             producer_group,
             name,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from towline.client import requests
-from towline.client.admin.topics import Administering
+from towline.client.admin.topics import TopicsAndGroups
 from towline.client.cluster import ids
 from towline.client.consume.message import DeadLetter
 from towline.client.link.connection import Call
@@ -20,7 +20,7 @@ from towline.errors import BadRequest, NotFound, ProtocolError
 from towline.model import check_group, check_topic
 from towline.protocol.messages import DeadPurged, PurgeDead, Revised, ReviseDead
 
-__all__ = ["Reviving", "find", "letter", "purge", "revise"]
+__all__ = ["DeadLetters", "find", "letter", "purge", "revise"]
 
 
 PAGE: Final = 1_000
@@ -98,7 +98,7 @@ def purge(topic: str, group: str, before: int) -> Flow[int]:
     return answer.count
 
 
-class Reviving(Administering):
+class DeadLetters(TopicsAndGroups):
     @offered
     def dead_letters(
         self,
@@ -196,7 +196,7 @@ class Reviving(Administering):
         """Drop the dead letters before this number for good. How many of them had not been sent again. Where each
         broker keeps its own: at the one that is named, or that the number knows; at all, given `end` of a page."""
         its = ids.whose(before, broker)
-        if its or not isinstance(before, ids.Place):
+        if its or not isinstance(before, ids.Cursor):
             flow = purge(topic, group, int(before))
             return self._at_its_own(topic, its, f"the dead letters before {before}", flow)
         return self._consult(topic, None, lambda at: purge(topic, group, ids.number_at(before, at)), ids.join_counts)

@@ -10,11 +10,11 @@ from typing import Final
 from towline.client import requests
 from towline.client.admin import delayed as delays_of
 from towline.client.admin.delayed import DelayedEntry, Time, settled_id
-from towline.client.admin.topics import Administering
+from towline.client.admin.topics import TopicsAndGroups
 from towline.client.admin.trace import Trace, trace
 from towline.client.cluster import ids
 from towline.client.consume.message import Message
-from towline.client.consume.message_block import Section
+from towline.client.consume.message_block import MessageBlock
 from towline.client.link.connection import Call
 from towline.client.link.flow import Flow
 from towline.client.operation import Errand, offered
@@ -27,10 +27,10 @@ from towline.model import LANES, Priority, Receipt, check_topic, lane_names, par
 from towline.protocol import split_attachments
 from towline.protocol.messages import Find, Found
 
-__all__ = ["Looking", "find", "message"]
+__all__ = ["Messages", "find", "message"]
 
 
-class Looking(Administering):
+class Messages(TopicsAndGroups):
     # Delayed messages
 
     @offered
@@ -99,7 +99,7 @@ class Looking(Administering):
             topic, broker, lambda _: delays_of.reschedule(topic, id, key, at_us, dry_run), ids.join_counts
         )
 
-    # Looking
+    # Messages
 
     @offered
     def browse(
@@ -243,7 +243,7 @@ def _find_in(request: Find, shards: int, found: list[Message], before: int) -> F
                 "a lower limit, or times that lie closer together"
             )
         for part, data in zip(answer.parts, frames, strict=True):
-            found += Section(request.topic, part, data, shards=shards).messages()
+            found += MessageBlock(request.topic, part, data, shards=shards).messages()
         if answer.next >= answer.end or answer.next <= first or len(found) >= room:
             del found[room:]
             return size

@@ -11,7 +11,7 @@ import msgspec
 from towline.alarms.rule import REASON_MAX, TIME_MAX_US, AlarmRule
 from towline.client import requests
 from towline.client.admin.access import measure
-from towline.client.admin.topics import Administering
+from towline.client.admin.topics import TopicsAndGroups
 from towline.client.cluster import merge
 from towline.client.cluster.routing import merge_figures
 from towline.client.link.connection import Call
@@ -44,7 +44,7 @@ from towline.protocol.monitor import (
 )
 
 __all__ = [
-    "Surveying",
+    "Monitoring",
     "alarms",
     "drop_alarm",
     "kick",
@@ -118,7 +118,7 @@ def kick(topic: str, group: str, consumer: str) -> Flow[None]:
     yield from _ask(Kick(check_topic(topic), check_group(group), consumer[:100]), Done)
 
 
-class Surveying(Administering):
+class Monitoring(TopicsAndGroups):
     @offered
     def survey(
         self,

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from towline.client import requests
 from towline.client.cluster import ids, merge, routing
-from towline.client.cluster.brokers import Fleet
+from towline.client.cluster.brokers import ClusterBrokers
 from towline.client.cluster.drift import Disagreement, disagreements, settings
 from towline.client.cluster.routing import (
     Outcome,
@@ -25,16 +25,16 @@ from towline.model import GroupConfig, TopicConfig
 from towline.protocol.messages import GroupState, TopicState
 from towline.protocol.ordering import Purged, Sought
 
-__all__ = ["Administering"]
+__all__ = ["TopicsAndGroups"]
 
 T = TypeVar("T")
 
 
-class Administering:
+class TopicsAndGroups:
     _shards: sharding.ShardMap
 
     @property
-    def _fleet(self) -> Fleet | None:
+    def _fleet(self) -> ClusterBrokers | None:
         """The brokers, where there are many."""
         raise NotImplementedError
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 from towline.client._async.client import Client, connect
 from towline.client.app.handler import Handler, batch_size
-from towline.client.app.runner import Handling
+from towline.client.app.runner import HandlerRunner
 from towline.client.link.url import parse_url
 from towline.errors import BadRequest, Closed, Unavailable
 from towline.model import RetryPolicy
@@ -75,7 +75,7 @@ class App:
             key_file=key_file,
         )
         self._handlers: list[Handler] = []
-        self._handlings: list[Handling] = []
+        self._handlings: list[HandlerRunner] = []
         self._client: Client | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -268,7 +268,7 @@ class App:
         for one in self._handlers:
             where = f"group {one.group}" if one.group else "no group"
             log.info("%s handles topic %s, %s, %d at a time", one.label, one.topic, where, one.concurrency)
-        self._handlings = [Handling(handler, client, stopping, self._stop_timeout_s) for handler in self._handlers]
+        self._handlings = [HandlerRunner(handler, client, stopping, self._stop_timeout_s) for handler in self._handlers]
         tasks = [asyncio.create_task(one.run(self._consumer_options(one.handler))) for one in self._handlings]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

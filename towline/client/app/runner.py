@@ -27,7 +27,7 @@ from towline.client.telemetry import processing
 from towline.errors import BadRequest, Closed, Refused, TowlineError
 from towline.model import AT_MOST_ONCE, is_pattern
 
-__all__ = ["Handling"]
+__all__ = ["HandlerRunner"]
 
 log = logging.getLogger("towline.app")
 
@@ -56,7 +56,7 @@ class _TaskCall:
         self.task.cancel()
 
 
-class Handling:
+class HandlerRunner:
     def __init__(self, handler: Handler, client: Client, stopping: asyncio.Event, stop_timeout_s: float) -> None:
         self.handler = handler
         self.done = 0
@@ -211,7 +211,7 @@ class Handling:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("handler %s of %s: %s", self.handler.label, self.handler.topic, error, exc_info=error)
 
-    # Handling
+    # HandlerRunner
 
     async def _handle(self, messages: list[Message]) -> None:
         handler = self.handler

@@ -21,7 +21,7 @@ from towline.errors import NotFound
 from towline.model import rank
 from towline.protocol.cluster import Brokers, BrokerState, RealmState, realm_of
 
-__all__ = ["DEDUP", "LATE_S", "NEWS_S", "Fleet", "Liveness", "address_of", "next_look", "rendezvous"]
+__all__ = ["DEDUP", "LATE_S", "NEWS_S", "ClusterBrokers", "Liveness", "address_of", "next_look", "rendezvous"]
 
 NEWS_S: Final = 1.0
 """Where brokers share a store, one that has nothing new to say to a client answers after so long."""
@@ -61,7 +61,7 @@ class Liveness:
 
     __slots__ = ("_fleet", "_since", "_told_at")
 
-    def __init__(self, since: float | None = None, fleet: Fleet | None = None) -> None:
+    def __init__(self, since: float | None = None, fleet: ClusterBrokers | None = None) -> None:
         self._since = since
         self._fleet = fleet
         """While it tells who has which topics, others say whether a broker is to be left whose connection stands."""
@@ -88,7 +88,7 @@ class Liveness:
         return silent_s > _HANGS_S
 
 
-class Fleet:
+class ClusterBrokers:
     def __init__(self, brokers: Brokers, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class Fleet:
         self.update(brokers)
 
     def __repr__(self) -> str:
-        return f"<Fleet of {len(self._members)} brokers, {len(self._usable)} usable>"
+        return f"<ClusterBrokers of {len(self._members)} brokers, {len(self._usable)} usable>"
 
     @property
     def members(self) -> list[BrokerState]:
@@ -278,7 +278,7 @@ def _later(known: RealmState, told: RealmState) -> RealmState:
     return told if told.epoch > known.epoch or (told.epoch == known.epoch and told.address) else known
 
 
-def next_look(fleet: Fleet, call: Call, asked_at: float, now: float) -> float:
+def next_look(fleet: ClusterBrokers, call: Call, asked_at: float, now: float) -> float:
     """When to ask again who is there, after this answer: at once, if the broker waits until it has something to say."""
     waits = fleet.shared and call.error is None
     if waits and (call.answer.mark != fleet.mark or now - asked_at >= NEWS_S):

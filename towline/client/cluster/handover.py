@@ -19,11 +19,11 @@ import msgspec
 
 from towline.client.consume.lease import ACK, GIVE_BACK, drained
 from towline.client.consume.message import NACKED, Message
-from towline.client.consume.message_block import Section
+from towline.client.consume.message_block import MessageBlock
 from towline.client.consume.subscription import Subscription
 from towline.client.link.connection import Call, Connection
 from towline.client.link.flow import Flow
-from towline.client.produce.encode import FRAME_BYTES, FRAME_MESSAGES, Sender
+from towline.client.produce.encode import FRAME_BYTES, FRAME_MESSAGES, FrameEncoder
 from towline.errors import ProtocolError, TooLarge
 from towline.frame.encode import packed_headers
 from towline.frame.layout import BODY, DEDUP, EXPIRES_AT, HEADERS, KEY, LIMIT, PRODUCED_AT, SHARD_KEY
@@ -108,7 +108,7 @@ class Handover:
         """How many nacks it holds."""
         return sum(map(_is_nack, self._acts))
 
-    def flow(self, sender: Sender) -> Flow[None]:
+    def flow(self, sender: FrameEncoder) -> Flow[None]:
         """Tell another broker what none has yet. Raises if some of it is too large there, once all else is told."""
         self.refused = None
         for act in self._acts:
@@ -117,7 +117,9 @@ class Handover:
         if self.refused is not None:
             raise self.refused
 
-    def _hand(self, sender: Sender, act: Act, kind: tuple[int, int, int], messages: Sequence[Message]) -> Flow[None]:
+    def _hand(
+        self, sender: FrameEncoder, act: Act, kind: tuple[int, int, int], messages: Sequence[Message]
+    ) -> Flow[None]:
         subscription, topic = self._subscription, messages[0].topic
         lane, attempt, _ = kind
         request = HandBack(
@@ -213,7 +215,7 @@ def _portions(messages: Iterable[Message]) -> Iterator[tuple[tuple[int, int, int
         yield kind, portion
 
 
-def whole_frame(sender: Sender, messages: Sequence[Message]) -> bytes:
+def whole_frame(sender: FrameEncoder, messages: Sequence[Message]) -> bytes:
     """The messages as they were sent, each with the id that it has."""
     places = [(message._section, message._index) for message in messages]
     texts: dict[int, list[bytes]] = {
@@ -236,7 +238,7 @@ def _messages(subscription: Subscription, act: Act) -> list[Message]:
     return [] if lease is None else [message for section in lease.sections for message in _of(section, act)]
 
 
-def _of(section: Section, act: Act) -> Iterator[Message]:
+def _of(section: MessageBlock, act: Act) -> Iterator[Message]:
     for index, flag in enumerate(section.flags):
         seq = section.seq(index)
         within = not act.spans or any(

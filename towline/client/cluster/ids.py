@@ -1,7 +1,7 @@
 """Looking at messages where each broker keeps its own: which broker is asked for what, and what they all say; sans I/O.
 
 Numbers and ids count at one broker only. So what was found in such a cluster says where it was: a message's id ends in
-`@` and the broker (`orders/middle/42@b2`), and numbers (`Numbered`, `Place`) know their broker, so that they can be
+`@` and the broker (`orders/middle/42@b2`), and numbers (`Numbered`, `Cursor`) know their broker, so that they can be
 given back as they came.
 """
 
@@ -21,10 +21,10 @@ from towline.errors import BadRequest, Conflict, NotFound
 from towline.model import Receipt
 
 __all__ = [
+    "Cursor",
     "Join",
     "Label",
     "Numbered",
-    "Place",
     "by_broker",
     "join_counts",
     "join_dead",
@@ -62,12 +62,12 @@ class Numbered(int):
         return made
 
 
-class Place(int):
+class Cursor(int):
     """How far one is at each broker; as a number, all of that together."""
 
     numbers: dict[str, int]
 
-    def __new__(cls, numbers: dict[str, int]) -> Place:
+    def __new__(cls, numbers: dict[str, int]) -> Cursor:
         made = super().__new__(cls, sum(numbers.values()))
         made.numbers = numbers
         return made
@@ -75,7 +75,7 @@ class Place(int):
 
 def number_at(place: int, broker: str) -> int:
     """Where to begin at a broker. A plain number counts at each; one that knows its broker counts there."""
-    return place.numbers.get(broker, 0) if isinstance(place, Place) else int(place)
+    return place.numbers.get(broker, 0) if isinstance(place, Cursor) else int(place)
 
 
 def split_broker(name: str) -> tuple[str, str]:
@@ -148,9 +148,9 @@ def _join_pages(
     nexts = {at: page.next if taken[at] == len(page) else number(page[taken[at]]) for at, page in found}
     return Page(
         [mark(one, at) for _, at, one in chosen],
-        next_seq=Place(nexts),
-        start=Place({at: page.start for at, page in found}),
-        end=Place({at: page.end for at, page in found}),
+        next_seq=Cursor(nexts),
+        start=Cursor({at: page.start for at, page in found}),
+        end=Cursor({at: page.end for at, page in found}),
     )
 
 
@@ -193,7 +193,7 @@ def join_trace(name: str) -> Callable[[Sequence[Outcome[Trace]], Label], Trace]:
 
 
 def join_places(outcomes: Sequence[Outcome[int]], label: Label) -> int:
-    return Place(dict(_done(outcomes)))
+    return Cursor(dict(_done(outcomes)))
 
 
 # Dead letters

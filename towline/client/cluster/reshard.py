@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from towline.client.cluster.brokers import DEDUP, Fleet
+from towline.client.cluster.brokers import DEDUP, ClusterBrokers
 from towline.client.cluster.routing import Outcome, agreed_shards
-from towline.client.produce.accumulator import Exchange, give_up, rearrange
-from towline.client.produce.batch import Parcel
+from towline.client.produce.accumulator import ClusterAccumulator, give_up, rearrange
+from towline.client.produce.batch import ProducerBatch
 from towline.client.produce.sharding import ShardMap
 from towline.errors import Unavailable, WrongShard
 from towline.protocol.ordering import Sharded
@@ -18,7 +18,7 @@ from towline.protocol.ordering import Sharded
 __all__ = ["Recount", "not_asked"]
 
 
-def not_asked(fleet: Fleet, error: Exception) -> list[Outcome[Sharded]]:
+def not_asked(fleet: ClusterBrokers, error: Exception) -> list[Outcome[Sharded]]:
     """Asking failed altogether: nobody knows, and it is tried again."""
     return [Outcome(one, None, Unavailable(f"broker {one.name} could not be asked: {error}")) for one in fleet.members]
 
@@ -26,7 +26,7 @@ def not_asked(fleet: Fleet, error: Exception) -> list[Outcome[Sharded]]:
 class Recount:
     """What is to be done about one topic, by what its brokers say."""
 
-    def __init__(self, fleet: Fleet, salt: str, topic: str, outcomes: Sequence[Outcome[Sharded]]) -> None:
+    def __init__(self, fleet: ClusterBrokers, salt: str, topic: str, outcomes: Sequence[Outcome[Sharded]]) -> None:
         self._fleet = fleet
         self._salt = salt
         self._topic = topic
@@ -53,7 +53,9 @@ class Recount:
             return self._fleet.home(self._topic, shard)
         return self._fleet.home(self._topic, DEDUP) if dedup else self._fleet.route(self._salt, self._topic)
 
-    def carry_out(self, exchanges: Mapping[str, Exchange[Any]], counts: ShardMap) -> list[Parcel] | None:
+    def carry_out(
+        self, exchanges: Mapping[str, ClusterAccumulator[Any]], counts: ShardMap
+    ) -> list[ProducerBatch] | None:
         """Put everything where it belongs, and go by the new number. The parcels that failed; None if it is to be tried
         again in a moment. To be called with the locks of all of them held."""
         if self._error is not None:

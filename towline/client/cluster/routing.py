@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from towline.client.cluster.brokers import DEDUP, Fleet
+from towline.client.cluster.brokers import DEDUP, ClusterBrokers
 from towline.client.link.flow import Flow
 from towline.client.operation import Errand, Everywhere, There
 from towline.client.produce import sharding
@@ -63,7 +63,7 @@ class Outcome(NamedTuple, Generic[T]):
     error: TowlineError | None
 
 
-def count_shards(fleet: Fleet, shards: ShardMap, topic: str, *, needed: bool) -> Errand[int]:
+def count_shards(fleet: ClusterBrokers, shards: ShardMap, topic: str, *, needed: bool) -> Errand[int]:
     """How many shards a topic has where brokers keep their own messages. One that does not know the topic cannot tell,
     because it may have been made without it: then the others are asked, but for those that are away. What none of them
     knows is made by the first send, as a shared one. `needed`: by a shard key, which a shared topic has no use for."""
@@ -81,7 +81,7 @@ def count_shards(fleet: Fleet, shards: ShardMap, topic: str, *, needed: bool) ->
     return answer.shards
 
 
-def send_many(fleet: Fleet, common: Common, topic: str, content: Content) -> Errand[Receipts]:
+def send_many(fleet: ClusterBrokers, common: Common, topic: str, content: Content) -> Errand[Receipts]:
     """Each message to the broker that it belongs to, or all to any."""
     if fleet.shared:
         receipts: Receipts = yield There(topic, sharding.send_many(common, topic, content))
@@ -108,7 +108,7 @@ def send_many(fleet: Fleet, common: Common, topic: str, content: Content) -> Err
     raise AssertionError("the second time is the last")
 
 
-def _explain(fleet: Fleet, topic: str, done: int, count: int, error: WrongShard) -> Errand[None]:
+def _explain(fleet: ClusterBrokers, topic: str, done: int, count: int, error: WrongShard) -> Errand[None]:
     """Raise why messages are refused; `Partly`, if some of them are stored."""
     said: list[Outcome[Sharded]] = yield Everywhere(lambda _: sharding.count_shards(topic))
     try:
@@ -118,7 +118,7 @@ def _explain(fleet: Fleet, topic: str, done: int, count: int, error: WrongShard)
     raise Partly(f"{done} of {count} messages are stored, the others not: {error}") if done else error
 
 
-def agreed_shards(fleet: Fleet, topic: str, outcomes: Sequence[Outcome[Sharded]]) -> int | None:
+def agreed_shards(fleet: ClusterBrokers, topic: str, outcomes: Sequence[Outcome[Sharded]]) -> int | None:
     """How many shards a topic has, by what all brokers say; None if none of them knows. `WrongShard` names them if they
     do not agree: then nobody can tell where a message belongs."""
     said = {one.broker.id: one.result.shards for one in outcomes if one.result is not None and one.result.known}
@@ -134,7 +134,7 @@ def agreed_shards(fleet: Fleet, topic: str, outcomes: Sequence[Outcome[Sharded]]
 
 
 def _by_broker(
-    fleet: Fleet, common: Common, topic: str, shards: int, content: Content
+    fleet: ClusterBrokers, common: Common, topic: str, shards: int, content: Content
 ) -> list[tuple[str, list[int], Content]]:
     """What goes to which broker, as `split_by_home`; without a name, to any."""
     if shards:
@@ -143,7 +143,7 @@ def _by_broker(
     return [(fleet.home(topic, DEDUP) if dedup else "", [], content)]
 
 
-def _send_part(fleet: Fleet, topic: str, flow: Flow[Receipts], at: str) -> Errand[Receipts]:
+def _send_part(fleet: ClusterBrokers, topic: str, flow: Flow[Receipts], at: str) -> Errand[Receipts]:
     served: list[str] = []
     receipts: Receipts = yield There(topic, flow, at, served)
     receipts.broker = fleet.label(served[-1]) if served else ""
@@ -151,7 +151,7 @@ def _send_part(fleet: Fleet, topic: str, flow: Flow[Receipts], at: str) -> Erran
 
 
 def split_by_home(
-    fleet: Fleet, common: Common, topic: str, shards: int, content: Content
+    fleet: ClusterBrokers, common: Common, topic: str, shards: int, content: Content
 ) -> list[tuple[str, list[int], Content]]:
     """The messages of an ordered topic by the broker that each belongs to: the broker, the places in the call, and the
     messages."""

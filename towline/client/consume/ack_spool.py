@@ -22,14 +22,14 @@ from towline.client.link.spool_file import SpoolFile, spool_folder
 from towline.errors import QueueFull
 from towline.protocol.messages import Act, Settle
 
-__all__ = ["ActSpool", "KeptAct", "KeptMessage"]
+__all__ = ["AckSpool", "SpooledAck", "SpooledMessage"]
 
 log = logging.getLogger("towline.client")
 
 _MAX_BYTES: Final = 64 << 20
 
 
-class KeptMessage(msgspec.Struct, frozen=True, array_like=True):
+class SpooledMessage(msgspec.Struct, frozen=True, array_like=True):
     lane: int
     seq: int
     attempt: int
@@ -39,17 +39,17 @@ class KeptMessage(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
 
 
-class KeptAct(msgspec.Struct, frozen=True, array_like=True):
+class SpooledAck(msgspec.Struct, frozen=True, array_like=True):
     act: Act
-    messages: list[KeptMessage] = []
+    messages: list[SpooledMessage] = []
     """What was nacked; empty for acks."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(KeptAct).decode
+_decode = msgspec.msgpack.Decoder(SpooledAck).decode
 
 
-class ActSpool:
+class AckSpool:
     """The spool of one consumer. `left` are the acts of an earlier process, until they are told."""
 
     def __init__(self, folder: str | Path, topic: str, group: str, consumer: str) -> None:
@@ -61,7 +61,7 @@ class ActSpool:
         self.left = [act for act in acts if act.what != ACK] + [act for act in acts if act.what == ACK]
 
     def __repr__(self) -> str:
-        return f"<ActSpool {self._file.path}>"
+        return f"<AckSpool {self._file.path}>"
 
     @property
     def is_empty(self) -> bool:
@@ -98,9 +98,9 @@ class ActSpool:
 
     # This process
 
-    def collect(self, calls: Iterable[Call], leases: Mapping[int, Lease]) -> list[KeptAct]:
+    def collect(self, calls: Iterable[Call], leases: Mapping[int, Lease]) -> list[SpooledAck]:
         """What these calls would tell, as far as it is not kept yet."""
-        kept: list[KeptAct] = []
+        kept: list[SpooledAck] = []
         for call in calls:
             if call.done or call in self._calls:
                 continue
@@ -108,14 +108,14 @@ class ActSpool:
             for act in call.request.acts:  # type: ignore[attr-defined]
                 if act.up_to:
                     older = [Act(ACK, pull) for pull in leases if pull < act.pull]
-                    kept += [KeptAct(each) for each in [*older, msgspec.structs.replace(act, up_to=False)]]
+                    kept += [SpooledAck(each) for each in [*older, msgspec.structs.replace(act, up_to=False)]]
                 elif act.what in (ACK, GIVE_BACK):
-                    kept.append(KeptAct(act))
+                    kept.append(SpooledAck(act))
                 else:
-                    kept.append(KeptAct(act, _nacked(act, leases.get(act.pull))))
+                    kept.append(SpooledAck(act, _nacked(act, leases.get(act.pull))))
         return kept
 
-    def keep(self, acts: list[KeptAct]) -> bool:
+    def keep(self, acts: list[SpooledAck]) -> bool:
         """Write them to the disk. What has no room is not kept: its messages may come again."""
         try:
             self._file.append(_encode(act) for act in acts)
@@ -137,12 +137,12 @@ class ActSpool:
         self._file.close()
 
 
-def _nacked(act: Act, lease: Lease | None) -> list[KeptMessage]:
+def _nacked(act: Act, lease: Lease | None) -> list[SpooledMessage]:
     """The messages of a nack; a nack of the whole pull means all that were open then."""
     if lease is None:
         return []
     return [
-        KeptMessage(
+        SpooledMessage(
             section.lane,
             section.seq(index),
             section.attempt,

@@ -21,7 +21,7 @@ from towline.frame.layout import attempts_in
 from towline.protocol.base import LISTS_MAX_BYTES, MANY
 from towline.protocol.messages import Act, Part, Place, Places
 
-__all__ = ["Progress"]
+__all__ = ["BroadcastPosition"]
 
 log = logging.getLogger("towline.client")
 
@@ -107,7 +107,7 @@ class _Topic:
         return Place(name, self.shards, at, opened)
 
 
-class Progress:
+class BroadcastPosition:
     """In all topics of one consumer, at one broker."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 from towline.model import AT_MOST_ONCE, GroupConfig, RetryPolicy
 from towline.protocol.messages import Attached
 
-__all__ = ["Terms", "Wishes"]
+__all__ = ["EffectiveSettings", "RequestedSettings"]
 
 
 log = logging.getLogger("towline.client")
@@ -22,7 +22,7 @@ _told: dict[str, None] = {}
 _telling = threading.Lock()
 
 
-class Wishes(NamedTuple):
+class RequestedSettings(NamedTuple):
     """The settings of the group that were given to the consumer; None is as the group has it."""
 
     retry: RetryPolicy | None = None
@@ -109,8 +109,8 @@ def _flag(policy: RetryPolicy) -> str:
 _TOPICS_MAX: Final = 100_000
 
 
-class Terms:
-    def __init__(self, config: GroupConfig, wishes: Wishes, prefetch: int) -> None:
+class EffectiveSettings:
+    def __init__(self, config: GroupConfig, wishes: RequestedSettings, prefetch: int) -> None:
         self.config = config
         """As the broker has it, once we are attached; of a subscription by prefix, as we asked for it."""
         self.prefetch = prefetch

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from towline.client.consume.subscription import Subscription
 from towline.client.link.connection import Call, Connection
 
-__all__ = ["Heartbeat", "Pulse"]
+__all__ = ["Heartbeat", "HeartbeatTimer"]
 
 
 _WATCH_S: Final = 0.1
@@ -26,7 +26,7 @@ class _Link(Protocol):
     def give_up(self, error: Exception) -> None: ...
 
 
-class Pulse:
+class HeartbeatTimer:
     """Both drivers look every `tick_s` seconds whether a beat is due."""
 
     def __init__(self, link: _Link, subscription: Subscription) -> None:

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from towline.client.consume.message import ACKED, NACKED, OPEN, RETURNED, TAKEN, TOLD, Message
-from towline.client.consume.message_block import Section, cut
+from towline.client.consume.message_block import MessageBlock, cut
 from towline.client.consume.outcome import as_reason
 from towline.errors import BadFrame, Closed, LeaseLost, TooLarge, TowlineError
 from towline.protocol import messages
@@ -24,8 +24,8 @@ __all__ = [
     "GIVE_BACK",
     "NACK",
     "Lease",
-    "Losses",
     "LostLease",
+    "LostMessages",
     "all_refused",
     "drained",
     "in_portions",
@@ -97,7 +97,7 @@ class Lease:
         self.pull = pull
         self.topic = ""
         self.shards = 0
-        self.sections: list[Section] = []
+        self.sections: list[MessageBlock] = []
         self.ends_at = 0.0
         """When the broker takes it away, by the steady clock; 0 is never."""
         self.in_tasks = False
@@ -141,7 +141,7 @@ class Lease:
         raw, self._raw = self._raw, []
         for part, data in raw:
             try:
-                self.sections.append(Section(self.topic, part, data, self, self.shards))
+                self.sections.append(MessageBlock(self.topic, part, data, self, self.shards))
             except (BadFrame, TooLarge) as error:
                 span = (part.lane, part.first, part.count)
                 self._nacks.append(Act(NACK, self.pull, [span], False, None, f"the client cannot decode it: {error}"))
@@ -149,7 +149,7 @@ class Lease:
     def messages(self) -> list[Message]:
         if len(self.sections) == 1:
             return self.sections[0].messages()
-        return list(chain.from_iterable(map(Section.messages, self.sections)))
+        return list(chain.from_iterable(map(MessageBlock.messages, self.sections)))
 
     def bodies(self) -> list[bytes]:
         if len(self.sections) == 1:
@@ -345,7 +345,7 @@ class Lease:
 
 
 def _turned(
-    section: Section, runs: re.Pattern[bytes], table: bytes, begin: int = 0, end: int | None = None
+    section: MessageBlock, runs: re.Pattern[bytes], table: bytes, begin: int = 0, end: int | None = None
 ) -> list[tuple[int, int, int]]:
     """The spans of messages in one state, which they leave as the table says."""
     flags, spans = section.flags, list[tuple[int, int, int]]()
@@ -427,7 +427,7 @@ def in_portions(acts: list[Act]) -> list[list[Act]]:
 log = logging.getLogger("towline.client")
 
 
-class Losses:
+class LostMessages:
     def __init__(self, topic: str, group: str, on_lost: Callable[[LostLease], None] | None) -> None:
         self.messages = 0
         """So many in all."""

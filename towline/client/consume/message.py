@@ -15,7 +15,7 @@ from towline.frame.layout import attempts_in
 from towline.model import LANES, Priority, lane_name, message_id
 
 if TYPE_CHECKING:
-    from towline.client.consume.message_block import Section
+    from towline.client.consume.message_block import MessageBlock
 
 __all__ = ["ACKED", "NACKED", "OPEN", "RETURNED", "TAKEN", "TOLD", "DeadLetter", "Message"]
 
@@ -43,7 +43,7 @@ class Message(msgspec.Struct, gc=False, eq=False, weakref=False):
 
     body: bytes
     _index: int
-    _section: Section
+    _section: MessageBlock
 
     def __repr__(self) -> str:
         body = self.body if len(self.body) <= 40 else self.body[:40] + b"..."

@@ -22,14 +22,14 @@ from towline.protocol.messages import Part
 if TYPE_CHECKING:
     from towline.client.consume.lease import Lease
 
-__all__ = ["Runs", "Section", "cut", "indexes_of", "runs_of"]
+__all__ = ["MessageBlock", "MessageRuns", "cut", "indexes_of", "runs_of"]
 
 
 Span = tuple[int, int, int]
 """Lane, first, count."""
 
 
-class Runs:
+class MessageRuns:
     """Numbers of messages by their index, and back."""
 
     __slots__ = ("_begins", "_firsts", "_lane", "count")
@@ -104,7 +104,7 @@ _AGAIN: Final = 1
 """The act that lets a message be tried again."""
 
 
-class Section:
+class MessageBlock:
     """Messages of one lane that came together: what they share, and what is known of each."""
 
     __slots__ = (
@@ -143,7 +143,7 @@ class Section:
         self.lane = part.lane
         self.first = part.first
         self.start = start
-        self._runs = Runs(part) if part.runs else None
+        self._runs = MessageRuns(part) if part.runs else None
         self.attempt = part.attempt
         self.appended_at_us = part.appended_at_us
         self.source = part.source

@@ -9,7 +9,7 @@ from towline.client.link.connection import Call
 from towline.errors import BadRequest
 from towline.protocol.messages import Pull, Pulled
 
-__all__ = ["Appetite", "Limits", "fits", "is_behind", "is_full", "stands"]
+__all__ = ["PullLimits", "PullSize", "fits", "is_behind", "is_full", "stands"]
 
 _SLOW_S: Final = 0.5
 _QUICK_S: Final = 0.1
@@ -20,7 +20,7 @@ _STANDING: Final = 64
 _BEHIND: Final = 8
 
 
-class Limits(NamedTuple):
+class PullLimits(NamedTuple):
     """How much one pull may bring."""
 
     max_messages: int = 1000
@@ -29,13 +29,13 @@ class Limits(NamedTuple):
     adapts: bool = False
     """It brings fewer messages while the handler is slow."""
 
-    def asked(self, max_messages: int | None, max_bytes: int | None, min_messages: int) -> Limits:
+    def asked(self, max_messages: int | None, max_bytes: int | None, min_messages: int) -> PullLimits:
         """These limits, as far as one pull does not ask for others."""
         messages = self.max_messages if max_messages is None else max_messages
         size = self.max_bytes if max_bytes is None else max_bytes
-        return Limits(messages, size, min_messages, max_messages is None).checked()
+        return PullLimits(messages, size, min_messages, max_messages is None).checked()
 
-    def checked(self) -> Limits:
+    def checked(self) -> PullLimits:
         for name, value in self._asdict().items():
             if not isinstance(value, int):
                 raise TypeError(f"{name} is an int, not {type(value).__name__}")
@@ -48,14 +48,14 @@ class Limits(NamedTuple):
         return self
 
 
-class Appetite:
+class PullSize:
     """How many messages to ask for: more at a time while the handler is quick, less when it is slow, because what waits
     here, others cannot do. And for how many answers: while messages come one by one, each soon after the other, and the
     handler is done before the next, a pull stands, so that the next message need not wait for it."""
 
     __slots__ = ("_full", "_handed_out_at", "_last", "_limits", "answers", "size")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PullLimits) -> None:
         self.size = min(limits.max_messages, _FIRST_SIZE)
         self._limits = limits
         self._handed_out_at = 0.0
@@ -97,7 +97,7 @@ def stands(call: Call) -> bool:
     return request.answers > 1 and not call.done
 
 
-def fits(call: Call, limits: Limits) -> bool:
+def fits(call: Call, limits: PullLimits) -> bool:
     """Whether a pull brings no more than these limits say, or has brought no more."""
     request, answer = call.request, call.answer
     assert isinstance(request, Pull)

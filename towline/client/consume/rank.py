@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from towline.client.consume.lease import Lease
-from towline.client.consume.pull_size import Limits
+from towline.client.consume.pull_size import PullLimits
 from towline.protocol.messages import GroupState
 
-__all__ = ["Demand", "Standing", "is_turn_of", "standing"]
+__all__ = ["Demand", "Rank", "is_turn_of", "standing"]
 
 
 class Demand:
@@ -17,7 +17,7 @@ class Demand:
 
     __slots__ = ("in_turn", "limits", "until")
 
-    def __init__(self, limits: Limits | None, until: float, *, in_turn: bool = False) -> None:
+    def __init__(self, limits: PullLimits | None, until: float, *, in_turn: bool = False) -> None:
         self.limits = limits
         """None: as many as the iteration takes."""
         self.until = until
@@ -50,13 +50,13 @@ def is_turn_of(branch: _Branch, branches: Iterable[_Branch], demand: Demand) -> 
     return all(branch.turn < one.turn for one in others if one.ready and one.served is not demand)
 
 
-class Standing(NamedTuple):
+class Rank(NamedTuple):
     """The place of a consumer among those of its group, by name, from 0 on, and how many they are."""
 
     rank: int
     total: int
 
 
-def standing(state: GroupState, consumer: str) -> Standing:
+def standing(state: GroupState, consumer: str) -> Rank:
     names = sorted(member.consumer for member in state.members)
-    return Standing(names.index(consumer) if consumer in names else -1, len(names))
+    return Rank(names.index(consumer) if consumer in names else -1, len(names))

@@ -14,15 +14,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from towline.client.consume.ack_spool import ActSpool, KeptAct
-from towline.client.consume.broadcast_position import Progress
-from towline.client.consume.group_settings import Terms, Wishes
+from towline.client.consume.ack_spool import AckSpool, SpooledAck
+from towline.client.consume.broadcast_position import BroadcastPosition
+from towline.client.consume.group_settings import EffectiveSettings, RequestedSettings
 from towline.client.consume.lease import (
     ACK,
     GIVE_BACK,
     Lease,
-    Losses,
     LostLease,
+    LostMessages,
     all_refused,
     drained,
     in_portions,
@@ -31,7 +31,7 @@ from towline.client.consume.lease import (
 )
 from towline.client.consume.message import ACKED
 from towline.client.consume.outcome import describe
-from towline.client.consume.pull_size import Appetite, Limits, fits, is_behind, is_full, stands
+from towline.client.consume.pull_size import PullLimits, PullSize, fits, is_behind, is_full, stands
 from towline.client.link.connection import Call
 from towline.client.link.flow import Flow, Start, Wait
 from towline.errors import BadRequest, Closed, LeaseLost, ProtocolError, Timeout, TowlineError, Unavailable, from_code
@@ -64,20 +64,20 @@ class Subscription:
         *,
         unique: bool,
         timeout_s: float,
-        limits: Limits,
+        limits: PullLimits,
         prefetch: int,
         idle_timeout_s: float | None,
         ack_interval_s: float,
         on_lost: Callable[[LostLease], None] | None,
-        spool: ActSpool | None = None,
-        wishes: Wishes = Wishes(),  # noqa: B008 - it is a constant
+        spool: AckSpool | None = None,
+        wishes: RequestedSettings = RequestedSettings(),  # noqa: B008 - it is a constant
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = 0
         self.topic = topic
         self.group = group
         self.consumer = consumer
-        self.terms = Terms(config, wishes, prefetch)
+        self.terms = EffectiveSettings(config, wishes, prefetch)
         self.limits = limits
         self.by_prefix = is_pattern(topic)
         self.in_tasks = False
@@ -85,7 +85,7 @@ class Subscription:
         self.shards = 0
         """Of the topic, if it is an ordered one."""
         self.ack_interval_s = ack_interval_s
-        self.losses = Losses(topic, group, on_lost)
+        self.losses = LostMessages(topic, group, on_lost)
         self.spool = spool
         self.deserted = False
         """It ends because its broker has gone, not because the user closed it: nobody is to blame for late acks."""
@@ -94,7 +94,7 @@ class Subscription:
         self._clock = clock
         self._idle_timeout_s = idle_timeout_s
         self._leases: dict[int, Lease] = {}
-        self._progress = Progress() if config.ephemeral else None
+        self._progress = BroadcastPosition() if config.ephemeral else None
         self._told_by_place: set[int] = set()
         """Pulls whose acts are under way, and have reached the broker in another way: as the place where we are."""
         self.nacks: deque[Act] = deque()
@@ -106,7 +106,7 @@ class Subscription:
         self._fence_error: TowlineError | None = None
         """Why, if the user is still to be told."""
         self._leaving = False
-        self._appetite = Appetite(limits)
+        self._appetite = PullSize(limits)
         self._at_work = Lease.none()
         """What was handed out last."""
         self._told_at = 0.0
@@ -257,7 +257,7 @@ class Subscription:
         if self.spool is not None:
             yield from self.spool.tell_left(self)
 
-    def unkept(self, *, ready: bool) -> list[KeptAct]:
+    def unkept(self, *, ready: bool) -> list[SpooledAck]:
         """What is to be written to the spool, because the connection is not ready to tell it."""
         if self.spool is None:
             return []
@@ -287,7 +287,7 @@ class Subscription:
 
     # Pulling
 
-    def pull(self, limits: Limits, wait_s: float) -> Flow[Lease | None]:
+    def pull(self, limits: PullLimits, wait_s: float) -> Flow[Lease | None]:
         if not 0 <= wait_s <= 86400:
             raise BadRequest(f"wait={wait_s}: give seconds from 0 to 86,400")
         deadline = self._clock() + wait_s
@@ -374,7 +374,7 @@ class Subscription:
         once = self.shards or self.by_prefix or not self.terms.prefetch or self._appetite.size <= 2
         return self._start_pull(self.limits, most or self._appetite.size, wait_s, 1 if once else self._appetite.answers)
 
-    def _start_pull(self, limits: Limits, max_messages: int, wait_s: float, answers: int = 1) -> Flow[Call]:
+    def _start_pull(self, limits: PullLimits, max_messages: int, wait_s: float, answers: int = 1) -> Flow[Call]:
         """Ask for messages; what is to be told rides along."""
         if self._error is not None:
             raise self._error

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from towline.client.link.backoff import Backoff
-from towline.client.produce.batch import Parcel
-from towline.client.produce.encode import FOREVER, Lives, as_lane
+from towline.client.produce.batch import ProducerBatch
+from towline.client.produce.encode import FOREVER, Lifetimes, as_lane
 from towline.client.produce.sharding import not_ordered, shard_of
 from towline.errors import BadRequest, NotOwner, QueueFull, Timeout, TowlineError, WrongShard
 from towline.model import LANES, Priority, check_topic
 
-__all__ = ["Accumulator", "BatchLimits", "Exchange", "Lane", "expired", "give_up", "rearrange"]
+__all__ = ["Accumulator", "BatchLimits", "ClusterAccumulator", "Lane", "expired", "give_up", "rearrange"]
 
 
 P = TypeVar("P")
@@ -59,9 +59,9 @@ class Lane:
         self.home = home
         self.name = name
         self.number = number
-        self.filling: Parcel | None = None
-        self.full: deque[Parcel] = deque()
-        self.in_flight: Parcel | None = None
+        self.filling: ProducerBatch | None = None
+        self.full: deque[ProducerBatch] = deque()
+        self.in_flight: ProducerBatch | None = None
         self.queued = False
         self.retry_at = 0.0
         self.backoff: Backoff | None = None
@@ -80,7 +80,10 @@ class Accumulator(Generic[P]):
     """`pending` makes what stands for one message: of a parcel, and the message's place in it."""
 
     def __init__(
-        self, limits: BatchLimits, pending: Callable[[Parcel, int], P], clock: Callable[[], float] = time.monotonic
+        self,
+        limits: BatchLimits,
+        pending: Callable[[ProducerBatch, int], P],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
         self._clock = clock
@@ -91,8 +94,8 @@ class Accumulator(Generic[P]):
         self.stirred = False
         """Since this was last cleared, something began that whoever sends must know of."""
         self.pending = pending
-        self._flying: dict[Parcel, Lane] = {}
-        self.failed: list[Parcel] = []
+        self._flying: dict[ProducerBatch, Lane] = {}
+        self.failed: list[ProducerBatch] = []
         """Parcels that failed, until somebody is told; the first ones, where nobody asks."""
         self._lanes: tuple[dict[Any, Lane], ...] = tuple({} for _ in (*LANES, "shards"))
         self._by_priority: dict[str, dict[Any, Lane]] = dict(zip(LANES, self._lanes, strict=False))
@@ -101,7 +104,7 @@ class Accumulator(Generic[P]):
         """Topics of which nothing is sent for the moment."""
         self._of_shards = self._lanes[-1]
         """Lanes of ordered topics, by topic, number of shards, shard, and whether they are for delayed messages."""
-        self._lingering: deque[tuple[Parcel, Lane]] = deque()
+        self._lingering: deque[tuple[ProducerBatch, Lane]] = deque()
         self._ready: deque[Lane] = deque()
         self._retrying: list[Lane] = []
 
@@ -162,7 +165,7 @@ class Accumulator(Generic[P]):
         dedup_id: str | None = None,
         shards: int = 0,
         shard_key: str | None = None,
-        lives: Lives = FOREVER,
+        lives: Lifetimes = FOREVER,
     ) -> P:
         """Put a message into the parcel of its lane that is being filled."""
         # What came before it was known that the topic is ordered still waits as if it were not: it goes first.
@@ -189,7 +192,7 @@ class Accumulator(Generic[P]):
             if parcel is not None:
                 self._close(lane, parcel)
             now = self._clock()
-            parcel = lane.filling = Parcel(topic, lane.number, now, now + limits.delivery_timeout_s, shards)
+            parcel = lane.filling = ProducerBatch(topic, lane.number, now, now + limits.delivery_timeout_s, shards)
             self._lingering.append((parcel, lane))
             self.stirred = self.stirred or lane.in_flight is None
         bodies = parcel.bodies
@@ -228,7 +231,7 @@ class Accumulator(Generic[P]):
             lane = self._of_shards[name] = Lane(self._of_shards, name, shard)
         return lane
 
-    def _close(self, lane: Lane, parcel: Parcel) -> None:
+    def _close(self, lane: Lane, parcel: ProducerBatch) -> None:
         lane.filling = None
         parcel.count = len(parcel.bodies)
         lane.full.append(parcel)
@@ -244,11 +247,11 @@ class Accumulator(Generic[P]):
 
     # Parcels out
 
-    def take(self, now: float, at_most: int | None = None) -> list[Parcel]:
+    def take(self, now: float, at_most: int | None = None) -> list[ProducerBatch]:
         """The parcels to send now; with `at_most`, take again until there is none."""
         self._end_lingering(now)
         self._end_waiting(now)
-        parcels: list[Parcel] = []
+        parcels: list[ProducerBatch] = []
         most = self.limits.max_in_flight
         if at_most is not None:
             most = min(most, len(self._flying) + at_most)
@@ -264,9 +267,9 @@ class Accumulator(Generic[P]):
         self.stirred = False
         return parcels
 
-    def seal(self) -> list[Parcel]:
+    def seal(self) -> list[ProducerBatch]:
         """Let nothing linger any more. The parcels that were not sent yet."""
-        parcels: list[Parcel] = []
+        parcels: list[ProducerBatch] = []
         for by_name in self._lanes:
             for lane in by_name.values():
                 if lane.filling is not None:
@@ -301,7 +304,9 @@ class Accumulator(Generic[P]):
 
     # What became of them
 
-    def sent(self, parcel: Parcel, first: int, appended_at_us: int, now: float, *, delayed: bool = False) -> None:
+    def sent(
+        self, parcel: ProducerBatch, first: int, appended_at_us: int, now: float, *, delayed: bool = False
+    ) -> None:
         parcel.first = first
         parcel.delayed = delayed
         parcel.appended_at_us = appended_at_us
@@ -309,7 +314,7 @@ class Accumulator(Generic[P]):
         lane.backoff = None
         self._finish(lane, parcel, now)
 
-    def refused(self, parcel: Parcel, error: TowlineError, now: float) -> bool:
+    def refused(self, parcel: ProducerBatch, error: TowlineError, now: float) -> bool:
         """It was not taken. True if it will be tried again; before anything else of its lane."""
         lane = self._end_flight(parcel)
         if (error.retriable or isinstance(error, WrongShard)) and now < parcel.deadline:
@@ -325,7 +330,7 @@ class Accumulator(Generic[P]):
         self._finish(lane, parcel, now)
         return False
 
-    def reroute(self, parcel: Parcel, shards: int) -> list[Parcel]:
+    def reroute(self, parcel: ProducerBatch, shards: int) -> list[ProducerBatch]:
         """The topic has so many shards: all of the parcel's lane goes into the right ones, in order. Those messages
         that cannot be placed fail, each as a parcel of its own; these come back."""
         lane = self._end_flight(parcel)
@@ -333,7 +338,7 @@ class Accumulator(Generic[P]):
         lane.full.clear()
         lane.filling = lane.backoff = None
         del lane.home[lane.name]
-        failed: list[Parcel] = []
+        failed: list[ProducerBatch] = []
         for one in waiting:
             one.count = one.count or len(one.bodies)
             self._release(one)
@@ -341,7 +346,7 @@ class Accumulator(Generic[P]):
         self.note_failed(failed)
         return failed
 
-    def _placed(self, parcel: Parcel, shards: int, failed: list[Parcel]) -> list[P]:
+    def _placed(self, parcel: ProducerBatch, shards: int, failed: list[ProducerBatch]) -> list[P]:
         priority = "middle" if parcel.shards else LANES[parcel.lane]
         placed: list[P] = []
         for body, key, headers, at_us, dedup_id, shard_key, lives in parcel.columns():
@@ -363,7 +368,7 @@ class Accumulator(Generic[P]):
                     )
                 )
             except TowlineError as error:
-                lost = Parcel(parcel.topic, 0, parcel.opened_at, parcel.deadline)
+                lost = ProducerBatch(parcel.topic, 0, parcel.opened_at, parcel.deadline)
                 lost.count, lost.error = 1, error
                 failed.append(lost)
                 placed.append(self.pending(lost, 0))
@@ -371,12 +376,12 @@ class Accumulator(Generic[P]):
 
     # The end
 
-    def expired(self, now: float) -> list[Parcel]:
+    def expired(self, now: float) -> list[ProducerBatch]:
         """Parcels on their way for too long: the driver gives them up with `refused`. Those that wait to be tried again
         are seen when their turn comes."""
         return [parcel for parcel in self._flying if parcel.deadline <= now]
 
-    def fail_all(self, error: TowlineError) -> list[Parcel]:
+    def fail_all(self, error: TowlineError) -> list[ProducerBatch]:
         """Give up everything that has not been sent."""
         parcels = []
         for by_name in self._lanes:
@@ -398,23 +403,23 @@ class Accumulator(Generic[P]):
         self.note_failed(parcels)
         return parcels
 
-    def note_failed(self, parcels: list[Parcel]) -> None:
+    def note_failed(self, parcels: list[ProducerBatch]) -> None:
         """Remember them for whoever flushes."""
         self.failed += parcels
         if len(self.failed) > 2 * _FAILED_MAX:
             self.failed = [one for one in self.failed if not one.looked_at][:_FAILED_MAX]
 
-    def take_failed(self) -> list[Parcel]:
+    def take_failed(self) -> list[ProducerBatch]:
         """The parcels that failed without anybody looking, each told of once."""
         failed, self.failed = self.failed, []
         return [parcel for parcel in failed if not parcel.looked_at]
 
-    def _end_flight(self, parcel: Parcel) -> Lane:
+    def _end_flight(self, parcel: ProducerBatch) -> Lane:
         lane = self._flying.pop(parcel)
         lane.in_flight = None
         return lane
 
-    def _finish(self, lane: Lane, parcel: Parcel, now: float) -> None:
+    def _finish(self, lane: Lane, parcel: ProducerBatch, now: float) -> None:
         self._release(parcel)
         filling = lane.filling
         if lane.full or (filling is not None and filling.opened_at + self.limits.linger_s <= now):
@@ -422,24 +427,24 @@ class Accumulator(Generic[P]):
         elif lane.empty:
             del lane.home[lane.name]
 
-    def _release(self, parcel: Parcel) -> None:
+    def _release(self, parcel: ProducerBatch) -> None:
         self.messages -= parcel.count
         self.bytes -= parcel.size
 
 
-def expired(parcel: Parcel) -> TowlineError:
+def expired(parcel: ProducerBatch) -> TowlineError:
     return parcel.refusal or Timeout(f"{parcel.count} messages for {parcel.topic} could not be delivered in time")
 
 
-class Exchange(Accumulator[P]):
+class ClusterAccumulator(Accumulator[P]):
     """An accumulator that parcels can be taken out of, and put into."""
 
     def evacuate(
-        self, never_left: Callable[[Parcel], bool], moves: Callable[[str], bool] | None = None
-    ) -> list[Parcel]:
+        self, never_left: Callable[[ProducerBatch], bool], moves: Callable[[str], bool] | None = None
+    ) -> list[ProducerBatch]:
         """Take out what may go to another broker: all that is not on its way, and what `never_left`. What is ordered,
         or has dedup ids, stays; unless it is said of which topics everything `moves`."""
-        parcels: list[Parcel] = []
+        parcels: list[ProducerBatch] = []
         for by_name in self._lanes:
             if by_name is self._of_shards and moves is None:
                 continue
@@ -470,7 +475,7 @@ class Exchange(Accumulator[P]):
         """What waits here, or is on its way."""
         return {lane.topic for lane in self._every_lane()}
 
-    def adopt(self, parcel: Parcel) -> None:
+    def adopt(self, parcel: ProducerBatch) -> None:
         """Take on a parcel that could not be sent elsewhere."""
         parcel.refusal = None
         if parcel.shards:
@@ -485,7 +490,7 @@ class Exchange(Accumulator[P]):
 
     # A topic that has another number of shards
 
-    def returned(self, parcel: Parcel) -> None:
+    def returned(self, parcel: ProducerBatch) -> None:
         """It was refused, and waits in front of its lane, which is held."""
         lane = self._end_flight(parcel)
         parcel.refusal = None
@@ -515,9 +520,9 @@ class Exchange(Accumulator[P]):
         """Whether something of this topic is on its way by another number of shards."""
         return any(parcel.topic == topic and parcel.shards != shards for parcel in self._flying)
 
-    def take_out(self, topic: str, shards: int) -> list[Parcel]:
+    def take_out(self, topic: str, shards: int) -> list[ProducerBatch]:
         """All of this topic that waits here by another number of shards, lane by lane."""
-        taken: list[Parcel] = []
+        taken: list[ProducerBatch] = []
         for lane in self._every_lane():
             count = 0 if isinstance(lane.name, str) else lane.name[1]
             if lane.topic == topic and count != shards:
@@ -536,8 +541,8 @@ class Exchange(Accumulator[P]):
 
 
 def rearrange(
-    topic: str, shards: int, exchanges: Mapping[str, Exchange[P]], home: Callable[[int, bool], str]
-) -> list[Parcel] | None:
+    topic: str, shards: int, exchanges: Mapping[str, ClusterAccumulator[P]], home: Callable[[int, bool], str]
+) -> list[ProducerBatch] | None:
     """Put all that waits for a topic where it belongs, now that it has so many shards. `home` says at which broker that
     is: of a shard, or where there are none, of a message that has a dedup id or not. Nothing is sent meanwhile, so that
     nothing overtakes what came before it: None, and all is held, while something is still on its way.
@@ -549,7 +554,7 @@ def rearrange(
     if any(one.is_flying(topic, shards) for one in exchanges.values()):
         return None
     taken = [parcel for one in exchanges.values() for parcel in one.take_out(topic, shards)]
-    failed: list[Parcel] = []
+    failed: list[ProducerBatch] = []
     # By age: what could not be sent to one broker may have gone on at another.
     for parcel in sorted(taken, key=lambda one: one.opened_at):
         parcel.move([_placed(parcel, columns, shards, exchanges, home, failed) for columns in parcel.columns()])
@@ -559,12 +564,12 @@ def rearrange(
 
 
 def _placed(  # noqa: PLR0917
-    parcel: Parcel,
+    parcel: ProducerBatch,
     columns: tuple[Any, ...],
     shards: int,
-    exchanges: Mapping[str, Exchange[P]],
+    exchanges: Mapping[str, ClusterAccumulator[P]],
     home: Callable[[int, bool], str],
-    failed: list[Parcel],
+    failed: list[ProducerBatch],
 ) -> P:
     body, key, headers, at_us, dedup_id, shard_key, lives = columns
     topic, priority = parcel.topic, "middle" if parcel.shards else LANES[parcel.lane]
@@ -575,17 +580,17 @@ def _placed(  # noqa: PLR0917
         target = exchanges[home(shard, dedup_id is not None)]
         placed = target.add(topic, body, key, priority, headers, at_us, dedup_id, shards, shard_key, lives)
     except TowlineError as error:
-        lost = Parcel(topic, 0, parcel.opened_at, parcel.deadline)
+        lost = ProducerBatch(topic, 0, parcel.opened_at, parcel.deadline)
         lost.count, lost.error = 1, error
         failed.append(lost)
         return next(iter(exchanges.values())).pending(lost, 0)
-    new: Parcel = placed._parcel  # type: ignore[attr-defined]
+    new: ProducerBatch = placed._parcel  # type: ignore[attr-defined]
     # Whoever is sent from one to the other is not sent for ever.
     new.deadline = min(new.deadline, parcel.deadline)
     return placed
 
 
-def give_up(topic: str, error: TowlineError, exchanges: Mapping[str, Exchange[P]]) -> list[Parcel]:
+def give_up(topic: str, error: TowlineError, exchanges: Mapping[str, ClusterAccumulator[P]]) -> list[ProducerBatch]:
     """Nobody can tell where the messages of a topic belong: all that wait fail. To be called with the locks held."""
     failed = [parcel for one in exchanges.values() for parcel in one.take_out(topic, -1)]
     for parcel in failed:

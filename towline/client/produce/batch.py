@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from towline.client.produce.encode import Lives, Sender
+from towline.client.produce.encode import FrameEncoder, Lifetimes
 from towline.errors import Timeout, TowlineError, from_code
 from towline.frame import Frame
 from towline.frame.layout import DELIVER_AT, SHARD_KEY
 from towline.model import DELAY, Receipt, lane_name
 
-__all__ = ["Parcel", "Pending", "call_back", "with_origins"]
+__all__ = ["Pending", "ProducerBatch", "call_back", "with_origins"]
 
 log = logging.getLogger("towline.client")
 
@@ -23,7 +23,7 @@ _WAITERS = threading.Lock()
 _ORIGINS = threading.Lock()
 
 
-class Parcel:
+class ProducerBatch:
     """The messages of one frame. What happens, happens to all of them; so their state is kept once."""
 
     __slots__ = (
@@ -100,13 +100,13 @@ class Parcel:
         """Its messages went into other parcels: what stands for each of them there."""
         self.left = 0
         """How many of those parcels are not done yet."""
-        self.origins: list[Parcel] = []
+        self.origins: list[ProducerBatch] = []
         """The parcels that messages of this one came from."""
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "sent" if self.done else "waiting"
         lane, count = lane_name(self.lane, self.shards), self.count or len(self.bodies)
-        return f"<Parcel {self.topic}/{lane} of {count} messages, {state}>"
+        return f"<ProducerBatch {self.topic}/{lane} of {count} messages, {state}>"
 
     @property
     def has_more(self) -> bool:
@@ -128,7 +128,7 @@ class Parcel:
     def has_shard_keys(self) -> bool:
         return self.shard_keys is not None if not self.frame else bool(Frame(self.frame).flags & SHARD_KEY)
 
-    def add_more(self, dedup_id: str | None, deliver_at_us: int, shard_key: str | None, lives: Lives) -> None:
+    def add_more(self, dedup_id: str | None, deliver_at_us: int, shard_key: str | None, lives: Lifetimes) -> None:
         """What few messages have, of the one that is about to be added."""
         count = len(self.bodies)
         if dedup_id is not None or self.dedup_ids is not None:
@@ -148,7 +148,7 @@ class Parcel:
             self.limits = self.limits if self.limits is not None else [0] * count
             self.limits.append(lives.limit)
 
-    def frame_by(self, sender: Sender, compress: bool) -> bytes | memoryview:
+    def frame_by(self, sender: FrameEncoder, compress: bool) -> bytes | memoryview:
         """Its messages as a frame of this sender's."""
         columns = self.bodies, self.keys, self.headers, compress, self.dedup_ids, self.times
         return sender.frame(*columns, shard_keys=self.shard_keys, expires_at_us=self.expiries_us, limits=self.limits)
@@ -171,7 +171,9 @@ class Parcel:
     def spooled(self) -> bool:
         return self.done and self.error is None and self.first < 0
 
-    def columns(self) -> Iterator[tuple[bytes, str | None, dict[str, str] | None, int, str | None, str | None, Lives]]:
+    def columns(
+        self,
+    ) -> Iterator[tuple[bytes, str | None, dict[str, str] | None, int, str | None, str | None, Lifetimes]]:
         """Body, key, headers, deliver-at, dedup id, shard key and lifetime of each message, out of the frame if it is
         one already."""
         count, frame = self.count or len(self.bodies), Frame(self.frame) if self.frame else None
@@ -184,7 +186,7 @@ class Parcel:
             (self.dedup_ids if frame is None else frame.dedup_ids()) or none,
             (self.shard_keys if frame is None else frame.shard_keys()) or none,
             map(
-                Lives,
+                Lifetimes,
                 (self.expiries_us if frame is None else frame.expires_at_us()) or [0] * count,
                 (self.limits if frame is None else frame.limits()) or [0] * count,
             ),
@@ -229,7 +231,7 @@ class Parcel:
 class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
     """A message on its way. Ask it for its `result`, or do not: `flush` and `close` of the producer wait for all."""
 
-    _parcel: Parcel
+    _parcel: ProducerBatch
     _index: int
 
     def __repr__(self) -> str:
@@ -265,7 +267,7 @@ class Pending(msgspec.Struct, gc=False, eq=False, weakref=False):
             parcel.wait(timeout)
 
 
-def with_origins(ended: list[Parcel]) -> list[Parcel]:
+def with_origins(ended: list[ProducerBatch]) -> list[ProducerBatch]:
     """With them end the parcels whose messages they were the last to hold."""
     every = list(ended)
     for parcel in every:
@@ -279,7 +281,7 @@ def with_origins(ended: list[Parcel]) -> list[Parcel]:
     return every
 
 
-def call_back(parcel: Parcel) -> None:
+def call_back(parcel: ProducerBatch) -> None:
     while parcel.callbacks:
         try:
             function, pending = parcel.callbacks.pop()

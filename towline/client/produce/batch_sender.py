@@ -8,22 +8,22 @@ from typing import Any, Final
 
 from towline.client.link.connection import Call, Connection
 from towline.client.link.dial import Route
-from towline.client.produce.accumulator import Exchange
-from towline.client.produce.batch import Parcel, with_origins
-from towline.client.produce.encode import Lives, Sender
+from towline.client.produce.accumulator import ClusterAccumulator
+from towline.client.produce.batch import ProducerBatch, with_origins
+from towline.client.produce.encode import FrameEncoder, Lifetimes
 from towline.client.produce.receipts import places
 from towline.client.produce.sharding import ShardMap
 from towline.errors import NotOwner, ProtocolError, TooLarge, TowlineError, WrongShard
 from towline.protocol.messages import FrameHead, Request, Send, Sent
 from towline.protocol.ordering import ShardCount, Sharded
 
-__all__ = ["Shipping", "left_open", "raise_unseen"]
+__all__ = ["BatchSender", "left_open", "raise_unseen"]
 
 _TOLD_MAX: Final = 5
 """Topics that are named."""
 
 
-class Shipping:
+class BatchSender:
     """Parcels to requests, and answers to parcels: what both producers have in common. `add`, `take` and `settle` are
     called under the driver's lock, where it has one. `spooled` overrides what is said of a spool."""
 
@@ -32,7 +32,7 @@ class Shipping:
 
     def __init__(
         self,
-        sender: Sender,
+        sender: FrameEncoder,
         durability: int,
         compress: bool,
         max_frame_bytes: int,
@@ -47,15 +47,15 @@ class Shipping:
         self._max_frame_bytes = max_frame_bytes
         self._durability = durability
         self._compress = compress
-        self._answered: list[tuple[Parcel, Call | TowlineError]] = []
-        self._calls: dict[Parcel, Call] = {}
+        self._answered: list[tuple[ProducerBatch, Call | TowlineError]] = []
+        self._calls: dict[ProducerBatch, Call] = {}
         self.redirects: deque[tuple[str, str]] = deque(maxlen=1_000)
         """Topics that another broker serves, and where that is."""
         self.recounts: deque[tuple[str, Sharded]] = deque(maxlen=1_000)
         """Topics that have another number of shards, so that what was sent here belongs to other brokers. They are held
         until `exchange.rearrange`."""
 
-    def lives(self, ttl: float | None, timeout: float | None, attempts: int | None) -> Lives:
+    def lives(self, ttl: float | None, timeout: float | None, attempts: int | None) -> Lifetimes:
         return self._sender.lives(ttl, timeout, attempts)
 
     @property
@@ -66,7 +66,7 @@ class Shipping:
     def has_answers(self) -> bool:
         return bool(self._answered)
 
-    def pack(self, parcel: Parcel) -> Call | None:
+    def pack(self, parcel: ProducerBatch) -> Call | None:
         """The request for a parcel; None if it cannot be made, which is an answer as well. One that was put into the
         wrong lane is not sent again before it is known how many shards its topic has."""
         if isinstance(parcel.refusal, WrongShard) or (not parcel.shards and parcel.has_shard_keys):
@@ -85,22 +85,22 @@ class Shipping:
         head = FrameHead(parcel.topic, parcel.lane, len(parcel.frame), parcel.shards)
         return self._call(parcel, Send([head], self._durability), parcel.frame)
 
-    def _call(self, parcel: Parcel, request: Request, *frames: bytes | memoryview) -> Call:
+    def _call(self, parcel: ProducerBatch, request: Request, *frames: bytes | memoryview) -> Call:
         call = self._calls[parcel] = Call(request, frames, None, lambda call: self._on_done(parcel, call))
         return call
 
-    def _on_done(self, parcel: Parcel, call: Call) -> None:
+    def _on_done(self, parcel: ProducerBatch, call: Call) -> None:
         del self._calls[parcel]
         self._answered.append((parcel, call))
 
-    def forget(self, parcel: Parcel, error: TowlineError) -> Call | None:
+    def forget(self, parcel: ProducerBatch, error: TowlineError) -> Call | None:
         """Give up a parcel that is on its way, unless its answer is here already."""
         call = self._calls.pop(parcel, None)
         if call is not None:
             self._answered.append((parcel, error))
         return call
 
-    def recall(self, parcel: Parcel, connection: Connection, *, left_too: bool = False) -> bool:
+    def recall(self, parcel: ProducerBatch, connection: Connection, *, left_too: bool = False) -> bool:
         """Take back a parcel that is on its way, unless it has left; or even then, if its connection is down."""
         call = self._calls.get(parcel)
         if call is None or call.done or (call.sent and not (left_too and not connection.ready)):
@@ -109,10 +109,10 @@ class Shipping:
         del self._calls[parcel]
         return True
 
-    def settle(self, accumulator: Exchange[Any], now: float) -> list[Parcel]:
+    def settle(self, accumulator: ClusterAccumulator[Any], now: float) -> list[ProducerBatch]:
         """Tell the accumulator what was answered. The parcels that came to an end."""
         answered, self._answered = self._answered, []
-        ended: list[Parcel] = []
+        ended: list[ProducerBatch] = []
         for parcel, outcome in answered:
             error = outcome if isinstance(outcome, TowlineError) else outcome.error
             answer = None if isinstance(outcome, TowlineError) else outcome.answer
@@ -144,7 +144,9 @@ class Shipping:
 
     # A spool
 
-    def kept(self, parcel: Parcel, error: TowlineError, accumulator: Exchange[Any], now: float) -> TowlineError | None:
+    def kept(
+        self, parcel: ProducerBatch, error: TowlineError, accumulator: ClusterAccumulator[Any], now: float
+    ) -> TowlineError | None:
         """None if the parcel is safe, although it could not be sent; else what is wrong with it."""
         return error
 
@@ -152,14 +154,14 @@ class Shipping:
         """The request for a frame that waits in the spool."""
         return None
 
-    def rescue(self, parcels: Sequence[Parcel]) -> None:
+    def rescue(self, parcels: Sequence[ProducerBatch]) -> None:
         """These were given up because the producer is closed."""
 
     def close(self) -> None:
         """Let go of the spool."""
 
 
-def raise_unseen(failed: list[Parcel]) -> None:
+def raise_unseen(failed: list[ProducerBatch]) -> None:
     """Raise what nobody has looked at."""
     if not failed:
         return
@@ -170,7 +172,7 @@ def raise_unseen(failed: list[Parcel]) -> None:
     raise error
 
 
-def left_open(route: Route, lost: Sequence[Parcel], more: int = 0, why: str = "") -> str:
+def left_open(route: Route, lost: Sequence[ProducerBatch], more: int = 0, why: str = "") -> str:
     """A producer was not closed, and now it is too late: what is lost with it. Of some `more` no topic is known."""
     topics: Counter[str] = Counter()
     for parcel in lost:

@@ -25,8 +25,8 @@ __all__ = [
     "FRAME_MESSAGES",
     "Body",
     "Columns",
-    "Lives",
-    "Sender",
+    "FrameEncoder",
+    "Lifetimes",
     "as_bodies",
     "as_body",
     "as_dedup_id",
@@ -183,7 +183,7 @@ def as_time_us(time: datetime | float) -> int:
     return max(0, round(time * 1_000_000))
 
 
-class Lives(NamedTuple):
+class Lifetimes(NamedTuple):
     """How long a message lives, and how long and how often it may be worked on; 0 is as others say, or without end."""
 
     expires_at_us: int = 0
@@ -200,10 +200,10 @@ class Lives(NamedTuple):
         return found
 
 
-FOREVER: Final = Lives()
+FOREVER: Final = Lifetimes()
 
 
-def as_lives(ttl_s: float | None, timeout_s: float | None, attempts: int | None, clock: Clock = SYSTEM) -> Lives:
+def as_lives(ttl_s: float | None, timeout_s: float | None, attempts: int | None, clock: Clock = SYSTEM) -> Lifetimes:
     """What a message that is sent now has of a lifetime, of a timeout and of attempts."""
     if ttl_s is None and timeout_s is None and attempts is None:
         return FOREVER
@@ -215,10 +215,10 @@ def as_lives(ttl_s: float | None, timeout_s: float | None, attempts: int | None,
         raise BadRequest(f"attempts={attempts}: give how often the message is tried in all, from 1 to {ATTEMPTS_MAX:,}")
     expires_at_us = 0 if ttl_s is None else clock.now_us() + round(ttl_s * 1_000_000)
     timeout_us = 0 if timeout_s is None else max(round(timeout_s * 1_000_000), 1)
-    return Lives(expires_at_us, limit_of(timeout_us, attempts or 0))
+    return Lifetimes(expires_at_us, limit_of(timeout_us, attempts or 0))
 
 
-class Sender:
+class FrameEncoder:
     """Who sends: each frame carries its producer's id and a number of its own, by which the broker knows it again."""
 
     __slots__ = ("_clock", "_numbers", "_token", "id")
@@ -232,7 +232,7 @@ class Sender:
         self._token = packed
         self._clock = clock
 
-    def lives(self, ttl_s: float | None, timeout_s: float | None, attempts: int | None = None) -> Lives:
+    def lives(self, ttl_s: float | None, timeout_s: float | None, attempts: int | None = None) -> Lifetimes:
         """The expiry, the timeout and the attempts of messages that are sent now."""
         return as_lives(ttl_s, timeout_s, attempts, self._clock)
 
@@ -273,7 +273,7 @@ class Sender:
         )
 
     def series(
-        self, groups: Sequence[Sequence[int]], bodies: Sequence[bytes], lives: Lives, **columns: Any
+        self, groups: Sequence[Sequence[int]], bodies: Sequence[bytes], lives: Lifetimes, **columns: Any
     ) -> tuple[memoryview, list[int]]:
         """Frames of the messages at these places, back to back, and their lengths: cheaper than one by one."""
         expires_at_us, limit = lives
@@ -329,7 +329,7 @@ class Columns:
         times: Sequence[int] | None,
         *,
         max_frame_bytes: int,
-        lives: Lives = FOREVER,
+        lives: Lifetimes = FOREVER,
         valid_keys: bool = False,
     ) -> None:
         """`valid_keys`: the keys were checked before."""
@@ -348,7 +348,7 @@ class Columns:
             self.headers = headers if headers is None else [as_headers(value) for value in headers]
         self.limit = max_frame_bytes
 
-    def frames(self, sender: Sender, compress: bool) -> Iterator[tuple[Buffer, int]]:
+    def frames(self, sender: FrameEncoder, compress: bool) -> Iterator[tuple[Buffer, int]]:
         for begin, end in self.cuts():
             yield from self._encoded(sender, compress, begin, end)
 
@@ -367,7 +367,7 @@ class Columns:
             total += size
         yield begin, len(sizes)
 
-    def _encoded(self, sender: Sender, compress: bool, begin: int, end: int) -> Iterator[tuple[Buffer, int]]:
+    def _encoded(self, sender: FrameEncoder, compress: bool, begin: int, end: int) -> Iterator[tuple[Buffer, int]]:
         whole = begin == 0 and end == len(self.bodies)
         bodies, sizes = (self.bodies, self.sizes) if whole else (self.bodies[begin:end], self.sizes[begin:end])
         keys = self.keys if whole or self.keys is None else self.keys[begin:end]

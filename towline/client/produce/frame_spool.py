@@ -17,7 +17,7 @@ import msgspec
 from towline.client.link.spool_file import MAGIC, SpoolFile, spool_folder
 from towline.errors import BadRequest, QueueFull, StoreLocked
 
-__all__ = ["FrameSpool", "KeptFrame"]
+__all__ = ["FrameSpool", "SpooledFrame"]
 
 log = logging.getLogger("towline.client")
 
@@ -26,7 +26,7 @@ _MARKS_ROOM: Final = 1 << 20
 _MAX_FILES: Final = 64
 
 
-class KeptFrame(msgspec.Struct, frozen=True, array_like=True, tag=0):
+class SpooledFrame(msgspec.Struct, frozen=True, array_like=True, tag=0):
     topic: str
     lane: int
     durability: int
@@ -42,7 +42,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(KeptFrame | Mark).decode
+_decode = msgspec.msgpack.Decoder(SpooledFrame | Mark).decode
 
 
 def _digest(payload: bytes) -> bytes:
@@ -75,7 +75,7 @@ class FrameSpool:
     def __repr__(self) -> str:
         return f"<FrameSpool {self._file.path}, {self.lanes.total()} frames>"
 
-    def append(self, *frames: KeptFrame) -> None:
+    def append(self, *frames: SpooledFrame) -> None:
         """Keep frames; they are on the disk when this returns. All or none: raises `QueueFull`."""
         payloads = [_encode(frame) for frame in frames]
         if self._file.size + sum(map(len, payloads)) > self._max_bytes:
@@ -93,17 +93,17 @@ class FrameSpool:
             or any(name == topic and count != shards for name, _, count in self.lanes)
         )
 
-    def next(self) -> KeptFrame | None:
+    def next(self) -> SpooledFrame | None:
         """The frame to send now."""
         while (found := self._file.read(self._at)) is not None:
             payload, after = found
             kept = None if payload is None else _decode(payload)
-            if isinstance(kept, KeptFrame):
+            if isinstance(kept, SpooledFrame):
                 return kept
             self._at = after
         return None
 
-    def sent(self, frame: KeptFrame) -> None:
+    def sent(self, frame: SpooledFrame) -> None:
         """The frame that `next` gave is with the broker."""
         found = self._file.read(self._at)
         assert found is not None, "a frame that was sent is there"
@@ -118,7 +118,7 @@ class FrameSpool:
             self._file.append([_encode(Mark(self._at))])
             self._since_mark = 0
 
-    def put_aside(self, frame: KeptFrame) -> None:
+    def put_aside(self, frame: SpooledFrame) -> None:
         """No broker will ever take it: keep it where people can look at it."""
         aside = SpoolFile(self._file.path.with_suffix(".refused"), self._max_bytes)
         try:
@@ -144,9 +144,9 @@ class FrameSpool:
     def _open(self, path: Path) -> SpoolFile:
         return SpoolFile(path, self._max_bytes + _MARKS_ROOM)
 
-    def _waiting_in(self, file: SpoolFile, *, at_home: bool = False) -> list[KeptFrame]:
+    def _waiting_in(self, file: SpoolFile, *, at_home: bool = False) -> list[SpooledFrame]:
         """The heads of the frames that wait (without their bytes, if they stay where they are)."""
-        frames: list[tuple[int, KeptFrame]] = []
+        frames: list[tuple[int, SpooledFrame]] = []
         offset, begin = len(MAGIC), len(MAGIC)
         while (found := file.read(offset)) is not None:
             payload, after = found

@@ -16,7 +16,17 @@ from crc32c import crc32c
 from towline.client import requests
 from towline.client.link.connection import Buffer, Call
 from towline.client.link.flow import Flow, Start
-from towline.client.produce.encode import FOREVER, Body, Columns, Lives, Sender, as_bodies, as_body, as_keys, too_large
+from towline.client.produce.encode import (
+    FOREVER,
+    Body,
+    Columns,
+    FrameEncoder,
+    Lifetimes,
+    as_bodies,
+    as_body,
+    as_keys,
+    too_large,
+)
 from towline.client.produce.receipts import Receipts, ShardReceipts, places
 from towline.errors import BadRequest, ProtocolError, WrongShard
 from towline.model import Priority, Receipt, check_topic
@@ -183,13 +193,13 @@ class ShardMap:
 class Common(NamedTuple):
     """What all messages of one call share."""
 
-    sender: Sender
+    sender: FrameEncoder
     shards: ShardMap
     priority: Priority
     durability: int
     compress: bool
     max_request_bytes: int
-    lives: Lives = FOREVER
+    lives: Lifetimes = FOREVER
 
 
 class Content(NamedTuple):

@@ -1,4 +1,4 @@
-"""Shipping with a spool: what no broker takes in time waits on the local disk, and is sent when one is back."""
+"""BatchSender with a spool: what no broker takes in time waits on the local disk, and is sent when one is back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 
 from towline.client.link.backoff import Backoff
 from towline.client.link.connection import Call, Connection
-from towline.client.produce.accumulator import Exchange
-from towline.client.produce.batch import Parcel
-from towline.client.produce.batch_sender import Shipping
-from towline.client.produce.encode import Sender
-from towline.client.produce.frame_spool import FrameSpool, KeptFrame
+from towline.client.produce.accumulator import ClusterAccumulator
+from towline.client.produce.batch import ProducerBatch
+from towline.client.produce.batch_sender import BatchSender
+from towline.client.produce.encode import FrameEncoder
+from towline.client.produce.frame_spool import FrameSpool, SpooledFrame
 from towline.client.produce.reshard import MIDDLE, cut_by_shard
 from towline.client.produce.sharding import ShardMap, not_ordered
 from towline.errors import Closed, ProtocolError, QueueFull, TooLarge, TowlineError, Unavailable, WrongShard
@@ -22,12 +22,12 @@ from towline.frame import Frame
 from towline.protocol.messages import FrameHead, Send, Sent
 from towline.protocol.ordering import ShardCount, Sharded
 
-__all__ = ["SpooledShipping"]
+__all__ = ["SpooledBatchSender"]
 
 log = logging.getLogger("towline.client")
 
 
-class SpooledShipping(Shipping):
+class SpooledBatchSender(BatchSender):
     """Frames that may have reached the broker keep their producer id and number, and whoever sends on gets a new id;
     frames that never left have an id of the spool's own. So the broker, which remembers a window of numbers for each
     id, can tell of each frame from the spool whether it has it already."""
@@ -36,7 +36,7 @@ class SpooledShipping(Shipping):
 
     def __init__(
         self,
-        make_sender: Callable[[], Sender],
+        make_sender: Callable[[], FrameEncoder],
         durability: int,
         compress: bool,
         max_frame_bytes: int,
@@ -51,10 +51,10 @@ class SpooledShipping(Shipping):
         self._own_sender = make_sender()
         self._spool = spool
         self._connection = connection
-        self._straight: set[Parcel] = set()
+        self._straight: set[ProducerBatch] = set()
         self._emptying: Call | None = None
-        self._head: KeptFrame | None = None
-        self._units: list[list[KeptFrame]] = []
+        self._head: SpooledFrame | None = None
+        self._units: list[list[SpooledFrame]] = []
         """What of the head is left to be sent, each by a request; nothing if its shards must be asked for first."""
         self._emptied: Call | None = None
         self._backoff = Backoff(0.02, 1.0, eager=False)
@@ -68,7 +68,7 @@ class SpooledShipping(Shipping):
     def has_answers(self) -> bool:
         return super().has_answers or self._emptied is not None
 
-    def pack(self, parcel: Parcel) -> Call | None:
+    def pack(self, parcel: ProducerBatch) -> Call | None:
         if not self._spool.goes_before(parcel.topic, parcel.lane, parcel.shards):
             return super().pack(parcel)
         # Others of its lane go first. Where they cannot, it joins them at once instead of waiting in memory.
@@ -96,7 +96,7 @@ class SpooledShipping(Shipping):
     def _on_emptied(self, call: Call) -> None:
         self._emptied = call
 
-    def settle(self, accumulator: Exchange[Any], now: float) -> list[Parcel]:
+    def settle(self, accumulator: ClusterAccumulator[Any], now: float) -> list[ProducerBatch]:
         if self._emptied is not None:
             self._settle_emptied(self._emptied, now)
         return super().settle(accumulator, now)
@@ -129,17 +129,19 @@ class SpooledShipping(Shipping):
             self._head = None
             self._spool.sent(head)
 
-    def _cut(self, head: KeptFrame, shards: int) -> list[list[KeptFrame]]:
+    def _cut(self, head: SpooledFrame, shards: int) -> list[list[SpooledFrame]]:
         cut = cut_by_shard(head.topic, Frame(head.frame), head.lane if not head.shards else MIDDLE, shards)
         if cut.lost is not None:
             what = "messages without a key are put aside: it is ordered" if shards else not_ordered(head.topic)
             log.error("topic %s: of a frame of the spool, %s", head.topic, what)
             self._spool.put_aside(msgspec.structs.replace(head, frame=cut.lost))
         return [
-            [KeptFrame(head.topic, lane, head.durability, data, shards) for lane, data in unit] for unit in cut.units
+            [SpooledFrame(head.topic, lane, head.durability, data, shards) for lane, data in unit] for unit in cut.units
         ]
 
-    def kept(self, parcel: Parcel, error: TowlineError, accumulator: Exchange[Any], now: float) -> TowlineError | None:
+    def kept(
+        self, parcel: ProducerBatch, error: TowlineError, accumulator: ClusterAccumulator[Any], now: float
+    ) -> TowlineError | None:
         straight = parcel in self._straight
         self._straight.discard(parcel)
         if not self._may_wait(error):
@@ -160,7 +162,7 @@ class SpooledShipping(Shipping):
             return self.reroutes
         return isinstance(error, Unavailable | Closed) or (error.retriable and not self._connection.ready)
 
-    def _keep(self, parcel: Parcel) -> None:
+    def _keep(self, parcel: ProducerBatch) -> None:
         if parcel.frame:
             # Whether the broker has it is not known. Its number must not fall out of the broker's window meanwhile.
             self._sender = self._make_sender()
@@ -169,9 +171,9 @@ class SpooledShipping(Shipping):
         if len(parcel.frame) > self._max_frame_bytes:
             raise TooLarge(f"{parcel.count} messages for {parcel.topic} are over {self._max_frame_bytes} bytes a frame")
         shards = parcel.shards or (-1 if parcel.has_shard_keys else 0)
-        self._spool.append(KeptFrame(parcel.topic, parcel.lane, self._durability, bytes(parcel.frame), shards))
+        self._spool.append(SpooledFrame(parcel.topic, parcel.lane, self._durability, bytes(parcel.frame), shards))
 
-    def rescue(self, parcels: Sequence[Parcel]) -> None:
+    def rescue(self, parcels: Sequence[ProducerBatch]) -> None:
         for parcel in parcels:
             try:
                 self._keep(parcel)

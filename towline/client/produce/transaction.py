@@ -20,9 +20,9 @@ from typing import Final
 
 from towline.client.link.connection import Buffer, Call
 from towline.client.link.flow import Flow
-from towline.client.produce.encode import FOREVER, Body, Lives, Sender
+from towline.client.produce.encode import FOREVER, Body, FrameEncoder, Lifetimes
 from towline.client.produce.sharding import ShardMap
-from towline.client.produce.transaction_buffer import Draft
+from towline.client.produce.transaction_buffer import TransactionBuffer
 from towline.clock import SYSTEM, Clock
 from towline.errors import (
     BadRequest,
@@ -39,7 +39,16 @@ from towline.model import Priority, Receipt, check_producer_group
 from towline.protocol.messages import Request, Send, Sent
 from towline.protocol.transactions import AwaitChecks, Check, Checks, Decide, Decided, Prepare, Prepared
 
-__all__ = ["Immediate", "Phase", "Senders", "Stored", "Undertaking", "await_checks", "decide", "verdict"]
+__all__ = [
+    "DirectTransaction",
+    "Phase",
+    "Senders",
+    "StoredTransaction",
+    "TransactionCore",
+    "await_checks",
+    "decide",
+    "verdict",
+]
 
 HEAD_ROOM: Final = 64 << 10
 """What a broker allows for a request besides its frames."""
@@ -63,18 +72,18 @@ class Senders:
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._idle: list[Sender] = []
+        self._idle: list[FrameEncoder] = []
         self.entered: dict[object, object] = {}
         """The transaction of which a thread or task is within the `with` block: they do not nest."""
 
-    def take(self) -> Sender:
-        return self._idle.pop() if self._idle else Sender(self._token)
+    def take(self) -> FrameEncoder:
+        return self._idle.pop() if self._idle else FrameEncoder(self._token)
 
-    def give_back(self, sender: Sender) -> None:
+    def give_back(self, sender: FrameEncoder) -> None:
         self._idle.append(sender)
 
 
-class Undertaking:
+class TransactionCore:
     """What both kinds have in common: they gather messages, in one thread, and end once."""
 
     def __init__(
@@ -83,7 +92,7 @@ class Undertaking:
         self.phase = Phase.NEW
         self._receipts: list[Receipt] | None = None
         self._answer: tuple[Sequence[int], int, Sequence[tuple[int, int, int, int, int]], Sequence[int]] | None = None
-        self._draft = Draft(max_request_bytes - HEAD_ROOM)
+        self._draft = TransactionBuffer(max_request_bytes - HEAD_ROOM)
         self._durability = durability
         self._shards = shards
         self._homes = homes
@@ -113,7 +122,7 @@ class Undertaking:
         headers: Mapping[str, str] | None,
         dedup_id: str | None,
         deliver_at_us: int = 0,
-        lives: Lives = FOREVER,
+        lives: Lifetimes = FOREVER,
         shard_key: str | None = None,
     ) -> int:
         self.check(Phase.OPEN)
@@ -190,7 +199,7 @@ class Undertaking:
         raise Conflict(f"the transaction is {self.phase.value}: this cannot be done to it now")
 
 
-class Immediate(Undertaking):
+class DirectTransaction(TransactionCore):
     """Gathered here, and sent as one unit."""
 
     def __init__(
@@ -213,7 +222,7 @@ class Immediate(Undertaking):
         self._compress = compress
         self._clock = clock
         self._begun_s = 0.0
-        self._sender: Sender | None = None
+        self._sender: FrameEncoder | None = None
 
     def begin(self, within: object = None) -> None:
         """Begin; `within` is who enters it with `with`."""
@@ -293,12 +302,12 @@ class Immediate(Undertaking):
             self._senders.give_back(sender)
 
 
-class Stored(Undertaking):
+class StoredTransaction(TransactionCore):
     """Kept by the broker, out of sight, until it is decided."""
 
     def __init__(
         self,
-        sender: Sender,
+        sender: FrameEncoder,
         producer_group: str,
         name: str,
         check_after_s: float | None,

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from towline.client.produce.encode import (
     FOREVER,
     Body,
-    Lives,
+    Lifetimes,
     as_bodies,
     as_body,
     as_dedup_id,
@@ -23,7 +23,7 @@ from towline.errors import BadRequest, TooLarge
 from towline.model import LANES, Priority, Receipt, check_topic
 from towline.protocol.messages import FrameHead
 
-__all__ = ["FRAMES_MAX", "MESSAGES_MAX", "Draft"]
+__all__ = ["FRAMES_MAX", "MESSAGES_MAX", "TransactionBuffer"]
 
 MESSAGES_MAX: Final = 100_000
 FRAMES_MAX: Final = 200
@@ -90,7 +90,7 @@ class _Part(NamedTuple):
     numbers: Sequence[int]
 
 
-class Draft:
+class TransactionBuffer:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lanes: dict[Place, _Lane] = {}
@@ -112,7 +112,7 @@ class Draft:
         headers: Mapping[str, str] | None,
         dedup_id: str | None,
         deliver_at_us: int = 0,
-        lives: Lives = FOREVER,
+        lives: Lifetimes = FOREVER,
         shard_key: str | None = None,
     ) -> int:
         """Add a message; its number within the draft. What is refused leaves the draft as it was."""

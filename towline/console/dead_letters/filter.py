@@ -8,12 +8,12 @@ from towline.client._async.client import Client
 from towline.client.consume.message import DeadLetter
 from towline.console.dead_letters.walk import Walk
 
-__all__ = ["Sifting"]
+__all__ = ["LetterFilter"]
 
 FOUND_MAX: Final = 500
 
 
-class Sifting:
+class LetterFilter:
     def __init__(self, topic: str, group: str, reason: str, key: str) -> None:
         self._walk = Walk(topic, group)
         self._reason = reason

@@ -17,7 +17,7 @@ from towline.client.consume.message import DeadLetter
 from towline.client.results import Page
 from towline.errors import NotFound, TooLarge, TowlineError, Unavailable
 
-__all__ = ["NewestLetters", "name_of", "number_of"]
+__all__ = ["LetterPages", "name_of", "number_of"]
 
 DIGITS_MAX: Final = 18
 STEP: Final = 1_000
@@ -37,7 +37,7 @@ def number_of(name: str) -> int:
     return Numbered(found, broker) if broker else found
 
 
-class NewestLetters:
+class LetterPages:
     def __init__(self, mq: Client, topic: str, group: str) -> None:
         self._mq = mq
         self._topic = topic

@@ -10,7 +10,7 @@ from towline.client._async.client import Client
 from towline.client.consume.message import DeadLetter
 from towline.errors import NotFound, TowlineError
 
-__all__ = ["Fits", "Resending", "open_letters"]
+__all__ = ["Fits", "Resend", "open_letters"]
 
 PAGE: Final = 500
 FAILURES_MAX: Final = 1_000
@@ -33,7 +33,7 @@ async def open_letters(
         at = page.next
 
 
-class Resending:
+class Resend:
     """One job. It goes on while the page is open, until it is done or stopped."""
 
     def __init__(self, client: Client, topic: str, group: str, *, per_s: float) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from towline.client._async.client import Client
 from towline.client.consume.message import DeadLetter
 from towline.clock import SYSTEM
-from towline.console.dead_letters.pages import NewestLetters
+from towline.console.dead_letters.pages import LetterPages
 
 __all__ = ["Walk"]
 
@@ -19,7 +19,7 @@ class Walk:
     def __init__(self, topic: str, group: str) -> None:
         self._topic = topic
         self._group = group
-        self._newest: NewestLetters | None = None
+        self._newest: LetterPages | None = None
         self.looked = self.total = 0
 
     @property
@@ -32,7 +32,7 @@ class Walk:
         deadline_s = SYSTEM.steady_s() + spend_s
         enough = False
         while not enough and not self.over and SYSTEM.steady_s() < deadline_s:
-            newest = self._newest or NewestLetters(mq, self._topic, self._group)
+            newest = self._newest or LetterPages(mq, self._topic, self._group)
             letters = await newest.page(self.looked, PAGE)
             enough = see(letters[::-1])
             self._newest = newest

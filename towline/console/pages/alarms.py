@@ -12,7 +12,7 @@ from towline.alarms.watch import Alarm
 from towline.console.layout import View, act, badge, button, console_page, head, panel, say
 from towline.console.number_format import number, plain, span
 from towline.console.widgets.dialogs import confirm, form
-from towline.console.widgets.keyed_list import Rows
+from towline.console.widgets.keyed_list import KeyedList
 from towline.errors import TowlineError
 from towline.protocol.monitor import Alarms, Told
 
@@ -51,19 +51,19 @@ class _Page:
         with ui.element("div").classes("tl-note warn") as self._no_mail:
             ui.label("This broker knows no mail server, so no e-mail is sent: start it with --smtp HOST:PORT.")
         with panel("Now"):
-            self._now = Rows[_Shown](
+            self._now = KeyedList[_Shown](
                 lambda one: (one.alarm.rule, one.alarm.topic, one.alarm.group),
                 self._active,
                 nothing=("notifications_none", "All is well", "No rule is broken at the moment."),
             )
         with panel("Rules"):
-            self._rules = Rows[AlarmRule](
+            self._rules = KeyedList[AlarmRule](
                 lambda rule: rule.name,
                 lambda rule: _rule(self.view, rule, self.refresh),
                 nothing=("rule", "No rules yet", "A rule says from which value on it is an alarm, and who is told."),
             )
         with panel("Last notices"):
-            self._told = Rows[Told](
+            self._told = KeyedList[Told](
                 lambda told: (told.at_us, told.subject, *told.to),
                 self._notice,
                 nothing=("outgoing_mail", "Nobody was told anything yet"),

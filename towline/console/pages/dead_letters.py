@@ -9,16 +9,16 @@ from urllib.parse import urlencode
 from nicegui import ui
 
 from towline.client.consume.message import DeadLetter
-from towline.console.dead_letters.filter import Sifting
-from towline.console.dead_letters.pages import NewestLetters, name_of, number_of
+from towline.console.dead_letters.filter import LetterFilter
+from towline.console.dead_letters.pages import LetterPages, name_of, number_of
 from towline.console.dead_letters.reasons import Reasons
-from towline.console.dead_letters.resend import Fits, Resending
+from towline.console.dead_letters.resend import Fits, Resend
 from towline.console.layout import View, act, badge, button, console_page, empty, facts, go, head, panel, say
 from towline.console.number_format import many, number, plain
 from towline.console.pages.message import show_body
 from towline.console.widgets.body_view import preview
 from towline.console.widgets.dialogs import confirm, form
-from towline.console.widgets.keyed_list import Rows
+from towline.console.widgets.keyed_list import KeyedList
 from towline.console.widgets.table import Column, Query, Table
 from towline.errors import TowlineError
 
@@ -92,9 +92,9 @@ class _Letters:
         self.group = group
         self.reason = view.asked("reason")
         self.key = view.asked("key")
-        self.sifting: Sifting | None = None
-        self._newest = NewestLetters(view.mq, topic, group)
-        self.job: Resending | None = None
+        self.sifting: LetterFilter | None = None
+        self._newest = LetterPages(view.mq, topic, group)
+        self.job: Resend | None = None
 
     async def build(self) -> None:
         state = await self.view.mq.group(self.topic, self.group)
@@ -143,7 +143,7 @@ class _Letters:
 
     async def _search(self) -> None:
         sought = bool(self.reason or self.key)
-        self.sifting = Sifting(self.topic, self.group, self.reason, self.key) if sought else None
+        self.sifting = LetterFilter(self.topic, self.group, self.reason, self.key) if sought else None
         self._sifted.set_visibility(self.sifting is not None)
         await self._sift(SIFT_FIRST_S)
 
@@ -197,7 +197,7 @@ class _Letters:
             return
         with panel("Reasons"):
             with ui.element("div").classes("tl-reasons"):
-                rows = Rows[tuple[str, int]](lambda one: one[0], self._reason)
+                rows = KeyedList[tuple[str, int]](lambda one: one[0], self._reason)
                 rest = ui.label().classes("tl-sub")
             told = ui.label(reasons.told).classes("tl-sub").props('role="status"').mark("counted")
 
@@ -263,7 +263,7 @@ class _Letters:
             rate = ui.number("Messages a second", value=100, min=1, max=100_000).props("outlined dense")
 
     async def _run(self, numbers: list[int] | None, per_s: float, count: int, fits: Fits | None = None) -> None:
-        self.job = job = Resending(self.view.mq, self.topic, self.group, per_s=per_s)
+        self.job = job = Resend(self.view.mq, self.topic, self.group, per_s=per_s)
         self._progress.clear()
         with self._progress, panel("Sending again"):
             bar = ui.linear_progress(0, show_value=False).props("rounded")

@@ -16,7 +16,7 @@ from typing import Final
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["HEADER", "Nonces", "policy"]
+__all__ = ["HEADER", "ContentPolicy", "policy"]
 
 HEADER: Final = "Content-Security-Policy"
 _POLICY: Final = "; ".join(
@@ -52,7 +52,7 @@ def policy(nonce: str = "") -> str:
     return _POLICY.format(scripts=f" 'nonce-{nonce}' 'unsafe-eval'" if nonce else "")
 
 
-class Nonces:
+class ContentPolicy:
     """Between the toolkit and what compresses its pages."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -21,7 +21,7 @@ from towline.console.security.origin import ELSEWHERE, Hosts, comes_from_elsewhe
 from towline.console.sessions import Sessions
 from towline.errors import Refused, TowlineError
 
-__all__ = ["COOKIE", "Shield", "session_key"]
+__all__ = ["COOKIE", "SecurityMiddleware", "session_key"]
 
 COOKIE: Final = "towline_session"
 OPEN: Final = frozenset({"/login", "/favicon.ico", "/api", "/healthz"})
@@ -37,7 +37,7 @@ HEADERS: Final = (
 )
 
 
-class Shield:
+class SecurityMiddleware:
     def __init__(self, app: ASGIApp, *, sessions: Sessions, hosts: Iterable[str], any_host: bool, tls: bool) -> None:
         self._app = app
         self._sessions = sessions

@@ -10,7 +10,7 @@ from nicegui import ui
 
 from towline.console.layout import empty
 
-__all__ = ["Rows"]
+__all__ = ["KeyedList"]
 
 T = TypeVar("T")
 Change = Callable[[T], None]
@@ -24,7 +24,7 @@ class _Row(Generic[T]):
     change: Change[T] | None
 
 
-class Rows(Generic[T]):
+class KeyedList(Generic[T]):
     """What has the same key stays the same row, and if nothing of it changed, it is not touched: an open menu, the
     focus and a selection of text are not taken away under somebody's hand.
 

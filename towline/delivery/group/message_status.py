@@ -9,10 +9,10 @@ from towline.delivery.group.group import Group
 from towline.delivery.group.states import RULES, State
 from towline.model import Span
 
-__all__ = ["Standing", "concerns", "dead_number", "standing", "state_after"]
+__all__ = ["MessageStatus", "concerns", "dead_number", "standing", "state_after"]
 
 
-class Standing(NamedTuple):
+class MessageStatus(NamedTuple):
     """Where a message is that is not settled."""
 
     state: State
@@ -24,20 +24,20 @@ class Standing(NamedTuple):
         return self.state.status_in(self.attempt)
 
 
-def standing(group: Group, lane: int, seq: int) -> Standing | None:
+def standing(group: Group, lane: int, seq: int) -> MessageStatus | None:
     """Where a message stands; None if it is behind the group's position and in no list: then it is settled, and only
     the pull log knows how."""
     if seq >= group.next[lane]:
-        return Standing(State.WAITING if seq >= group.firsts[lane] else State.GONE)
+        return MessageStatus(State.WAITING if seq >= group.firsts[lane] else State.GONE)
     span = Span(lane, seq, 1)
     for lease in group.leases.values():
         for part in lease.open.within(span):
-            return Standing(State.LEASED, part.attempt, lease.deadline_us)
+            return MessageStatus(State.LEASED, part.attempt, lease.deadline_us)
     for part in group.dying:
         if part.lane == lane and part.first <= seq < part.end:
-            return Standing(State.DYING, part.attempt)
+            return MessageStatus(State.DYING, part.attempt)
     retrying = group.retries.due_of(lane, seq)
-    return None if retrying is None else Standing(State.RETRYING, *retrying)
+    return None if retrying is None else MessageStatus(State.RETRYING, *retrying)
 
 
 def concerns(event: Event, messages: set[tuple[int, int]], dead: set[int]) -> Part | None:

@@ -11,11 +11,11 @@ import heapq
 from bisect import bisect_right
 from itertools import count
 
-from towline.delivery.schedule.record import Opened, Parcel
+from towline.delivery.schedule.record import OpenedRecord, ScheduleRecord
 from towline.delivery.schedule.wheel import Place
 from towline.frame.layout import unpacked_bytes
 
-__all__ = ["Entry", "Near"]
+__all__ = ["DueIndex", "Entry"]
 
 
 class Entry:
@@ -23,17 +23,17 @@ class Entry:
 
     __slots__ = ("at", "last_us", "next_us", "opened", "place", "seq", "size")
 
-    def __init__(self, place: Place, seq: int, parcel: Parcel) -> None:
+    def __init__(self, place: Place, seq: int, parcel: ScheduleRecord) -> None:
         self.place = place
         self.seq = seq
         self.at = 0
         self.next_us = parcel.first_us
         self.last_us = parcel.last_us
         self.size = unpacked_bytes(parcel.frame)
-        self.opened: Opened | None = None
+        self.opened: OpenedRecord | None = None
 
 
-class Near:
+class DueIndex:
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._kept_bytes = 0
@@ -48,11 +48,11 @@ class Near:
         """When the next message is due."""
         return self._heap[0][0] if self._heap else None
 
-    def add(self, place: Place, seq: int, parcel: Parcel, at: int = 0, until_us: int = -1) -> None:
+    def add(self, place: Place, seq: int, parcel: ScheduleRecord, at: int = 0, until_us: int = -1) -> None:
         """A parcel waits from message `at` on, and from the first on that is due after `until_us`."""
         entry = Entry(place, seq, parcel)
         if at or parcel.first_us <= until_us or self._kept_bytes + entry.size <= self._budget_bytes:
-            opened = Opened(parcel)
+            opened = OpenedRecord(parcel)
             at = bisect_right(opened.times, until_us, at)
             if at >= parcel.count:
                 return
@@ -61,7 +61,7 @@ class Near:
                 self.keep(entry, opened)
         self._push(entry)
 
-    def keep(self, entry: Entry, opened: Opened) -> None:
+    def keep(self, entry: Entry, opened: OpenedRecord) -> None:
         """The parcel is at hand: it need not be read any more."""
         entry.opened = opened
         self._kept_bytes += entry.size

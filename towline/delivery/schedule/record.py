@@ -22,9 +22,9 @@ from towline.frame import Frame, Piece, encode_events, gather, slice_frame
 from towline.frame.layout import DEDUP
 
 __all__ = [
-    "Opened",
+    "OpenedRecord",
     "Origin",
-    "Parcel",
+    "ScheduleRecord",
     "counts_up",
     "decode_parcel",
     "encode_parcels",
@@ -44,7 +44,7 @@ TOGETHER: Final = 16
 costs about as much as moving so many messages once more."""
 
 
-class Parcel(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class ScheduleRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Messages of one lane that wait in the same slot."""
 
     topic: str
@@ -79,7 +79,7 @@ class Parcel(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return min(ids), max(ids)
 
 
-class _Stored(Parcel, frozen=True, array_like=True, gc=False):
+class _Stored(ScheduleRecord, frozen=True, array_like=True, gc=False):
     frame: memoryview
     """What is read need not be copied."""
 
@@ -88,21 +88,21 @@ _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODER: Final = msgspec.msgpack.Decoder(_Stored)
 
 
-def encode_parcels(parcels: Sequence[Parcel]) -> bytes:
+def encode_parcels(parcels: Sequence[ScheduleRecord]) -> bytes:
     return encode_events([_ENCODE(parcel) for parcel in parcels])
 
 
-def decode_parcel(record: bytes) -> Parcel:
+def decode_parcel(record: bytes) -> ScheduleRecord:
     """Raises `msgspec.MsgspecError` if it is none."""
     return _DECODER.decode(record)
 
 
-class Opened:
+class OpenedRecord:
     """A parcel whose columns are at hand."""
 
     __slots__ = ("_ids", "frame", "parcel", "times")
 
-    def __init__(self, parcel: Parcel) -> None:
+    def __init__(self, parcel: ScheduleRecord) -> None:
         self.parcel = parcel
         self.frame = Frame(parcel.frame)
         self.times = _times(self.frame)
@@ -175,7 +175,9 @@ class Origin(NamedTuple):
     source: bytes
 
 
-def split(frame: Frame, times: list[int], until_us: int, origin: Origin, first_id: int) -> list[tuple[Place, Parcel]]:
+def split(
+    frame: Frame, times: list[int], until_us: int, origin: Origin, first_id: int
+) -> list[tuple[Place, ScheduleRecord]]:
     """A producer's frame as parcels, one for each slot that its messages wait in. Nothing is due before what has been
     delivered already: it would never be looked at."""
     floor_us = until_us + 1
@@ -188,8 +190,8 @@ def split(frame: Frame, times: list[int], until_us: int, origin: Origin, first_i
 
 
 def join(
-    pieces: Sequence[tuple[Opened, int, int]], until_us: int, at_us: int | None = None
-) -> list[tuple[Place, Parcel]]:
+    pieces: Sequence[tuple[OpenedRecord, int, int]], until_us: int, at_us: int | None = None
+) -> list[tuple[Place, ScheduleRecord]]:
     """Messages of parcels of the same origin and token, in as few parcels as possible: one for each slot. With `at_us`,
     they are due then instead."""
     head = pieces[0][0].parcel
@@ -204,7 +206,7 @@ def join(
     return _by_slot(data, times, ids, until_us, origin=Origin(head.topic, head.lane, head.source))
 
 
-def ready(pieces: Sequence[tuple[Opened, int, int]]) -> tuple[bytes, Sequence[int]]:
+def ready(pieces: Sequence[tuple[OpenedRecord, int, int]]) -> tuple[bytes, Sequence[int]]:
     """Messages of parcels of the same origin and token as a frame for their lane, and their ids: in the order of their
     times, which it does not carry any more. Nor does it carry dedup ids: they are known from when the messages were
     sent."""
@@ -221,7 +223,7 @@ def ready(pieces: Sequence[tuple[Opened, int, int]]) -> tuple[bytes, Sequence[in
     return gather([Piece(one.frame, start, stop) for one, start, stop in pieces], order=order, without=DEDUP), ids
 
 
-def ready_in_order(pieces: Sequence[tuple[Opened, int, int]]) -> list[tuple[bytes, list[int], bytes]]:
+def ready_in_order(pieces: Sequence[tuple[OpenedRecord, int, int]]) -> list[tuple[bytes, list[int], bytes]]:
     """Messages for one shard, maybe of several origins: frames, the ids of the messages of each, and its source. All in
     the order of their times, and where these are the same, in the order in which they were sent."""
     messages = [
@@ -259,7 +261,7 @@ def _in_order(
 
 def _by_slot(
     data: bytes, times: list[int], ids: Sequence[int], until_us: int, *, origin: Origin, first_id: int | None = None
-) -> list[tuple[Place, Parcel]]:
+) -> list[tuple[Place, ScheduleRecord]]:
     """A frame whose messages are in the order of their times, cut by slots; `first_id` is that of a producer's."""
     topic, lane, source = origin
     moved = first_id is None
@@ -278,9 +280,9 @@ def _by_slot(
         first = some[0] if first_id is None else first_id
         about = (place.number, times[start], times[stop - 1], first, stop - start)
         if some[0] == first and counts_up(some):
-            parcel = Parcel(topic, lane, *about, part, b"", source, moved)
+            parcel = ScheduleRecord(topic, lane, *about, part, b"", source, moved)
         else:
-            parcel = Parcel(topic, lane, *about, part, packed(some), source, moved, min(some), max(some))
+            parcel = ScheduleRecord(topic, lane, *about, part, packed(some), source, moved, min(some), max(some))
         parcels.append((place, parcel))
         start = stop
     return parcels

@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from towline.clock import SECOND_US, is_ahead
-from towline.delivery.schedule.due_index import Near
+from towline.delivery.schedule.due_index import DueIndex
 from towline.delivery.schedule.events import Cancelled, Dropped, Due, Moved, Run, ScheduleEvent
-from towline.delivery.schedule.record import Opened, Parcel
+from towline.delivery.schedule.record import OpenedRecord, ScheduleRecord
 from towline.delivery.schedule.wheel import Place, is_over, place_of, ripe_at_us
 
 __all__ = ["CANCELLED_MAX", "Position", "Schedule", "ScheduleSnapshot", "Slot", "SlotSnapshot"]
@@ -188,11 +188,11 @@ class Schedule:
         """How many cancelled messages are remembered."""
         self.answers: dict[str, int] = {}
         """How many messages the last requests to cancel some have cancelled."""
-        self.near = Near(NEAR_BYTES)
+        self.near = DueIndex(NEAR_BYTES)
 
     # What happens
 
-    def register(self, place: Place, seq: int, parcel: Parcel, at_us: int) -> Slot:
+    def register(self, place: Place, seq: int, parcel: ScheduleRecord, at_us: int) -> Slot:
         """A parcel is in its slot."""
         slot = self.slots.get(place)
         if slot is None:
@@ -207,7 +207,7 @@ class Schedule:
             self.counts[parcel.topic] = self.counts.get(parcel.topic, 0) + parcel.count
         return slot
 
-    def refused(self, place: Place, parcel: Parcel) -> None:
+    def refused(self, place: Place, parcel: ScheduleRecord) -> None:
         """A parcel is not in its slot after all: its number there is read as lost."""
         slot = self.slots.get(place)
         if slot is not None:
@@ -407,7 +407,7 @@ class Schedule:
             if (slot.since_us < before_us or is_ahead(slot.since_us, now_us)) and self.may_move(slot)
         ]
 
-    def waits_from(self, slot: Slot, seq: int, opened: Opened) -> int:
+    def waits_from(self, slot: Slot, seq: int, opened: OpenedRecord) -> int:
         """The place of the first message of a parcel that was not delivered yet."""
         if slot.place.level:
             return 0
@@ -424,7 +424,7 @@ class Schedule:
         waiting = [one.place for one in self.slots.values() if one.place.level == 0 and one.loaded_to is None]
         return min((place.begin_us - NEAR_US for place in waiting), default=None)
 
-    def is_dropped(self, parcel: Parcel) -> bool:
+    def is_dropped(self, parcel: ScheduleRecord) -> bool:
         return bool(self.dropped) and parcel.first_id < self.dropped.get(parcel.topic, 0)
 
     def is_waiting(self, position: Position) -> bool:

@@ -19,7 +19,7 @@ from towline.spark.plan import Range, Selection, cut
 from towline.store.log.offline.streams import Lost
 
 if TYPE_CHECKING:
-    from towline.spark.sources import BrokerPlace, FolderPlace
+    from towline.spark.sources import BrokerSource, FolderSource
 
 __all__ = ["Attempts"]
 
@@ -32,7 +32,7 @@ class Attempts:
     """Of one range of a lane. The pull log is read once, when the first message is there: what was done before it came
     is of no interest."""
 
-    def __init__(self, place: BrokerPlace | FolderPlace, span: Range, group: str) -> None:
+    def __init__(self, place: BrokerSource | FolderSource, span: Range, group: str) -> None:
         self._place, self._span, self._group = place, span, group
         self._attempts: Any = None
 

@@ -28,11 +28,11 @@ from towline.errors import BadRequest, Conflict, NotFound
 from towline.model import LANES, check_topic
 from towline.spark.arrow.to_frames import Encoder, Numbering
 from towline.spark.jobs.analysis.trace import Window
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 from towline.spark.jobs.archive.manifest import Archive, Entry, parts_of
 from towline.spark.jobs.tasks import in_tasks
-from towline.spark.sink_routing import Outlets, members_of, publish
-from towline.spark.sources import Door
+from towline.spark.sink_routing import SinkRouting, members_of, publish
+from towline.spark.sources import ReadSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,7 +103,7 @@ class Replayed(msgspec.Struct):
 def replay(
     spark: SparkSession,
     archive: Archive,
-    door: Door,
+    door: ReadSource,
     job: str,
     state: str,
     *,
@@ -123,7 +123,7 @@ def replay(
     if chosen.to_topic:
         check_topic(chosen.to_topic)
     begin = time.monotonic()
-    own = Place(state)
+    own = ArchiveFolder(state)
     with own.lock("lock", f"replays {job}") as renew:
         plan = _plan(spark, archive, door, own, chosen, rate)
         done = set(msgspec.json.decode(own.read("done.json") or b"[]", type=list[int]))
@@ -152,7 +152,7 @@ def replay(
 
 
 def _plan(  # noqa: PLR0917 all of it is what the plan is about
-    spark: SparkSession, archive: Archive, door: Door, own: Place, chosen: Chosen, rate: float
+    spark: SparkSession, archive: Archive, door: ReadSource, own: ArchiveFolder, chosen: Chosen, rate: float
 ) -> Plan:
     found = own.read("plan.json")
     if found is not None:
@@ -182,7 +182,9 @@ def _ranges(entries: Sequence[Entry]) -> list[Chunk]:
     return chunks
 
 
-def _filtered(spark: SparkSession, archive: Archive, entries: Sequence[Entry], own: Place, where: str) -> list[Chunk]:
+def _filtered(
+    spark: SparkSession, archive: Archive, entries: Sequence[Entry], own: ArchiveFolder, where: str
+) -> list[Chunk]:
     """Let Spark choose, and keep what it chose in order, by topic."""
     from pyspark.errors import AnalysisException, ParseException
 
@@ -231,9 +233,9 @@ class _Work:
     def __init__(  # noqa: PLR0917 all of it says what to do
         self,
         job: str,
-        door: Door,
-        place: Place,
-        own: Place,
+        door: ReadSource,
+        place: ArchiveFolder,
+        own: ArchiveFolder,
         plan: Plan,
         members: list[str],
         rate: float,
@@ -252,7 +254,7 @@ class _Work:
         with self._door.connect() as client:
             for chunk, files in run:
                 sink = f"replay:{self._name}:{chunk.number}"
-                outlets = Outlets(
+                outlets = SinkRouting(
                     *(client, durability, sink, 0, not self._staged, self._members),
                     spread=self._spread,
                     # All chunks of a replay have one seat, so that a lane that was in order is in order.
@@ -267,7 +269,7 @@ class _Work:
                     publish(client, durability, sink, 0, records)
         return rows
 
-    def _send(self, outlets: Outlets, chunk: Chunk, files: list[Entry], topic: str) -> int:
+    def _send(self, outlets: SinkRouting, chunk: Chunk, files: list[Entry], topic: str) -> int:
         numbering = Numbering(f"replay/{self._name}/{chunk.number}", by_place=True)
         mixed = chunk.stream.startswith(FILTERED)
         lane = "" if mixed else parts_of(chunk.stream).lane

@@ -14,7 +14,7 @@ from towline.spark.arrow.from_events import EVENTS
 from towline.spark.arrow.from_frames import DEAD, MESSAGES, TIME
 from towline.spark.plan import Lane, Range, Selection
 from towline.spark.range_reader import Wants, read_batches
-from towline.spark.sources import Door, open_place, why_gap
+from towline.spark.sources import ReadSource, open_place, why_gap
 
 __all__ = ["Reading", "Source", "columns_of"]
 
@@ -60,7 +60,7 @@ class _All(Selection):
 class Source(msgspec.Struct, frozen=True):
     """The messages and events of one broker, or of all brokers of a cluster."""
 
-    door: Door
+    door: ReadSource
     topics: tuple[str, ...] = ("*",)
     """Names, or prefixes that end in `*`."""
 
@@ -71,7 +71,7 @@ class Source(msgspec.Struct, frozen=True):
         for name in topics:
             if name != "*":
                 check_topic(name.removesuffix("*").rstrip(".-_") or "x")
-        return cls(Door(url=url, path=path, **door), tuple(topics) or ("*",))
+        return cls(ReadSource(url=url, path=path, **door), tuple(topics) or ("*",))
 
     @property
     def path(self) -> str:
@@ -110,7 +110,7 @@ class Source(msgspec.Struct, frozen=True):
 class Reading:
     """One range, batch by batch; afterwards `lost` says what was passed over."""
 
-    def __init__(self, door: Door, span: Range, skip_lost: bool) -> None:
+    def __init__(self, door: ReadSource, span: Range, skip_lost: bool) -> None:
         self._door, self._span, self._skip = door, span, skip_lost
         self.lost: list[tuple[int, str]] = []
         """How many records, and why."""

@@ -25,7 +25,7 @@ from towline.store.log.format.index import ENTRY, Directory, Known, Run, load_di
 from towline.store.log.format.record import FORGET, FRAME, VOID, Record
 from towline.store.log.format.scan import Damage, Scanner
 from towline.store.log.format.segment import Sealed, Segment, index_path, list_folder, log_path, opened
-from towline.store.log.read.streams import Catalogue, HotRun, Stream
+from towline.store.log.read.streams import HotRun, Stream, Streams
 from towline.store.log.torn import cut_tail
 from towline.store.log.write.disk import DiskIo, reading
 from towline.store.log.write.sealer import absorb
@@ -42,7 +42,7 @@ _SAID_MAX = 20
 class Recovered(NamedTuple):
     """All that the folder held. `active` is the segment to go on in, if its end was not sealed."""
 
-    streams: Catalogue
+    streams: Streams
     sealed: list[Sealed]
     active: Segment | None
     known: dict[str, Known]
@@ -237,7 +237,7 @@ class _Recovery:
         self._root = root
         self._folder = root / "log"
         self._io = io
-        self._streams = Catalogue()
+        self._streams = Streams()
         self._sealed: list[Sealed] = []
         self._known: dict[str, Known] = {}
         self._latest: Directory | None = None

@@ -9,7 +9,7 @@ from towline.clock import TimeSlice
 from towline.store.eras import Times
 from towline.store.log.format.index import ROW
 from towline.store.log.format.segment import Sealed
-from towline.store.log.read.streams import Catalogue, Stream
+from towline.store.log.read.streams import Stream, Streams
 
 __all__ = ["Verdict", "what_may_go"]
 
@@ -24,7 +24,7 @@ class Verdict(NamedTuple):
 
 
 async def what_may_go(
-    streams: Catalogue,
+    streams: Streams,
     sealed: Sequence[Sealed],
     *,
     active_bytes: int,
@@ -48,7 +48,7 @@ async def what_may_go(
     return Verdict(len(sealed), "")
 
 
-async def _first_needed(streams: Catalogue) -> int:
+async def _first_needed(streams: Streams) -> int:
     """The first segment that holds a record which can still be read; all before it are trimmed as a whole. What is
     appended meanwhile goes to later ones."""
     lowest, part = _NONE, TimeSlice()
@@ -59,7 +59,7 @@ async def _first_needed(streams: Catalogue) -> int:
     return lowest
 
 
-async def _first_pinned(streams: Catalogue, pinned: Mapping[str, int]) -> tuple[int, str, str]:
+async def _first_pinned(streams: Streams, pinned: Mapping[str, int]) -> tuple[int, str, str]:
     """The first segment that holds a record at or behind its stream's pin, why it is held, and the stream."""
     lowest, reason, holder, part = _NONE, "", "", TimeSlice()
     for name, seq in pinned.items():

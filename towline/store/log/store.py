@@ -20,7 +20,7 @@ from towline.store.log.format.index import ENTRY, Run, pack_entry
 from towline.store.log.format.segment import NO_ROOM, Segment, create_segment
 from towline.store.log.read.key_search import KeyBuilder, KeySearch
 from towline.store.log.read.range_reader import StreamReader
-from towline.store.log.read.sealed_segments import Shelf
+from towline.store.log.read.sealed_segments import SealedSegments
 from towline.store.log.read.streams import Stream, first_at
 from towline.store.log.recovery import Recovered, recover
 from towline.store.log.retention import what_may_go
@@ -130,7 +130,7 @@ class LogStore:
 
     def _begin(self, recovered: Recovered, active: Segment) -> None:
         self._streams = recovered.streams
-        self._shelf = Shelf(
+        self._shelf = SealedSegments(
             self._folder,
             recovered.streams,
             recovered.sealed,

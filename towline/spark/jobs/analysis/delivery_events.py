@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from towline.spark.jobs.analysis.message_outcomes import KINDS, Events, Moves
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 from towline.spark.jobs.archive.manifest import Entry
 
 __all__ = ["Facts", "Group", "Told", "facts_of", "stretch_of"]
@@ -70,7 +70,7 @@ class Group(NamedTuple):
     own: list[Entry]
 
 
-def facts_of(place: Place, of: Group) -> Facts:
+def facts_of(place: ArchiveFolder, of: Group) -> Facts:
     """Read all events of a group once."""
     lanes: dict[str, LaneFacts] = {}
     pulls = 0
@@ -115,7 +115,7 @@ def _note(lane: LaneFacts, row: dict[str, Any]) -> None:
         lane.moved_to.append(row["place"])
 
 
-def stretch_of(place: Place, facts: Facts, lane: str, low: int, high: int) -> Told:
+def stretch_of(place: ArchiveFolder, facts: Facts, lane: str, low: int, high: int) -> Told:
     """The events that speak of messages `low` to `high` of a lane."""
     longest = facts.lane(lane).longest
     tables = []
@@ -158,7 +158,7 @@ def _numbered(column: pa.ChunkedArray) -> tuple[pa.Array, Any]:
 
 
 def _tables(
-    place: Place, entries: Sequence[Entry], columns: list[str], near: tuple[str, int, int] | None = None
+    place: ArchiveFolder, entries: Sequence[Entry], columns: list[str], near: tuple[str, int, int] | None = None
 ) -> Iterator[pa.Table]:
     """The events of these files, a row group at a time; only those that may speak of a stretch of a lane."""
     for entry in entries:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KINDS", "STATUSES", "Events", "Lives", "Moves", "lives", "override"]
+__all__ = ["KINDS", "STATUSES", "Events", "MessageOutcomes", "Moves", "lives", "override"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -60,7 +60,7 @@ class Moves(NamedTuple):
     """… and where to."""
 
 
-class Lives(NamedTuple):
+class MessageOutcomes(NamedTuple):
     """Pieces of a lane, in order, without gaps. A time of 0 is none."""
 
     first: Ints
@@ -83,7 +83,7 @@ class Lives(NamedTuple):
         return np.searchsorted(self.end, seqs, side="right")
 
 
-def lives(events: Events, moves: Moves, low: int, high: int) -> Lives:
+def lives(events: Events, moves: Moves, low: int, high: int) -> MessageOutcomes:
     """The lives of messages `low` up to `high` of a lane."""
     chosen = (events.end > low) & (events.first < high)
     kind, first, end, at_us, order, consumer, reason, attempt = (column[chosen] for column in events)
@@ -120,7 +120,7 @@ def lives(events: Events, moves: Moves, low: int, high: int) -> Lives:
     first_pulled = reduced(np.minimum, np.where(what == PULLED, at_us[row], _NEVER))
     status = np.where((kind[last] == RETURNED) & (attempt[last] <= 1), NEW, _AFTER[kind[last]])
     settled = (status == SUCCESS) | (status == DEAD) | (status == GONE)
-    found = Lives(
+    found = MessageOutcomes(
         begin,
         stop,
         spread(status, NEW),
@@ -137,7 +137,7 @@ def lives(events: Events, moves: Moves, low: int, high: int) -> Lives:
     return found
 
 
-def _apply_moves(found: Lives, moves: Moves, last_order: Ints) -> None:
+def _apply_moves(found: MessageOutcomes, moves: Moves, last_order: Ints) -> None:
     """Moves name no messages: they concern all before, and all behind a place."""
     status = found.status
     silent = last_order < 0
@@ -153,15 +153,15 @@ def _apply_moves(found: Lives, moves: Moves, last_order: Ints) -> None:
         status[silent & (found.first < moves.started) & (status != NEW)] = BEFORE
 
 
-def override(found: Lives, copies: Lives, index: Ints, piece: Ints) -> Lives:
+def override(found: MessageOutcomes, copies: MessageOutcomes, index: Ints, piece: Ints) -> MessageOutcomes:
     """The lives of single messages (`index` into `found`), where a dead one was sent again: its copy (`piece` of
     `copies`, -1 where there is none) says what became of it."""
-    picked = Lives(*(column[index] for column in found))
+    picked = MessageOutcomes(*(column[index] for column in found))
     sent_again = (piece >= 0) & (picked.status == DEAD)
     at = np.where(sent_again, piece, 0)
     if not len(copies.first) or not sent_again.any():
         return picked
-    copy = Lives(*(column[at] for column in copies))
+    copy = MessageOutcomes(*(column[at] for column in copies))
     known = sent_again & (copy.status != UNKNOWN)
     pulled = known & (copy.pulls > 0)
     return picked._replace(

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from towline.errors import BadRequest, NotFound
 from towline.spark.jobs.analysis.trace import Window
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 from towline.spark.jobs.archive.manifest import Archive
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def write_tables(found: Report, to: str, kind: str) -> list[str]:
     """Write every table of a report as a file, `parquet` or `csv`; gives their names."""
     if kind not in ("parquet", "csv"):
         raise BadRequest(f"tables as {kind!r}: give parquet or csv")
-    place, names = Place(to), []
+    place, names = ArchiveFolder(to), []
     for table in ("topics", "groups", "hours", "failures", "consumers", "keys"):
         rows = getattr(found, table)
         if not rows:

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from towline.errors import Conflict, NotFound
 from towline.spark.jobs.analysis.delivery_events import Facts, Group, Told, facts_of, stretch_of
-from towline.spark.jobs.analysis.message_outcomes import BEFORE, STATUSES, Lives, lives, override
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.analysis.message_outcomes import BEFORE, STATUSES, MessageOutcomes, lives, override
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 from towline.spark.jobs.archive.manifest import Archive, Entry, parts_of
 from towline.spark.jobs.archive.parquet import writer_options
 from towline.spark.jobs.tasks import in_tasks, pack
@@ -94,7 +94,7 @@ def trace(
 ) -> DataFrame:
     """Write the trace of an archive's messages to an empty folder, and give it as a DataFrame: the columns of `TRACE`,
     topic and group."""
-    out = Place(to)
+    out = ArchiveFolder(to)
     if any(not name.startswith("_") for name in out.sizes()):
         raise Conflict(f"{out} is not empty: give a new folder for the trace")
     place = archive.place
@@ -132,7 +132,7 @@ def traced(spark: SparkSession, path: str) -> DataFrame:
     """A trace that was written before."""
     from pyspark.sql import functions as f
 
-    frame = spark.read.parquet(Place(path).url())
+    frame = spark.read.parquet(ArchiveFolder(path).url())
     return frame.withColumn("id", f.concat_ws("/", "topic", "lane", "seq"))
 
 
@@ -159,7 +159,9 @@ def _lanes(archive: Archive, topics: Sequence[str] | None, window: Window) -> di
 # In a task
 
 
-def _trace(place: Place, out: Place, stretch: _Stretch, groups: list[Facts], window: Window) -> list[_Out]:
+def _trace(
+    place: ArchiveFolder, out: ArchiveFolder, stretch: _Stretch, groups: list[Facts], window: Window
+) -> list[_Out]:
     messages = pa.concat_tables(_messages(place, stretch.files, window)).combine_chunks()
     done: list[_Out] = []
     if not len(messages):
@@ -181,7 +183,7 @@ def _trace(place: Place, out: Place, stretch: _Stretch, groups: list[Facts], win
     return done
 
 
-def _messages(place: Place, files: list[Entry], window: Window) -> Iterator[pa.Table]:
+def _messages(place: ArchiveFolder, files: list[Entry], window: Window) -> Iterator[pa.Table]:
     wanted = ["seq", "key", "size", "produced_at", "appended_at", "deliver_at"]
     for entry in files:
         with place.open(entry.path) as opened:
@@ -201,7 +203,7 @@ class Words:
     def __init__(self, told: Told) -> None:
         self.consumers, self.reasons = told.consumers, told.reasons
 
-    def add(self, told: Told, found: Lives) -> Lives:
+    def add(self, told: Told, found: MessageOutcomes) -> MessageOutcomes:
         """Number the texts of another lane behind those that are there."""
         moved = found._replace(
             consumer=np.where(found.consumer >= 0, found.consumer + len(self.consumers), -1),
@@ -212,10 +214,10 @@ class Words:
         return moved
 
 
-def _copies(place: Place, facts: Facts, lane: str, seqs: Any, words: Words) -> tuple[Lives, Any]:
+def _copies(place: ArchiveFolder, facts: Facts, lane: str, seqs: Any, words: Words) -> tuple[MessageOutcomes, Any]:
     """What became of dead letters of this lane that were sent again, and for each message which copy is its own; of
     several copies the last one counts."""
-    copies = Lives(*[np.empty(0, np.int64)] * len(Lives._fields))
+    copies = MessageOutcomes(*[np.empty(0, np.int64)] * len(MessageOutcomes._fields))
     piece = np.full(len(seqs), -1)
     for entry in facts.own:
         origins, numbers = _origins(place, entry, f"{facts.topic}/{lane}/")
@@ -227,11 +229,11 @@ def _copies(place: Place, facts: Facts, lane: str, seqs: Any, words: Words) -> t
         told = stretch_of(place, facts, name, entry.first, entry.end)
         part = lives(told.events, facts.lane(name).moves(), entry.first, entry.end)
         piece[at[mine]] = len(copies.first) + part.at(numbers[mine])
-        copies = Lives(*(np.concatenate(pair) for pair in zip(copies, words.add(told, part), strict=True)))
+        copies = MessageOutcomes(*(np.concatenate(pair) for pair in zip(copies, words.add(told, part), strict=True)))
     return copies, piece
 
 
-def _origins(place: Place, entry: Entry, prefix: str) -> tuple[Any, Any]:
+def _origins(place: ArchiveFolder, entry: Entry, prefix: str) -> tuple[Any, Any]:
     """Which messages of a lane the records of a file are copies of, and their own numbers."""
     with place.open(entry.path) as opened:
         table = pq.ParquetFile(opened).read(["seq", "origin"])
@@ -241,7 +243,7 @@ def _origins(place: Place, entry: Entry, prefix: str) -> tuple[Any, Any]:
     return numbers.to_numpy(), table.column("seq").to_numpy()
 
 
-def _rows(stretch: _Stretch, messages: pa.Table, each: Lives, words: Words) -> pa.Table:
+def _rows(stretch: _Stretch, messages: pa.Table, each: MessageOutcomes, words: Words) -> pa.Table:
     sent = messages.column("appended_at").cast(pa.int64()).to_numpy()
     due = pc.fill_null(messages.column("deliver_at").cast(pa.int64()), 0).to_numpy()
     ready = np.maximum(sent, due)

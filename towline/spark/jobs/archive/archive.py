@@ -17,7 +17,7 @@ import msgspec
 
 from towline.clock import SYSTEM, Clock
 from towline.errors import Conflict, StoreDamaged, TowlineError
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 from towline.spark.jobs.archive.compact import compact
 from towline.spark.jobs.archive.hold import Hold
 from towline.spark.jobs.archive.manifest import KINDS, Entry, Lost, Writable
@@ -203,7 +203,7 @@ def _rows_per_task(rows: int, size_bytes: int, of_rows: int, task_rows: int) -> 
     return -(-rows // pieces)
 
 
-def _write(place: Place, source: Source, spans: list[Range], skip_lost: bool) -> _Written:
+def _write(place: ArchiveFolder, source: Source, spans: list[Range], skip_lost: bool) -> _Written:
     """In a task."""
     from towline.spark.jobs.archive.parquet import shelve
 

@@ -23,7 +23,7 @@ import msgspec
 
 from towline.errors import BadRequest, Conflict, StoreFailed
 
-__all__ = ["Place"]
+__all__ = ["ArchiveFolder"]
 
 LEASE_S: Final = 120.0
 """Elsewhere than on a local disk, a lock that was not renewed for this long is nobody's."""
@@ -35,7 +35,7 @@ class _Owner(msgspec.Struct):
     at_s: float
 
 
-class Place:
+class ArchiveFolder:
     """Names are relative to the folder, with `/` between their parts. Made from a text, it can be sent to tasks."""
 
     def __init__(self, uri: str | Path) -> None:
@@ -48,8 +48,8 @@ class Place:
             self.root = ""
         self._remote: tuple[Any, str] | None = None
 
-    def __reduce__(self) -> tuple[type[Place], tuple[str]]:
-        return Place, (self.uri,)
+    def __reduce__(self) -> tuple[type[ArchiveFolder], tuple[str]]:
+        return ArchiveFolder, (self.uri,)
 
     def __str__(self) -> str:
         return self.root if self.local else self.uri

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from towline.clock import Clock
 from towline.errors import StoreDamaged
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 from towline.spark.jobs.archive.manifest import Entry, Writable
 from towline.spark.jobs.archive.parquet import shelve
 from towline.spark.jobs.tasks import in_tasks
@@ -62,7 +62,7 @@ def _folder(entry: Entry) -> str:
     return entry.path.rpartition("/")[0]
 
 
-def join(place: Place, run: list[Entry]) -> tuple[str, Entry]:
+def join(place: ArchiveFolder, run: list[Entry]) -> tuple[str, Entry]:
     """One file of several, in a task. The day is that of the files, whatever the times in them say."""
     written = shelve(
         place, run[0].stream, run[0].first, run[-1].end, _batches(place, run), only_day=_folder(run[0])[-10:]
@@ -75,7 +75,7 @@ def join(place: Place, run: list[Entry]) -> tuple[str, Entry]:
     return name, entry
 
 
-def _batches(place: Place, run: list[Entry]) -> Iterator[pa.RecordBatch]:
+def _batches(place: ArchiveFolder, run: list[Entry]) -> Iterator[pa.RecordBatch]:
     for entry in run:
         with place.open(entry.path) as file:
             yield from pq.ParquetFile(file).iter_batches(BATCH_ROWS)

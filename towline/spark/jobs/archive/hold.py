@@ -16,7 +16,7 @@ import msgspec
 from towline.client.bulk.nodes import node_of
 from towline.client.bulk.publish import Publisher
 from towline.errors import BadName
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 from towline.spark.jobs.source import Source
 
 __all__ = ["Hold"]
@@ -31,7 +31,7 @@ class Hold:
     def move(self, positions: Mapping[str, int], now_us: int) -> None:
         """What comes before these records of each stream is archived. Retention waits for no other stream."""
         if self._source.path:
-            place = Place(Path(self._source.path) / "config")
+            place = ArchiveFolder(Path(self._source.path) / "config")
             document = {"at_us": now_us, "positions": positions}
             place.replace(f"hold-{self._name}.json", msgspec.json.encode(document))
             return

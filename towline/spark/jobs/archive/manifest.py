@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from towline.errors import NotFound, StoreDamaged
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 
 __all__ = [
     "KINDS",
@@ -129,7 +129,7 @@ def file_name(stream: str, day: str, first: int, end: int) -> str:
 class Archive:
     """Read an archive's manifest. `open` fails where there is none; `Writable` makes one."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ArchiveFolder) -> None:
         self.place = place
         self.number = 0
         self.entries: dict[str, Entry] = {}
@@ -140,7 +140,7 @@ class Archive:
 
     @classmethod
     def open(cls, uri: str) -> Archive:
-        place = Place(uri)
+        place = ArchiveFolder(uri)
         archive = cls(place)
         archive.load()
         if not archive.number:
@@ -221,7 +221,7 @@ class Writable(Archive):
     @classmethod
     @contextmanager
     def opened(cls, uri: str) -> Iterator[Writable]:
-        place = Place(uri)
+        place = ArchiveFolder(uri)
         with place.lock(f"{MANIFEST}/lock", "writes to this archive") as renew:
             archive = cls(place)
             archive.renew = renew  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 from towline.spark.jobs.archive.digest import Digest
 from towline.spark.jobs.archive.manifest import TEMPORARY, Entry, day_of, file_name
 
@@ -63,7 +63,7 @@ def writer_options(schema: pa.Schema) -> dict[str, Any]:
 class _Day:
     """One file that is being written."""
 
-    def __init__(self, place: Place, stream: str, day: str, schema: pa.Schema, first: int) -> None:
+    def __init__(self, place: ArchiveFolder, stream: str, day: str, schema: pa.Schema, first: int) -> None:
         self.stream, self.day, self.first = stream, day, first
         self._time = time_of(stream)
         self.name = f"{TEMPORARY}/{secrets.token_hex(16)}.parquet"
@@ -107,7 +107,7 @@ class _Day:
 
 
 def shelve(
-    place: Place,
+    place: ArchiveFolder,
     stream: str,
     first: int,
     end: int,

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from towline.errors import TowlineError
-from towline.spark.jobs.archive.archive_folder import Place
+from towline.spark.jobs.archive.archive_folder import ArchiveFolder
 from towline.spark.jobs.archive.digest import Digest
 from towline.spark.jobs.archive.manifest import KINDS, Archive, Entry
 from towline.spark.jobs.archive.parquet import number_of, with_size
@@ -112,7 +112,7 @@ def _shape(archive: Archive, lanes: dict[str, Lane]) -> Iterator[str]:
 # In a task
 
 
-def _check(place: Place, source: Source | None, pieces: list[tuple[Entry, Range | None]]) -> _Checked:
+def _check(place: ArchiveFolder, source: Source | None, pieces: list[tuple[Entry, Range | None]]) -> _Checked:
     done = _Checked(0, 0, [])
     for entry, span in pieces:
         try:
@@ -122,7 +122,7 @@ def _check(place: Place, source: Source | None, pieces: list[tuple[Entry, Range 
     return done
 
 
-def _check_file(place: Place, source: Source | None, entry: Entry, span: Range | None, done: _Checked) -> None:
+def _check_file(place: ArchiveFolder, source: Source | None, entry: Entry, span: Range | None, done: _Checked) -> None:
     whole, kept = Digest(), Digest()
     number = number_of(entry.stream)
     first = span.first if span is not None else entry.end

@@ -25,7 +25,7 @@ from towline.store.log.read.streams import Stream, first_at, first_ending_after
 from towline.store.log.write.disk import REAL
 from towline.store.spi import Chunk, Lost
 
-__all__ = ["Chunk", "Lost", "Outside", "Place", "Seen", "read_range"]
+__all__ = ["Chunk", "Lost", "OfflineStreams", "Place", "Seen", "read_range"]
 
 _U32: Final = 0xFFFFFFFF
 _GONE: Final = "it is not kept any more"
@@ -95,7 +95,7 @@ class Seen:
         )
 
 
-class Outside:
+class OfflineStreams:
     """The streams of a folder that are `wanted`. Looking again costs only what is new."""
 
     def __init__(self, path: Path, wanted: Callable[[str], bool]) -> None:

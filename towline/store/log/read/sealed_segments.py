@@ -16,25 +16,25 @@ from towline.store.eras import Times
 from towline.store.log.format.index import IndexCache, Run
 from towline.store.log.format.keys import key_path
 from towline.store.log.format.segment import OpenFile, Sealed, Segment, SegmentFiles, index_path, log_path
-from towline.store.log.read.streams import Catalogue, Stream
+from towline.store.log.read.streams import Stream, Streams
 from towline.store.log.recovery import read_segment
 from towline.store.log.settings import LogSettings
 from towline.store.log.write.disk import DiskIo, not_now
 
-__all__ = ["Shelf"]
+__all__ = ["SealedSegments"]
 
 _log = logging.getLogger("towline.store")
 
 _DELETE_AT_ONCE = 16
 
 
-class Shelf:
+class SealedSegments:
     """Belongs to the event loop; only the deleting of files runs elsewhere."""
 
     def __init__(
         self,
         folder: Path,
-        streams: Catalogue,
+        streams: Streams,
         sealed: list[Sealed],
         *,
         io: DiskIo,

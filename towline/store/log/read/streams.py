@@ -18,7 +18,7 @@ from towline.store.log.format.record import NAME_MAX, STAMP, pad
 from towline.store.log.format.segment import Segment
 from towline.store.spi import kind_of
 
-__all__ = ["Catalogue", "HotRun", "Stream"]
+__all__ = ["HotRun", "Stream", "Streams"]
 
 Entries = Sequence[int]
 EntriesOf = Callable[[int, str, int, int], Entries]
@@ -125,7 +125,7 @@ class Stream:
         del rows[: ROW * gone]
 
 
-class Catalogue(dict[str, Stream]):
+class Streams(dict[str, Stream]):
     """All streams by name. The floor of a kind is kept as a stream without records, by the name of the kind."""
 
     def names(self, prefix: str) -> list[str]:

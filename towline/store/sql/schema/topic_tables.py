@@ -17,12 +17,12 @@ from towline.store.sql.schema.migrate import make_index, make_table
 from towline.store.sql.write.job import Job
 from towline.store.sql.write.projection import status_view
 
-__all__ = ["Maker"]
+__all__ = ["TopicTables"]
 
 log = logging.getLogger("towline.store")
 
 
-class Maker:
+class TopicTables:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._made: set[str] = set()

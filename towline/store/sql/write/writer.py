@@ -29,7 +29,7 @@ from towline.store.sql.errors import DUPLICATE, Fault, classify, code_of, explai
 from towline.store.sql.ownership import Lease
 from towline.store.sql.read.streams import Stream
 from towline.store.sql.schema.migrate import NO_SUCH_TABLE
-from towline.store.sql.schema.topic_tables import Maker
+from towline.store.sql.schema.topic_tables import TopicTables
 from towline.store.sql.write.job import Job
 from towline.store.sql.write.transaction import confirm_committed, fence, insertions, rest_of
 
@@ -80,7 +80,7 @@ class Writer:
         self._looking = False
         self._wake = asyncio.Event()
         self._free: list[Connection] = []
-        self._maker = Maker(database)
+        self._maker = TopicTables(database)
         self._closing = False
         self._loop = asyncio.get_running_loop()
         self.queued_bytes = 0
