@@ -1,4 +1,4 @@
-"""How many connections of HTTP there may be: in all, and from one address. And the files that a process may open.
+"""Limits of HTTP connections: in all, and from one address; and of the files that a process may open.
 
 At a limit, the one that has kept us waiting for longest makes room for the next: half a request, or none.
 """

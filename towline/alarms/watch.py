@@ -1,4 +1,4 @@
-"""What stands out, since when, and who has to be told: rules and readings in, notices out. No I/O, no clock."""
+"""The watch of alarms: rules and readings in, notices out. No I/O, no clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker does by itself, now and then: snapshots, retention, and looking after silent consumers."""
+"""Maintenance of a broker: snapshots, retention, expiry, and what is remembered of producers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a broker on a shared database is when no topic is asked for: its name, its registry, what all brokers have in
-common, and the sum of its realms."""
+"""The node of a shared database: its name, membership, common documents, and the sums over its realms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a broker comes back: from snapshots of groups and producers, and the events and frames that followed them."""
+"""Recovery of groups and producers: their snapshots, then the events and frames behind them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a large table is written when, so that the work follows what changed, and not what there is.
+"""Incremental snapshots of a large table: parts are merged as in a log-structured merge tree, so work follows change.
 
 The table lies in parts, each a document of its own; what changed last is loose, in the document that names the parts.
 When there is much of that, it becomes a part. A part takes in those before it that are no larger, up to a limit: so

@@ -1,4 +1,4 @@
-"""What every command that talks to a broker can be told."""
+"""Options of every command that talks to a broker."""
 
 from __future__ import annotations
 

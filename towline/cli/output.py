@@ -1,4 +1,4 @@
-"""What the commands print: data on stdout, everything else on stderr, and decoration only on a terminal."""
+"""Output of the commands: data on stdout, everything else on stderr, decoration only on a terminal."""
 
 from __future__ import annotations
 

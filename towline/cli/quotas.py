@@ -1,4 +1,4 @@
-"""What users and tokens have in common on the command line: roles and quotas."""
+"""Options of users and tokens: roles and quotas."""
 
 from __future__ import annotations
 

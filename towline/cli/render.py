@@ -1,4 +1,4 @@
-"""How a message looks: as text, JSON, raw bytes or hexadecimal."""
+"""Rendering of a message: text, JSON, raw bytes or hexadecimal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Producers and consumers, as both clients are asked for them."""
+"""Producers and consumers of a client, with their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client does at one broker or at many, written once for both kinds of client.
+"""Operations at one broker, a named one, or all of them, written once for both clients.
 
 An errand is a generator, as a flow is (see `steps`), one level above: it yields which flow is to be run and where, and
 is sent what came of it, or has its error thrown in.

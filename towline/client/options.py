@@ -1,4 +1,4 @@
-"""What `connect` was given, and what both clients make of it."""
+"""Options of `connect`, and what both clients make of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of the process: what open producers and consumers still hold is sent, or it is said what is lost.
+"""The end of the process: open producers and consumers are flushed, or the loss is reported.
 
 Python ends in two steps, and both are used. When the main thread has ended, a broker in this process can still do all
 its work, but other threads may go on sending; when those have ended as well, executors are closed already.

@@ -1,4 +1,4 @@
-"""What the operations of a client do, sans I/O: generators that both drivers run (see `steps`)."""
+"""Requests of a client, sans I/O: flows that both drivers run (see `link/flow`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some of many, and where they go on."""
+"""Pages of results, and where they go on."""
 
 from __future__ import annotations
 

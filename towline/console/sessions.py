@@ -1,4 +1,4 @@
-"""Who is looking: sessions of the console, each with a connection of its own to the broker.
+"""Sessions of the console, each with a connection of its own to the broker.
 
 The console has no credentials and decides nothing: whoever logs in is a client of the broker under their own name, and
 what they may do, the broker says. A broker without security asks for no login, and then one session serves everyone.

@@ -1,4 +1,4 @@
-"""Which messages came already, by the id that their sender gave them. Pure.
+"""Dedup ids of the window: which messages came already. Pure.
 
 An id is known for a window of time, on one topic, whatever the lane. Ids are bounded in number: when there are more,
 the oldest are forgotten before their time, which is counted.

@@ -1,4 +1,4 @@
-"""Which frames producers have sent already, so that one that is sent again is recognised."""
+"""Frames that producers have sent, so that one that is sent again is recognised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is staged, and which epochs sinks have published. Pure.
+"""Staged frames, and the epochs that sinks have published. Pure.
 
     ──Staged──► STAGED ──Decided──► PUBLISHING ──Advanced … the last one──► PUBLISHED
                   └────Dropped──► gone

@@ -1,4 +1,4 @@
-"""What happens, scene by scene."""
+"""The scenes of the demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all scenes share: the broker, the consumers, what happened when, and what turned out not to be true."""
+"""The state that all scenes share: the broker, the consumers, the log of what happened, and broken promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who stands between a worker and the crew: says when to begin, when to stop, and passes on how far it has come."""
+"""The foreman between a worker and the crew: start, stop, and progress."""
 
 from __future__ import annotations
 

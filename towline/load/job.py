@@ -1,4 +1,4 @@
-"""What a worker is told, and what it answers: one line of JSON each."""
+"""The job of a worker, and its report: one line of JSON each."""
 
 from __future__ import annotations
 

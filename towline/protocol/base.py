@@ -1,4 +1,4 @@
-"""What every request and answer is made of."""
+"""Base classes of requests and answers."""
 
 from __future__ import annotations
 

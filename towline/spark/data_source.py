@@ -1,4 +1,4 @@
-"""What Spark calls for `format("towline")`."""
+"""The data source that Spark calls for `format("towline")`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the rows of a sink go: to a broker; or of a cluster, each to the broker that it belongs to.
+"""Routing of a sink's rows: to a broker, or in a cluster to the broker of each row.
 
 A row's broker must be the same whenever the row is written again, in whatever order and by whatever task: else what one
 attempt has published would be published again elsewhere. So it follows from the row and the sink alone:

@@ -1,4 +1,4 @@
-"""How often something took how long."""
+"""A histogram of durations."""
 
 from __future__ import annotations
 

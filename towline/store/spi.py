@@ -1,4 +1,4 @@
-"""What a store is: a keeper of streams of frames.
+"""The interface of a store: a keeper of streams of frames.
 
 A *stream* is a dense sequence of records: 0, 1, 2, … It comes to be by the first append to it, and is there for good,
 unless it is forgotten. Its *kind* is what its name begins with, up to the first slash and with it; none ends with one.

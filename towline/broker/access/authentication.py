@@ -1,4 +1,4 @@
-"""Who may come in, and as whom: tokens, users, client certificates, the setup secret.
+"""Authentication: tokens, users, client certificates and the setup secret, each to a principal.
 
 Without security anyone who may connect may do everything; with it, each request is checked (see `guard`) against the
 rules of the book.

@@ -1,4 +1,4 @@
-"""What a principal may do, decided from rules: pure, and the only place where it is decided.
+"""Rules, and what a principal may do by them: pure, and the only place where that is decided.
 
 A deny beats every allow, and what no rule allows is refused. `admin` of a resource is every action on it, `admin` of
 the cluster every action on everything; whoever may do anything to a resource may describe it.

@@ -1,4 +1,4 @@
-"""What became of a message in a group, told from the group's pull log.
+"""The trace of a message in a group, read from the group's pull log.
 
 Nothing is stored for it: the pull log is read from the time on at which the message was appended. A request reads a
 bounded number of events and says where to go on.

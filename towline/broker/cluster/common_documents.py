@@ -1,4 +1,4 @@
-"""What all brokers on one database have in common besides messages: who may do what, alarm rules, a topic template.
+"""Documents that all brokers on one database share: the account store, alarm rules, the topic template.
 
 It is changed at any broker and kept in the database; the others look every two seconds (`EVERY_S`), so that a revoked
 token is of no use anywhere soon after.

@@ -1,4 +1,4 @@
-"""Brokers on one database: which of them has which realm, and which realm a request is for.
+"""Realms: the parts of a shared database, each owned by one broker, and the routing of requests to them.
 
 The topics of a database are divided into realms (`--realms`), by a hash of their names. A realm is owned by one broker
 at a time: a lease with an epoch in the database, which fences every write (`store/sql/ownership.py`), so that what is

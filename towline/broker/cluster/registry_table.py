@@ -1,4 +1,4 @@
-"""Who is here, in the table `mq_registry` of a database: this broker, and the consumers that are connected to it.
+"""The rows of this broker and of its consumers in the database's table `mq_registry`.
 
 People and programs read it with SQL. All beats of a broker are one statement, every ten seconds; who comes or goes is
 there two seconds later. Rows of brokers that died are dropped by those that live.

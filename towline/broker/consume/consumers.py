@@ -1,4 +1,4 @@
-"""The consumers of a broker: how they come, pull and settle, and how they leave or vanish."""
+"""The consumers of a broker: attach, pull, settle, leave, vanish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what delivery has decided to the bytes a consumer gets."""
+"""Fetching the messages of a granted pull: reads of the store, lifetimes, and the parts of the answer."""
 
 from __future__ import annotations
 

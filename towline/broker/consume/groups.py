@@ -1,4 +1,4 @@
-"""The groups of a broker's topics: how they are found, made, changed, paused and deleted."""
+"""The groups of a broker's topics: find, make, change, pause, delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the messages of a pull may take, and how often they are tried, as far as their senders said so.
+"""Timeouts and maximum attempts of single messages, as their senders set them.
 
 A consumer interrupts its handler by itself; this is for one that does not. A message's time begins when it is pulled,
 and again whenever its consumer settles another message of the same pull: who works through a batch one by one has the

@@ -1,4 +1,4 @@
-"""What consumers say of their messages: carried out in order, and plain acks of several pulls in one go."""
+"""Settling: acks, nacks and give-backs of one request, in order; plain acks of several pulls in one append."""
 
 from __future__ import annotations
 

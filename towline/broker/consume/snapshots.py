@@ -1,4 +1,4 @@
-"""How far groups are, on file: `consumerOffset.json`, and documents of their own for groups with very much open.
+"""Snapshots of groups: `consumerOffset.json`, and documents of their own for groups with very much open.
 
 Each group speaks for a position of its own in its pull log, so groups are noted one after another, and others have
 their turn in between. Only a group in which something happened is noted anew; one with very much open only when as much

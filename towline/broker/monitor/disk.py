@@ -1,4 +1,4 @@
-"""What the store is made of: its files, and the room on its disk."""
+"""Disk usage: the files of the store, and the room on its disk."""
 
 from __future__ import annotations
 

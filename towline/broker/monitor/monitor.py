@@ -1,4 +1,4 @@
-"""What those who look after a broker see of it: the census, lists and figures read off it, and alarms."""
+"""Monitoring of a broker: statistics, the lists and figures read off them, and alarms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is and how it goes: a walk over all topics and groups, now and then, a few at a time.
+"""Statistics of topics and groups, by a walk over all of them every few seconds.
 
 Lists by pages, figures over time, metrics and alarms are all read off the last walk, so that whoever looks costs the
 broker nothing but the answer. A topic in which nothing has happened since the last walk costs two or three comparisons;

@@ -1,4 +1,4 @@
-"""How long the broker's event loop was held, and by what.
+"""Lag of the broker's event loop: how long it was held, and by which work.
 
 Work that the broker does by itself runs in steps, each from one wait to the next. The steps are timed where the work is
 started, so requests pay nothing for it. A step counts by the processor time that it took: on a busy machine anything

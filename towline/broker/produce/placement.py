@@ -1,4 +1,4 @@
-"""Where a unit goes of which messages may have come already."""
+"""Placement of a unit's frames after duplicates were taken out."""
 
 from __future__ import annotations
 

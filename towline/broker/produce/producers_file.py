@@ -1,4 +1,4 @@
-"""What is remembered of producers and of dedup ids, on file: `producers.bin`, and the parts that it names.
+"""Producers and dedup ids on file: `producers.bin`, and the parts that it names.
 
 A save costs what has changed since the last one, and gives others their turn. It never speaks of anything that is not
 durable, or was refused: what is told is noted first, then waited for, and written without what was refused meanwhile.

@@ -1,4 +1,4 @@
-"""Open messages that are older than retention allows: for how long it waits for them, and what becomes of them then.
+"""Open messages that are older than retention waits for: found, reported, and given up.
 
 One message that a consumer holds, or that is to be tried again, keeps its file and all behind it, of every topic. So
 retention waits for it no longer than `open_max_s`, and where the store has a limit, for no more than `open_max_bytes`

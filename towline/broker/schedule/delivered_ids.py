@@ -1,5 +1,4 @@
-"""Where delayed messages are since they were due: written in the unit that puts them into their lanes, and read by
-whoever looks for one by the id that it had while it waited.
+"""The ids of delivered delayed messages: which number in its lane each has, written in the unit that delivers it.
 
 Each topic has a stream for it, `arrived/<topic>`, which retention shortens as it does the lanes.
 """

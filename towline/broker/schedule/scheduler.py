@@ -1,4 +1,4 @@
-"""Delayed messages at work: taking them in, moving them nearer, and delivering what is due.
+"""The scheduler of delayed messages: takes them in, moves them nearer, and delivers what is due.
 
 What is due is copied into its lanes in one unit with the mark that says up to which time everything was: a crash undoes
 both or neither, so each message is delivered exactly once. Two loops run: one delivers, one keeps the near future in

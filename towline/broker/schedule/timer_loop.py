@@ -1,4 +1,4 @@
-"""When a loop of the schedule goes on: at a time, or when it is told to."""
+"""A loop that runs at a time or when it is woken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staying awake for a moment while a client asks and waits, asks and waits.
+"""Busy polling for a moment while a client sends and waits in turns.
 
 A process that sleeps has to be woken, and on an idle processor that takes longer than answering a small request. So
 when requests of one client follow one another quickly, the loop goes round a few times more before it sleeps. Any other

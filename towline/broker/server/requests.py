@@ -1,4 +1,4 @@
-"""Which method of the broker carries out which request. (Which permission it needs, is in `permissions`.)
+"""The table of requests: the method of the broker that carries out each. The permissions are in `permissions`.
 
 Requests that belong to a consumer on a connection (attach, pull, settle, detach) and `Send` are the session's own,
 and so are those of prepared transactions that depend on who asks.

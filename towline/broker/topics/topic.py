@@ -1,4 +1,5 @@
-"""A topic at work: its lanes, and the groups that consume it."""
+"""A topic at work: its lanes, and the groups that consume it. A lane is a stream, how far it may be delivered, and what
+came last."""
 
 from __future__ import annotations
 

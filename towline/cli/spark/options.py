@@ -1,4 +1,4 @@
-"""What the jobs on Spark can be told."""
+"""Options of the jobs on Spark."""
 
 from __future__ import annotations
 

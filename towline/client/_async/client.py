@@ -1,4 +1,4 @@
-"""The asyncio client: `towline.aio.connect`. The counterpart of `blocking`."""
+"""The asyncio client: `towline.aio.connect`. The counterpart of `_sync.client`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is about to be opened: a client, or a consumer of one."""
+"""A client, or a consumer of one, that is opened by `await` or `async with`."""
 
 from __future__ import annotations
 

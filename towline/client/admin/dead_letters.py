@@ -1,4 +1,4 @@
-"""Dead letters: looking for them, changing one, and letting go of them."""
+"""Dead letters: list, find, revise, send again, drop."""
 
 from __future__ import annotations
 

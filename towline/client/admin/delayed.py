@@ -1,4 +1,4 @@
-"""Delayed messages, as a client asks for them, looks at them and changes them."""
+"""Delayed messages: times of delivery as users give them, and list, cancel and move."""
 
 from __future__ import annotations
 

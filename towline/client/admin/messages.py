@@ -1,4 +1,4 @@
-"""Single messages, as a client looks at them, finds and follows them, and changes when they are delivered."""
+"""Single messages: browse, find, trace, and change when they are delivered."""
 
 from __future__ import annotations
 

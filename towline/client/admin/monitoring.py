@@ -1,4 +1,4 @@
-"""Looking after a broker: lists by pages, figures over time, storage, alarms, and consumers that are to begin anew."""
+"""Monitoring requests: lists by pages, figures over time, storage, alarms, backups."""
 
 from __future__ import annotations
 

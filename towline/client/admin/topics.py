@@ -1,4 +1,4 @@
-"""Topics and groups, as a client makes, changes and moves them; at one broker, or at all of a cluster."""
+"""Topics and groups: make, change, move, delete; at one broker, or at all of a cluster."""
 
 from __future__ import annotations
 

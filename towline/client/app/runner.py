@@ -1,4 +1,4 @@
-"""Pulling for one handler, calling it, and settling what it did. Runs on the loop of its app.
+"""Runner of one handler: pulls, calls and settles, on the loop of its app.
 
 Each handler has a consumer and slots of its own, so that a slow one holds up nobody else. It asks for messages only
 when it has none left that wait for a slot; a pull waits at the broker until there are some.

@@ -1,4 +1,4 @@
-"""Writing many messages exactly once through a broker, and telling it of progress (the Spark connector)."""
+"""Bulk writing through a broker, exactly once, and progress of readers: for the Spark connector."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Where each broker of a cluster keeps its own messages, each has its own settings of topics and groups, too: how they
-differ, sans I/O. They do when one was away while they were changed, or when a topic was made at two of them apart."""
+"""Drift of settings: topics and groups that brokers with their own disks have set differently; sans I/O."""
 
 from __future__ import annotations
 

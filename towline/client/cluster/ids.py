@@ -1,4 +1,4 @@
-"""Looking at messages where each broker keeps its own: which broker is asked for what, and what they all say; sans I/O.
+"""Ids and cursors of messages over many brokers, and the merging of what they answer; sans I/O.
 
 Numbers and ids count at one broker only. So what was found in such a cluster says where it was: a message's id ends in
 `@` and the broker (`orders/middle/42@b2`), and numbers (`Numbered`, `Cursor`) know their broker, so that they can be

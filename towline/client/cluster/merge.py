@@ -1,4 +1,4 @@
-"""What several brokers say of themselves, as one answer; sans I/O. (Topics and groups are joined in `spreading`.)"""
+"""Answers of several brokers merged into one; sans I/O. Topics and groups are merged in `routing`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done at several brokers, sans I/O: which part goes where, and what came of it in all."""
+"""Routing over many brokers: the parts of a request for each, and the outcome of all; sans I/O."""
 
 from __future__ import annotations
 

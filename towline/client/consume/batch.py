@@ -1,4 +1,4 @@
-"""What one pull brought."""
+"""The messages of one pull."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place of a consumer without a group: told to a broker that has forgotten its group, to go on there.
+"""The position of a consumer without a group, sent to a broker that has forgotten its group.
 
 For each lane that is the next message that we were not given, and those before it that we were given and that the
 broker has taken no ack for: they come again.

@@ -1,4 +1,4 @@
-"""What a consumer asks of its group. One that exists keeps its settings; where they differ, the user is told once."""
+"""Settings that a consumer asks of its group. A group that exists keeps its own; a difference is reported once."""
 
 from __future__ import annotations
 

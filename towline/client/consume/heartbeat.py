@@ -1,4 +1,4 @@
-"""When to say that we are alive: a broker takes everything away from a consumer that it does not hear of."""
+"""The heartbeat of a consumer: when one is due, and the thread that sends it while the user's code is busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer holds: one pull, the messages in it, and what became of them."""
+"""A lease: the messages of one pull, and how each was settled."""
 
 from __future__ import annotations
 

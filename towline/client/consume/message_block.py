@@ -1,4 +1,4 @@
-"""Messages that came together. They are decoded a column at a time, and nothing but bodies before it is asked for."""
+"""Messages that came together, decoded a column at a time and on demand."""
 
 from __future__ import annotations
 

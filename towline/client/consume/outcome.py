@@ -1,4 +1,4 @@
-"""What a handler, or the block of a `with message:`, may raise to say what is to become of its message."""
+"""Exceptions by which a handler, or a `with message:` block, settles its message."""
 
 from __future__ import annotations
 

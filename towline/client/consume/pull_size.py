@@ -1,4 +1,4 @@
-"""How much one pull may bring."""
+"""The size of a pull, adapted to the speed of the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer of many brokers wants from them, and where a consumer stands in its group."""
+"""The rank of a consumer in its group, and the demand of a consumer of many brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consuming, sans I/O: what is held, what is to be told to the broker, and what is on the way.
+"""A subscription, sans I/O: leases held, acks and nacks to be sent, pulls under way.
 
 Pulls are numbered by the broker. A pull is noted as held the moment its answer arrives, so that a broken connection
 never makes us forget one; what the broker says we hold beyond that was lost on the way here, and is given back.

@@ -1,4 +1,4 @@
-"""How long to wait before trying again."""
+"""Back-off between attempts."""
 
 from __future__ import annotations
 

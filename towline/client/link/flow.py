@@ -1,4 +1,4 @@
-"""What a flow may ask of its driver.
+"""Steps that a flow asks of its driver.
 
 A flow is a generator: it holds all of an operation but the moving of bytes. It yields a step and is sent its result, or
 has its error thrown in. Both drivers run the same flows:

@@ -1,4 +1,4 @@
-"""Where the broker is: `towline://host:port,…`, `towlines://…` (TLS), or in this process: `memory:` and `file:DIR`."""
+"""Addresses: `towline://host:port,…`, `towlines://…` (TLS), or a broker in this process: `memory:` and `file:DIR`."""
 
 from __future__ import annotations
 

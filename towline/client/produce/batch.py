@@ -1,4 +1,4 @@
-"""Messages that travel together, and what a producer gives back for each of them."""
+"""Batches of a producer, and the pending result of each message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parcels on their way: what the batching producers, blocking and asyncio, have in common."""
+"""Batches on their way: what the blocking and the asyncio producer share."""
 
 from __future__ import annotations
 

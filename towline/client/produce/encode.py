@@ -1,4 +1,4 @@
-"""What a user gives us to send, checked; and who it is that sends."""
+"""Messages of the user, checked and encoded into frames; and the producer id in them."""
 
 from __future__ import annotations
 

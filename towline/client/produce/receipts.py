@@ -1,4 +1,4 @@
-"""Where sent messages are. Many receipts are kept as a few runs, and made one by one when they are looked at."""
+"""Receipts of sent messages, kept as runs and made one by one on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transaction is on the client's side, sans I/O: the two kinds, and what may be done to them when.
+"""Transactions, sans I/O: the two kinds, their phases, and what each phase allows.
 
     NEW ──begin──► OPEN ──commit──► COMMITTING ──► COMMITTED       the messages are gathered here, and sent as one unit
                     │                   └──► refused: OPEN again

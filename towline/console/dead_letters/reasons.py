@@ -1,4 +1,4 @@
-"""Why dead letters died: counted over all of them, the newest first, for a moment at a time."""
+"""Reasons of dead letters, counted from the newest on, for a moment at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How things go: rates, backlog, failures; the brokers; the groups that lag most."""
+"""Overview: rates, backlog, failures; the brokers; the groups that lag most."""
 
 from __future__ import annotations
 

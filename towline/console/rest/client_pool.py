@@ -1,4 +1,4 @@
-"""Who is calling, and the connection that speaks for it: one for each caller, kept for a while."""
+"""The pool of clients that speak for REST callers: one for each, kept for a while."""
 
 from __future__ import annotations
 

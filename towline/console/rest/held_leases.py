@@ -1,4 +1,4 @@
-"""What callers have pulled and not settled yet: HTTP forgets them between two requests, so it is remembered here.
+"""Leases held for REST callers between their requests.
 
 A caller's consumers are reused from pull to pull. What was not acknowledged when its lease ended is delivered again; so
 is all of it when this process ends.

@@ -1,4 +1,4 @@
-"""What goes in and out as JSON."""
+"""Models of JSON requests and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands between the console and the rest of the web: hosts, origins, headers, and the question who is there.
+"""Security middleware of the console: hosts, origins, headers, sessions.
 
 Pages, and the websocket on which they live, are for whoever has a session. A websocket and everything that changes
 something must come from a page of this console (`Origin`), and every request must name this console as its host, so

@@ -1,4 +1,4 @@
-"""Where a request comes from: whether it names this server, and whether a page of another site is behind it.
+"""Origin checks: whether a request names this server, and whether a page of another site sent it.
 
 A browser lets any page send simple requests anywhere, with what it knows of the reader's credentials; and a page from
 elsewhere can reach this machine under a name of its own that points here.

@@ -1,4 +1,4 @@
-"""What can be asked of a group. A command changes nothing by itself: `Group.decide` answers with events."""
+"""Commands to a group. A command changes nothing by itself: `Group.decide` answers with events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened in a group: the records of its pull log.
+"""Events of a group: the records of its pull log.
 
 Events are MessagePack arrays that begin with the event's number. A field may be added at the end with a default;
 like a new event, it needs a new number in `towline/format.py`, and none that is unknown is passed over.

@@ -1,4 +1,5 @@
-"""What a pull gets: from high to low, what is due again before what is new; then the shards of an ordered topic.
+"""Selection of a pull's messages: by priority, what is due again before what is new; then the shards of an ordered
+topic.
 
 Where a batch cannot take everything, a *share* keeps the lower priorities from starving: some of its places are held
 back for them, as far as they have anything. How many follows from the number of pulls so far, so that it is the same

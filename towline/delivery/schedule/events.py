@@ -1,4 +1,4 @@
-"""What happened in the schedule of delayed messages: the records of the stream `delay/marks`.
+"""Events of the schedule of delayed messages: the records of the stream `delay/marks`.
 
 Events are MessagePack arrays that begin with the event's number. A field may be added at the end with a default;
 like a new event, it needs a new number in `towline/format.py`, and none that is unknown is passed over. That a

@@ -1,4 +1,4 @@
-"""Where a delayed message waits: a wheel of slots, each a stream, seconds near and days far.
+"""The wheel of delayed messages: slots, each a stream, seconds near and days far.
 
 A slot of a level holds what is due within its span. A message goes to the finest level whose wheel reaches as far as
 its time, counted from `until`: the time up to which everything has been delivered. When a slot comes near, all of it

@@ -1,4 +1,4 @@
-"""How often a group was given each message: a column beside those of a lane, told by the group's pull log.
+"""The attempt column: how often a group was given each message, from the group's pull log.
 
 A lane holds messages as they were sent; attempts are a matter of groups. So the column has numbers only where a group
 is named, and what they say holds for the moment of reading.

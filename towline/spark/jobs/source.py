@@ -1,4 +1,4 @@
-"""Where a job finds what a broker keeps: its folder, or the broker itself; all streams of it, system streams too."""
+"""The source of a job: a broker or its folder, with all its streams, system streams too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may go: whole segments from the front, as far as limits ask for it and pins allow it. Decides; does nothing."""
+"""Retention of whole segments from the front, as far as limits ask for it and pins allow it. Decides; does nothing."""
 
 from __future__ import annotations
 

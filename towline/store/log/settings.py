@@ -1,4 +1,4 @@
-"""What can be set about a log store."""
+"""Settings of a log store."""
 
 from __future__ import annotations
 

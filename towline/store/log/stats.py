@@ -1,4 +1,4 @@
-"""What a log store counts, for the broker's metrics."""
+"""Counters of a log store, for the broker's metrics."""
 
 from __future__ import annotations
 

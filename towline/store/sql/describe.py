@@ -1,4 +1,4 @@
-"""What people read beside a frame: the events of a pull log, and what a frame of the schedule holds.
+"""Readable columns beside a frame: the events of a pull log, and the contents of a frame of the schedule.
 
 The store knows nothing of delivery. It shows records as what they are on the outside: MessagePack, in JSON.
 """

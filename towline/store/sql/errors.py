@@ -1,4 +1,4 @@
-"""What an error of the database means: try the same again, try it on another connection, or give up.
+"""Errors of the database: whether to try again, on another connection, or to give up.
 
 Whole transactions are tried again, never single statements. Whether a transaction whose COMMIT got no answer took place
 is found out by its unit's number, see `ownership`.

@@ -1,4 +1,4 @@
-"""Who writes to which part of a database: leases with an epoch.
+"""Ownership of the realms of a database: leases with an epoch.
 
 A *realm* is a set of topics that are owned together. Its streams, its documents and its schedule are its own, as those
 of a folder are: a broker on a realm needs to know of no other. A database holds any number of realms, and a topic

@@ -1,4 +1,4 @@
-"""Who is there: brokers and whatever else beats, in the table `mq_registry`, by the database's clock.
+"""The roster of brokers and consumers in the table `mq_registry`, by the database's clock.
 
     roster = Roster(database)
     await roster.beat("broker", "broker-2", "10.0.0.2:7400", {"realms": ["main"]})    # every few seconds

@@ -1,4 +1,4 @@
-"""What can be set about a SQL store, and the URL that names its database."""
+"""Settings of a SQL store, and the URL that names its database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of messages in a group, from its delivery events: by ranges, without a step for each message.
+"""Outcomes of messages in a group, from its delivery events: by ranges, without a step for each message.
 
 Events speak of ranges, so all messages between two neighbouring bounds of ranges have the same life. `lives` cuts a
 lane at these bounds, lays each event over the pieces it covers, and reduces each piece to one row: all of it with whole

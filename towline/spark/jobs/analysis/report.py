@@ -1,4 +1,4 @@
-"""How topics and groups did: tables by topic, group and hour, from a trace. `page.py` makes a page of them."""
+"""Reports of topics and groups: tables by topic, group and hour, from a trace. `report_html` makes a page of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an archive holds: its manifest, a list of commits.
+"""The manifest of an archive: a list of commits.
 
     ARCHIVE/
       messages/topic=orders/day=2026-05-01/middle-00000000000000000000-00000000000001000000.parquet

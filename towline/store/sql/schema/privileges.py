@@ -1,4 +1,4 @@
-"""What the broker's user must be allowed to do in its database: tried out at the start, on a table made for that.
+"""Privileges of the broker's user in its database: tried out at the start, on a table made for that.
 
 Lists of grants are no answer: rights come from roles, from patterns, from other levels. Doing it tells.
 """

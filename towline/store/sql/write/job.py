@@ -1,4 +1,4 @@
-"""What waits for its transaction: units of frames, trims, documents."""
+"""Jobs that wait for their transaction: units of frames, trims, documents."""
 
 from __future__ import annotations
 

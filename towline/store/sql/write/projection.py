@@ -1,4 +1,4 @@
-"""What people want to see in tables although brokers keep it in documents: topics, groups, and how far the groups are.
+"""Tables of topics, groups and progress for people, projected from the broker's documents.
 
 The documents are what counts; these tables follow them, in the same transaction, and nothing reads them back. Only what
 changed since the last save is written.

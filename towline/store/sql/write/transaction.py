@@ -1,4 +1,4 @@
-"""What a transaction is made of: the rows, the fence, and where all streams are afterwards."""
+"""The contents of a transaction: rows, fence, and the ends of all streams."""
 
 from __future__ import annotations
 
