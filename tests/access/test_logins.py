@@ -20,9 +20,9 @@ from towline.broker.access.account_store import AccountStore, Declared, Secret, 
 from towline.broker.access.accounts import carry_out
 from towline.broker.access.authentication import Access, Principal
 from towline.broker.access.authorization import Guard
-from towline.broker.access.fair_executor import FairExecutor
 from towline.broker.access.login_attempts import GATEWAY_FACTOR, TRIES, TRIES_OF_ORIGIN, LoginAttempts
 from towline.broker.access.passwords import NOBODYS_HASH, Passwords
+from towline.broker.fair_executor import FairExecutor
 from towline.broker.server.connection import Remote
 from towline.clock import SYSTEM, ManualClock
 from towline.console import sessions
@@ -402,7 +402,7 @@ def test_a_place_is_taken_as_long_as_its_thread_runs_though_nobody_waits_for_it(
 def test_work_that_does_not_end_holds_up_neither_other_threads_nor_the_end_of_the_program() -> None:
     program = """
 import asyncio, threading
-from towline.broker.access.fair_executor import FairExecutor
+from towline.broker.fair_executor import FairExecutor
 
 async def main():
     turns, stuck = FairExecutor(40), threading.Event()

@@ -13,8 +13,8 @@ from tests.broker.conftest import DEAD, Bench, World
 from tests.eventually import eventually_done
 from tests.sql.server import new_database
 from towline.broker.cluster.realms import Realms
+from towline.broker.loop_lag import LAG_S, STALL_S, LoopLag
 from towline.broker.monitor.prometheus import exposition
-from towline.broker.process.loop_lag import LAG_S, STALL_S, LoopLag
 from towline.cli.check import _look_at_lag
 from towline.clock import TimeSlice
 from towline.settings import BrokerSettings

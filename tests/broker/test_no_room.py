@@ -12,12 +12,12 @@ import pytest
 from tests.broker.conftest import ACK, Bench, Got, World
 from tests.broker.test_catalog import fan
 from tests.eventually import eventually_done
+from towline.broker.answer_budget import PULLS, AnswerBudget
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.fetch import Buffers
 from towline.broker.consume.member import Member
 from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.broker.server import pulls
-from towline.broker.server.answer_budget import PULLS, AnswerBudget
 from towline.broker.server.connection import State
 from towline.errors import QueueFull
 from towline.model import TopicConfig

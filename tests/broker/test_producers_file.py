@@ -17,7 +17,7 @@ from tests.broker.conftest import Bench, World
 from tests.broker.test_dedup import everything, places
 from tests.broker.test_recovery import crash
 from towline.broker import maintenance
-from towline.broker.maintenance import SILENT_US
+from towline.broker.produce.producers import SILENT_US
 from towline.broker.produce.producers_file import PRODUCERS
 from towline.broker.table_snapshot import PartName, TableSnapshot
 from towline.cli.check import _look_at_dedup

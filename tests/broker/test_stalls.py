@@ -19,10 +19,10 @@ from towline.alarms.rule import AlarmRule
 from towline.broker.broker import Broker
 from towline.broker.consume.member import Member
 from towline.broker.consume.message_limits import MessageLimits
+from towline.broker.loop_lag import STALL_S, LoopLag
 from towline.broker.monitor.prometheus import exposition
 from towline.broker.open_store import open_store
 from towline.broker.process.garbage_collector import GarbageCollector
-from towline.broker.process.loop_lag import STALL_S, LoopLag
 from towline.broker.produce.producers_file import ProducersFile
 from towline.broker.table_snapshot import TableSnapshot
 from towline.clock import SECOND_US, SYSTEM, Clock, ManualClock

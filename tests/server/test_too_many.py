@@ -14,11 +14,11 @@ from tests.server.process import BrokerProcess
 from tests.server.raw_client import RawClient
 from towline.broker.access import account_store
 from towline.broker.access.account_store import AccountStore, Token
+from towline.broker.access.quota import Meter
 from towline.broker.broker import Broker
 from towline.broker.consume import groups
 from towline.broker.server import subscriptions
 from towline.broker.server.listener import Server
-from towline.broker.server.quota import Meter
 from towline.broker.topics import topics
 from towline.clock import SYSTEM
 from towline.console.rest.app import STATUS

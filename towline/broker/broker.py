@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from towline.broker.access.rules import May
+from towline.broker.answer_budget import AnswerBudget
 from towline.broker.browse.browse import browse_dead, browse_lane, figures_in_slices, figures_of, find, group_state
 from towline.broker.browse.scan import StreamScanner
 from towline.broker.browse.trace import trace
@@ -31,28 +32,29 @@ from towline.broker.consume.seek import purge, report, seek
 from towline.broker.consume.snapshots import Snapshots
 from towline.broker.consume.waiting_pull import Taker
 from towline.broker.epoch import EPOCH, Epoch
-from towline.broker.maintenance import Recollection, every, reclaim, retain
+from towline.broker.loop_lag import LoopLag
 from towline.broker.monitor.listing import split_lines
 from towline.broker.monitor.monitor import Monitor
 from towline.broker.monitor.stats import measure
-from towline.broker.process.loop_lag import LoopLag
+from towline.broker.periodic import every
 from towline.broker.produce.append import Appender, Outgoing
 from towline.broker.produce.handback import Handbacks
+from towline.broker.produce.producers import Remembered, recover_producers
 from towline.broker.produce.producers_file import ProducersFile
 from towline.broker.produce.staging import Staging
 from towline.broker.produce.transactions import PreparedTransactions
-from towline.broker.recovery import find_uncatalogued, recover_producers
 from towline.broker.retention.backup import Backups
 from towline.broker.retention.group_expiry import GroupExpiry
 from towline.broker.retention.holds import Holds
 from towline.broker.retention.overdue_messages import OverdueMessages
+from towline.broker.retention.retention import reclaim, retain
 from towline.broker.schedule.journal import ScheduleJournal
 from towline.broker.schedule.queries import cancel_delayed, list_delayed, move_delayed
 from towline.broker.schedule.scheduler import Scheduler
-from towline.broker.server.answer_budget import AnswerBudget
 from towline.broker.topics.catalog import WRITE_S, Catalog
 from towline.broker.topics.gone_streams import GoneStreams, streams_of_topic
 from towline.broker.topics.topics import Topics
+from towline.broker.topics.uncatalogued import find_uncatalogued
 from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock, TimeSlice, in_slices
 from towline.delivery import Dedup
 from towline.errors import NewerFormat, QueueFull, TowlineError
@@ -225,7 +227,7 @@ class Broker:
             self.store, self._producers_file, lanes, list(self._agenda.ends()), self._dedup, self.time.now_us(), part
         )
         await part.rest()
-        self._recollection = Recollection(self._producers, self._dedup, self.time)
+        self._recollection = Remembered(self._producers, self._dedup, self.time)
         self._handbacks = Handbacks(self._producers, self._durability)
         self._sender = Appender(
             self.store,

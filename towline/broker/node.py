@@ -15,11 +15,11 @@ from towline.broker.access.rules import May
 from towline.broker.broker import Broker
 from towline.broker.browse.scan import StreamScanner
 from towline.broker.cluster.common_documents import CommonDocuments
-from towline.broker.maintenance import every
 from towline.broker.monitor.alarms import TOLD_MAX, AlarmMonitor
 from towline.broker.monitor.listing import Listing, split_lines
 from towline.broker.monitor.monitor import Monitor
 from towline.broker.monitor.stats import EVERY_S, Stats, TopicFacts, Totals
+from towline.broker.periodic import every
 from towline.broker.topics.catalog import TEMPLATE, Catalog
 from towline.clock import SYSTEM, TimeSlice
 from towline.errors import BadRequest, Overtaken

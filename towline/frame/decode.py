@@ -12,6 +12,7 @@ import msgspec
 from crc32c import crc32c
 
 from towline.errors import BadFrame, TooLarge
+from towline.format import not_understood
 from towline.frame.even import cut_even, even_offsets, even_size, even_step
 from towline.frame.layout import (
     BODY,
@@ -36,7 +37,7 @@ from towline.frame.layout import (
 )
 from towline.frame.zstd import decompress_columns
 
-__all__ = ["Column", "Frame", "decode_headers"]
+__all__ = ["Column", "Frame", "decode_headers", "understood"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -392,3 +393,10 @@ def _from_little_endian(kind: Literal["I", "q"], view: memoryview) -> list[int]:
     numbers = array(kind, view.tobytes())
     numbers.byteswap()
     return numbers.tolist()
+
+
+def understood(frame: Frame, stream: str, first: int) -> Frame:
+    """The same frame, which a later version may have stored: refused if it has flags that this one does not know."""
+    if unknown := frame.flags & UNKNOWN_FLAGS:
+        raise not_understood(f"{stream}: the frame of record {first}", f"unknown flags {unknown:#x}")
+    return frame

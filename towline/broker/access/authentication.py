@@ -19,9 +19,9 @@ from towline.broker.access.access_file import read_access_file
 from towline.broker.access.account_store import SETUP, AccountStore, Token, hash_secret
 from towline.broker.access.audit import AuditLog, audit_path
 from towline.broker.access.passwords import NOBODYS_HASH, Passwords
+from towline.broker.access.quota import Meter
 from towline.broker.access.rules import Rights
 from towline.broker.access.setup_secret import SetupSecret, setup_path
-from towline.broker.server.quota import Meter
 from towline.clock import SYSTEM, Clock
 from towline.errors import BadRequest, NotLetIn
 from towline.frame import TOKEN_MAX

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Final
 
-from towline.broker.access.fair_executor import FairExecutor
 from towline.broker.access.login_attempts import LoginAttempts
+from towline.broker.fair_executor import FairExecutor
 from towline.clock import Clock
 from towline.errors import BadRequest, Conflict
 

@@ -13,7 +13,6 @@ from typing import Any, Final, Protocol
 from msgspec.structs import replace
 
 from towline.broker.access.rules import May, Need
-from towline.broker.browse.scan import resources_of_stream
 from towline.model import is_pattern
 from towline.protocol.access import (
     AddRule,
@@ -84,7 +83,16 @@ from towline.protocol.publications import AskSink, MoveHold, Publish, Report, St
 from towline.protocol.scan import LocateIn, Scan, Survey
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
 
-__all__ = ["AUDITED", "FILTERS", "PERMISSIONS", "Context", "figures_seen", "target_of"]
+__all__ = [
+    "AUDITED",
+    "FILTERS",
+    "PERMISSIONS",
+    "Context",
+    "figures_seen",
+    "resources_of_stream",
+    "target_of",
+    "topic_of_stream",
+]
 
 
 class Context(Protocol):
@@ -425,3 +433,22 @@ def target_of(request: Any) -> str:  # noqa: PLR0911  # one for each kind of thi
         return f"broker {request.id}"
     field = "transaction" if hasattr(request, "transaction") else "id"
     return f"{'rule' if field == 'id' else field} {getattr(request, field, '')}".rstrip()
+
+
+_OF_TOPICS = ("lane", "pull", "dead", "own")
+
+
+def topic_of_stream(name: str) -> str:
+    """The topic that a stream belongs to; empty if it is no topic's."""
+    kind, _, rest = name.partition("/")
+    return rest.partition("/")[0] if kind in _OF_TOPICS else ""
+
+
+def resources_of_stream(name: str) -> list[tuple[str, str]]:
+    """What one must be allowed to look at to read a stream: its topic, and its group if it is one's. Nothing, if it is
+    no topic's."""
+    topic = topic_of_stream(name)
+    if not topic:
+        return []
+    kind, _, rest = name.partition("/")
+    return [("topic", topic)] if kind == "lane" else [("topic", topic), ("group", f"{rest}/".split("/")[1])]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from towline.broker.consume.dead_letters import dead_letters, dead_waiting
-from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.fetch import Buffers, fitting, next_of, wire_part
-from towline.broker.topics.topic import Lane
 from towline.clock import TimeSlice
 from towline.frame.layout import unpacked_bytes
 from towline.model import lane_name
 from towline.protocol.messages import Browse, Browsed, Find, Found, GroupState, MemberState, Part
-from towline.store import Store
+
+if TYPE_CHECKING:
+    from towline.broker.consume.dispatcher import Dispatcher
+    from towline.broker.topics.topic import Lane
+    from towline.store import Store
 
 __all__ = ["browse_dead", "browse_lane", "figures_in_slices", "figures_of", "find", "group_state"]
 

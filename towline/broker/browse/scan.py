@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from towline.broker.access.rules import May
+from towline.broker.access.permissions import resources_of_stream, topic_of_stream
 from towline.broker.consume.fetch import Buffers, fitting, next_of, wire_part
-from towline.broker.topics.topic import Topic
 from towline.errors import BadFrame, NotFound
 from towline.protocol.scan import LocatedIn, LocateIn, Scan, Scanned, Streams, StreamState, Survey
-from towline.store import Store
 
-__all__ = ["StreamScanner", "resources_of_stream", "topic_of_stream"]
+if TYPE_CHECKING:
+    from towline.broker.access.rules import May
+    from towline.broker.topics.topic import Topic
+    from towline.store import Store
 
-_OF_TOPICS = ("lane", "pull", "dead", "own")
-
-
-def topic_of_stream(name: str) -> str:
-    """The topic that a stream belongs to; empty if it is no topic's."""
-    kind, _, rest = name.partition("/")
-    return rest.partition("/")[0] if kind in _OF_TOPICS else ""
-
-
-def resources_of_stream(name: str) -> list[tuple[str, str]]:
-    """What one must be allowed to look at to read a stream: its topic, and its group if it is one's. Nothing, if it is
-    no topic's."""
-    topic = topic_of_stream(name)
-    if not topic:
-        return []
-    kind, _, rest = name.partition("/")
-    return [("topic", topic)] if kind == "lane" else [("topic", topic), ("group", f"{rest}/".split("/")[1])]
+__all__ = ["StreamScanner"]
 
 
 def _may_see(stream: str, may: May) -> bool:

@@ -7,12 +7,11 @@ bounded number of events and says where to go on.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from towline.broker.consume.dead_letters import ORIGIN, rank
-from towline.broker.consume.dispatcher import Dispatcher
 from towline.delivery.group.events import (
     Acked,
     Buried,
@@ -33,7 +32,10 @@ from towline.errors import BadRequest, NotFound
 from towline.frame import Frame
 from towline.model import lane_name, message_id
 from towline.protocol.messages import Trace, TraceCursor, Traced, TraceStep
-from towline.store import Chunk
+
+if TYPE_CHECKING:
+    from towline.broker.consume.dispatcher import Dispatcher
+    from towline.store import Chunk
 
 __all__ = ["trace"]
 

@@ -6,10 +6,12 @@ token is of no use anywhere soon after.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from towline.store.memory import MemoryStore
-from towline.store.sql import SharedDocuments
+
+if TYPE_CHECKING:
+    from towline.store.sql import SharedDocuments
 
 __all__ = ["EVERY_S", "CommonDocuments"]
 

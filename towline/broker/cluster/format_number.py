@@ -8,15 +8,17 @@ been there for a while (`cluster_gone_s`). Until then nothing is kept that they 
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from towline.clock import Clock
 from towline.errors import Unsupported
 from towline.format import FORMAT
-from towline.protocol.messages import Request
 from towline.protocol.monitor import PutAlarm
 from towline.protocol.versions import in_words_of
 from towline.store.sql import BROKER, Database, Roster, raise_number, stated_number
+
+if TYPE_CHECKING:
+    from towline.clock import Clock
+    from towline.protocol.messages import Request
 
 __all__ = ["LOOK_S", "FormatNumber"]
 

@@ -11,16 +11,18 @@ import logging
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from towline.broker.broker import Broker
 from towline.broker.cluster.peer import Credentials, Peer
 from towline.errors import BadRequest, Conflict, NotFound, TowlineError
 from towline.model import PRIVATE, GroupConfig, TopicConfig
 from towline.protocol.cluster import Meet, Met
 from towline.protocol.messages import Groups, ListGroups, ListTopics, TopicInfo, Topics, TopicState
 from towline.protocol.monitor import AlarmBook, AskAlarmBook
-from towline.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    from towline.broker.broker import Broker
+    from towline.settings import BrokerSettings
 
 __all__ = ["Gossip", "advertised", "join_addresses", "split_address"]
 

@@ -12,18 +12,20 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Collection, Iterator
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from towline.clock import Clock
 from towline.errors import Conflict, NotFound, TooMany
 from towline.format import FORMAT, decode_document
 from towline.protocol.cluster import BROKERS_MAX, Brokers, BrokerState, ClientState, ListClients
 from towline.protocol.messages import VERSION
-from towline.settings import BrokerSettings
-from towline.store import Store
 from towline.version import __version__
+
+if TYPE_CHECKING:
+    from towline.clock import Clock
+    from towline.settings import BrokerSettings
+    from towline.store import Store
 
 __all__ = ["BrokerEntry", "ClientEntry", "Membership"]
 

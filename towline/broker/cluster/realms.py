@@ -15,23 +15,22 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from hashlib import blake2b
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from crc32c import crc32c
 
 from towline.broker.access.accounts import ACCOUNTS
+from towline.broker.access.permissions import topic_of_stream
 from towline.broker.broker import Broker
-from towline.broker.browse.scan import topic_of_stream
 from towline.broker.cluster.common_documents import EVERY_S
 from towline.broker.cluster.format_number import LOOK_S as NUMBER_S
 from towline.broker.cluster.format_number import FormatNumber
 from towline.broker.cluster.gossip import split_address
-from towline.broker.consume.member import Member
 from towline.broker.consume.prefix_subscription import PrefixSubscription
-from towline.broker.maintenance import every
 from towline.broker.node import Node
 from towline.broker.open_store import sql_settings
+from towline.broker.periodic import every
 from towline.clock import SYSTEM, Clock, in_slices
 from towline.errors import BadRequest, NotFound, NotOwner, TowlineError
 from towline.model import is_pattern
@@ -74,9 +73,12 @@ from towline.protocol.monitor import (
 from towline.protocol.publications import AskSink, MoveHold, Publish, Stage, Unstage
 from towline.protocol.scan import Survey
 from towline.protocol.transactions import Prepare
-from towline.settings import BrokerSettings
-from towline.store import Trimmed
 from towline.store.sql import Database, Holder, Ownership, SharedDocuments, SqlStore, prepare_database
+
+if TYPE_CHECKING:
+    from towline.broker.consume.member import Member
+    from towline.settings import BrokerSettings
+    from towline.store import Trimmed
 
 __all__ = ["Realms"]
 

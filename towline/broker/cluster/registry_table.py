@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from towline.broker.broker import Broker
 from towline.errors import TowlineError
 from towline.format import FORMAT
-from towline.protocol.cluster import ClientState
 from towline.store.sql import BROKER, CONSUMER, Entry, Roster
 from towline.version import __version__
+
+if TYPE_CHECKING:
+    from towline.broker.broker import Broker
+    from towline.protocol.cluster import ClientState
 
 __all__ = ["RegistryTable"]
 

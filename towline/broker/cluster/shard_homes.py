@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from towline.broker.cluster.membership import Membership
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.topics.topics import Topics
 from towline.clock import SECOND_US, Clock, in_slices
 from towline.model import rank
 from towline.protocol.cluster import Backlog
+
+if TYPE_CHECKING:
+    from towline.broker.cluster.membership import Membership
+    from towline.broker.consume.dispatcher import Dispatcher
+    from towline.broker.topics.topics import Topics
 
 __all__ = ["SETTLE_S", "ShardHomes"]
 

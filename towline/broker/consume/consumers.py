@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.consume.fetch import Buffers
-from towline.broker.consume.groups import Groups
 from towline.broker.consume.member import Member
 from towline.broker.consume.prefix_subscription import PrefixSubscription, PrefixSubscriptions
 from towline.broker.consume.seek import check_places, place_of
-from towline.broker.consume.waiting_pull import Taker
-from towline.broker.maintenance import parting_members
-from towline.broker.topics.topics import Topics
 from towline.clock import in_slices
 from towline.errors import NotFound, TowlineError
 from towline.model import check_consumer, check_group, check_topic
@@ -27,6 +21,11 @@ from towline.protocol import messages as wire
 
 if TYPE_CHECKING:
     from towline.broker.broker import Broker
+    from towline.broker.consume.dispatcher import Dispatcher
+    from towline.broker.consume.fetch import Buffers
+    from towline.broker.consume.groups import Groups
+    from towline.broker.consume.waiting_pull import Taker
+    from towline.broker.topics.topics import Topics
 
 __all__ = ["Consumers"]
 
@@ -252,3 +251,13 @@ class Consumers:
 
 def _broke(member: Member) -> str:
     return f"the connection of consumer {member.consumer} ({member.address}) broke"
+
+
+def parting_members(dispatcher: Dispatcher, now_s: float, heartbeat_s: float) -> Iterator[tuple[Member, bool, str]]:
+    """The consumers of a group that have been silent for too long; and those that have left, where it could not be
+    written down then. Whether they vanished, and why."""
+    for member in list(dispatcher.members.values()):
+        if member.parting is not None or now_s - member.last_seen_s > heartbeat_s:
+            unheard = f"consumer {member.consumer} ({member.address}) was not heard of for {heartbeat_s:g} s"
+            vanished, reason = member.parting or (True, unheard)
+            yield member, vanished, reason

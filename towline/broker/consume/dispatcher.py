@@ -7,19 +7,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence, Set
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from towline.broker.consume.dead_letters import DeadLetterLog
 from towline.broker.consume.fetch import Buffers, Fetched, at_hand, collect
-from towline.broker.consume.member import Member
 from towline.broker.consume.message_limits import MessageLimits
 from towline.broker.consume.pull_log import PullLog
 from towline.broker.consume.settle import NOTHING, Settlement
 from towline.broker.consume.waiting_pull import Taker, WaitingPull, in_turn
-from towline.broker.process.loop_lag import LoopLag
 from towline.broker.refused_writes import Refusals
-from towline.broker.topics.oldest_messages import Oldest
 from towline.broker.topics.topic import Lane
 from towline.clock import SECOND_US, Clock, SteadyClock, TimeSlice
 from towline.delivery import Ack, Command, Event, Expire, GiveBack, Group, Lapse, Leave, Part, Pull, Skip, missing
@@ -28,7 +26,12 @@ from towline.delivery.group.group import TAKE_MAX
 from towline.errors import LeaseLost, NotFound, QueueFull, TooLarge, TowlineError, Unavailable, Unreadable
 from towline.model import AT_MOST_ONCE, LANES, Durability, Span, own_stream, pull_stream
 from towline.protocol import messages as wire
-from towline.store import Append, Appended, Store
+
+if TYPE_CHECKING:
+    from towline.broker.consume.member import Member
+    from towline.broker.loop_lag import LoopLag
+    from towline.broker.topics.oldest_messages import Oldest
+    from towline.store import Append, Appended, Store
 
 __all__ = ["LOST_MAX", "ROOM_S", "Dispatcher", "NoRoom"]
 

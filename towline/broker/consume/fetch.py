@@ -7,19 +7,21 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, islice
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from towline.broker.consume.message_limits import Limit, limits_of
-from towline.broker.topics.topic import Lane
-from towline.delivery import Part
 from towline.errors import BadFrame, Unreadable
 from towline.frame import Frame, pick, slice_frame
 from towline.frame.layout import BODY, EXPIRES_AT, FLAGS_AT, LIMIT, count_in, unpacked_bytes
 from towline.model import Span
 from towline.protocol.messages import Part as WirePart
 from towline.store import Chunk, Lost, Read, Store
+
+if TYPE_CHECKING:
+    from towline.broker.topics.topic import Lane
+    from towline.delivery import Part
 
 __all__ = ["Buffers", "Fetched", "at_hand", "collect", "fitting", "next_of", "split", "wire_part"]
 

@@ -5,30 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from towline.broker.consume.dead_letters import bury
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.member import Member
+from towline.broker.consume.pull_log import recover_group
 from towline.broker.consume.seek import resumed, start_of
-from towline.broker.consume.snapshots import Snapshots
-from towline.broker.process.loop_lag import LoopLag
-from towline.broker.recovery import may_forget, recover_group, trim_group
-from towline.broker.topics.catalog import Catalog
-from towline.broker.topics.gone_streams import GoneStreams, streams_of_group
-from towline.broker.topics.topic import Topic
-from towline.broker.topics.topics import Topics
+from towline.broker.topics.gone_streams import GoneStreams, may_forget, streams_of_group, trim_group
 from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice, in_slices, in_steps
 from towline.delivery import Group, Start
 from towline.delivery.group.events import Paused, Resumed
 from towline.errors import BadRequest, NotFound, TooMany, TowlineError, Unavailable
 from towline.model import MAX_GROUPS_PER_TOPIC, PRIVATE, Durability, GroupConfig, check_group
-from towline.protocol import messages as wire
-from towline.protocol import ordering
-from towline.settings import BrokerSettings
-from towline.store import Store
+
+if TYPE_CHECKING:
+    from towline.broker.consume.snapshots import Snapshots
+    from towline.broker.loop_lag import LoopLag
+    from towline.broker.topics.catalog import Catalog
+    from towline.broker.topics.topic import Topic
+    from towline.broker.topics.topics import Topics
+    from towline.protocol import messages as wire
+    from towline.protocol import ordering
+    from towline.settings import BrokerSettings
+    from towline.store import Store
 
 __all__ = ["Groups"]
 

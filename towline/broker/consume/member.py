@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from towline.model import GroupConfig
-from towline.protocol.cluster import ClientState
-
 if TYPE_CHECKING:
     from towline.broker.broker import Broker
     from towline.broker.consume.dispatcher import Dispatcher
     from towline.broker.consume.prefix_subscription import PrefixSubscription
+    from towline.model import GroupConfig
+    from towline.protocol.cluster import ClientState
 
 __all__ = ["KEEPS_UP_S", "Member"]
 

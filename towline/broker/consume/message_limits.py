@@ -13,17 +13,19 @@ import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, repeat
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from towline.clock import SteadyClock, TimeSlice, in_slices
 from towline.delivery import Group, Part
-from towline.delivery.group.lease import Lease
 from towline.delivery.group.parts import cut
 from towline.errors import TowlineError
 from towline.frame import Frame
 from towline.frame.layout import FLAGS_AT, LIMIT, attempts_in, timeout_us_in
 from towline.model import Span
-from towline.store import Chunk, Store
+
+if TYPE_CHECKING:
+    from towline.delivery.group.lease import Lease
+    from towline.store import Chunk, Store
 
 __all__ = ["GRACE_US", "Limit", "MessageLimits", "limits_of"]
 

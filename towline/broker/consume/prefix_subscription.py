@@ -13,20 +13,22 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from towline.broker.consume.dispatcher import LOST_MAX, ROOM_S, Dispatcher, NoRoom
-from towline.broker.consume.fetch import Buffers
 from towline.broker.consume.member import Member
-from towline.broker.consume.waiting_pull import Taker
 from towline.clock import TimeSlice, in_slices
 from towline.errors import LeaseLost, NotFound, TooMany, TowlineError, Unreadable
 from towline.log_lines import RateLimitedLog
 from towline.model import GroupConfig, check_consumer, check_group, check_pattern, is_pattern, matches
 from towline.protocol import messages as wire
-from towline.protocol.cluster import ClientState
+
+if TYPE_CHECKING:
+    from towline.broker.consume.fetch import Buffers
+    from towline.broker.consume.waiting_pull import Taker
+    from towline.protocol.cluster import ClientState
 
 __all__ = ["PrefixSubscription", "PrefixSubscriptions", "chosen"]
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from towline.clock import SteadyClock
-from towline.delivery import Event, encode_event
-from towline.delivery.group.events import Pulled, shifted
+import msgspec
+
+from towline.clock import SteadyClock, TimeSlice, in_steps
+from towline.delivery import Event, Group, GroupSnapshot, decode_event, encode_event, mend, restore
+from towline.delivery.group.events import Pulled, Started, shifted
 from towline.errors import TowlineError, Unavailable
-from towline.frame import encode_events
-from towline.model import Durability
+from towline.format import not_understood
+from towline.frame import Frame, encode_events
+from towline.frame.decode import understood
+from towline.model import Durability, GroupConfig, pull_stream
 from towline.store import Append, Appended, Store
 
-__all__ = ["LATE_S", "PullLog"]
+if TYPE_CHECKING:
+    from towline.delivery.group.snapshot import Rest
+
+__all__ = ["LATE_S", "PullLog", "recover_group"]
 
 log = logging.getLogger("towline.broker")
 
@@ -115,3 +122,68 @@ class PullLog:
         if set_us := self._time.set_us:
             events = [shifted(event, set_us) for event in events]
         return encode_events([encode_event(event) for event in events], produced_at_us=events[0].at_us)
+
+
+READ_BYTES: Final = 8 << 20
+READ_COUNT: Final = 2_000
+
+
+async def recover_group(
+    store: Store,
+    config: GroupConfig,
+    document: GroupSnapshot | None,
+    part: TimeSlice,
+    *,
+    shards: int = 0,
+    rest: Rest | None = None,
+) -> Group:
+    """The group as it was: from its snapshot, then event by event through the same `apply` as ever."""
+    stream = pull_stream(config.topic, config.name)
+    first, end, _ = store.bounds(stream)
+    at, whole = first, True
+    group = Group(config, shards)
+    if document is not None and document.places(shards) is None:
+        log.error("the snapshot of %s is of other lanes than the topic has: the pull log is replayed instead", stream)
+        document = None
+    if document is not None:
+        group, at = await in_steps(restore(config, document, shards, rest), part), max(document.position, first)
+    while at < end:
+        read = await store.read(stream, at, READ_COUNT, READ_BYTES)
+        for lost in read.lost:
+            whole = False
+            log.error("pull log %s: %d events from %d on are lost: %s", stream, lost.count, lost.first, lost.reason)
+        for chunk in read.chunks:
+            frame = understood(Frame(chunk.frame), stream, chunk.first)
+            for number, record in enumerate(frame.bodies(chunk.start, chunk.start + chunk.count), chunk.first):
+                event = _event(record, stream, number)
+                if isinstance(event, Started):
+                    # Of the group that was deleted, and made anew under the same name, the snapshot may still tell.
+                    group, whole = Group(config, shards), True
+                whole = _replay(group, event, stream, whole=whole)
+                if part.over:
+                    await part.rest()
+        at = max(read.next, at + 1)
+    return group
+
+
+def _event(record: bytes, stream: str, number: int) -> Event:
+    try:
+        return decode_event(record)
+    except msgspec.MsgspecError as error:
+        # Its frame is whole: it is no damage. A group without it would be a wrong one.
+        raise not_understood(f"pull log {stream}: event {number}", error) from None
+
+
+def _replay(group: Group, event: Event, stream: str, *, whole: bool) -> bool:
+    """Apply one event of a pull log; whether all were whole so far. Once some were lost, the rest is made to fit."""
+    if whole:
+        try:
+            group.apply(event)
+        except Exception:
+            # A group that delivers some messages again is better than a broker that does not start.
+            log.exception("pull log %s: an event does not fit those before it: %s", stream, event)
+        else:
+            return True
+    if mend(group, event):
+        log.warning("pull log %s: an event that followed lost ones was made to fit: %s", stream, type(event).__name__)
+    return False

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
-from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.schedule.delivered_ids import trim_arrivals
-from towline.broker.topics.topic import Topic
 from towline.delivery import Move, Part, Start
 from towline.delivery.group.parts import cut
 from towline.delivery.group.seek import weigh, within_bounds
@@ -16,7 +15,11 @@ from towline.errors import BadRequest, Conflict
 from towline.model import LANES, Durability, Span, check_topic, is_pattern, lane_name, matches
 from towline.protocol import messages as wire
 from towline.protocol import ordering
-from towline.store import Store
+
+if TYPE_CHECKING:
+    from towline.broker.consume.dispatcher import Dispatcher
+    from towline.broker.topics.topic import Topic
+    from towline.store import Store
 
 __all__ = ["check_places", "place_of", "purge", "report", "resumed", "seek", "start_of"]
 

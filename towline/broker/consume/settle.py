@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from towline.broker.consume.message_limits import MessageLimits
 from towline.delivery import Ack, Command, Event, GiveBack, Nack, missing
 from towline.errors import BadRequest, OwnershipLost, TowlineError
 from towline.model import Durability, Span
@@ -14,6 +13,7 @@ from towline.protocol import messages as wire
 
 if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
+    from towline.broker.consume.message_limits import MessageLimits
 
 __all__ = ["ACK", "DEAD", "GIVE_BACK", "NACK", "NOTHING", "Settlement", "command_of"]
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from crc32c import crc32c
 
-from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.table_snapshot import Slots, packed_struct
 from towline.clock import Clock, SteadyClock, TimeSlice, in_slices
 from towline.delivery import GroupSnapshot, snapshot
@@ -23,8 +22,11 @@ from towline.delivery.group.snapshot import EXCERPT, Rest, excerpt, open_parts, 
 from towline.errors import StoreDamaged
 from towline.format import not_understood
 from towline.model import Durability, pull_stream
-from towline.store import Store
 from towline.store.document import NEWER, ConfigFile, DataVersion
+
+if TYPE_CHECKING:
+    from towline.broker.consume.dispatcher import Dispatcher
+    from towline.store import Store
 
 __all__ = ["BYTES_PER_S", "LARGE_BYTES", "Snapshots"]
 

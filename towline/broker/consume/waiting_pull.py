@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from towline.broker.consume.fetch import Buffers
-from towline.broker.consume.member import Member
-from towline.delivery.group.events import Pulled
-from towline.protocol import messages as wire
+if TYPE_CHECKING:
+    from towline.broker.consume.fetch import Buffers
+    from towline.broker.consume.member import Member
+    from towline.delivery.group.events import Pulled
+    from towline.protocol import messages as wire
 
 __all__ = ["Taker", "WaitingPull", "in_turn"]
 

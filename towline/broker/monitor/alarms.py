@@ -18,8 +18,8 @@ from towline.alarms.book import Changed, RuleBook, no_rule
 from towline.alarms.notice import as_json, subject, text
 from towline.alarms.rule import ALL, OF_BROKER, SILENCE_MAX_S, AlarmRule
 from towline.alarms.watch import Alarm, Change, Look, Notice, Reading, Watch, hold_back
-from towline.broker.access.fair_executor import FairExecutor
 from towline.broker.access.rules import May
+from towline.broker.fair_executor import FairExecutor
 from towline.broker.monitor.disk import Room
 from towline.broker.monitor.mail import send_mail
 from towline.broker.monitor.stats import Stats

@@ -7,15 +7,17 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from towline.broker.access.permissions import figures_seen
-from towline.broker.access.rules import May
-from towline.broker.broker import Broker
 from towline.clock import TimeSlice
 from towline.protocol.access import GroupFigures, Measure, Measured, TopicFigures
 from towline.store import Histogram
 from towline.store.histogram import BOUNDS_S
+
+if TYPE_CHECKING:
+    from towline.broker.access.rules import May
+    from towline.broker.broker import Broker
 
 __all__ = ["CONTENT_TYPE", "exposition"]
 

@@ -18,17 +18,16 @@ from towline.broker.access.rules import May
 from towline.broker.consume.dead_letters import dead_letters, dead_waiting
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.monitor.time_series import TimeSeries
-from towline.broker.topics.oldest_messages import Oldest, oldest_us
+from towline.broker.topics.oldest_messages import look_for_oldest, oldest_us
 from towline.broker.topics.topic import Topic
 from towline.clock import Clock, TimeSlice
 from towline.errors import TowlineError
-from towline.frame import Frame
 from towline.model import TopicConfig
 from towline.protocol.access import GroupFigures, Measured, TopicFigures
 from towline.protocol.groups import NEARLY_FULL
 from towline.store import Store
 
-__all__ = ["FAILURES_S", "GroupFacts", "Stats", "TopicFacts", "Totals", "look_for_oldest", "measure"]
+__all__ = ["FAILURES_S", "GroupFacts", "Stats", "TopicFacts", "Totals", "measure"]
 
 
 """Frames read to learn how old a message is. What is not known yet, is found the next time."""
@@ -88,33 +87,6 @@ def _of_group(dispatcher: Dispatcher, expires_in_s: float) -> GroupFigures:
         round(group.retries.load, 3),
         round(expires_in_s, 3),
     )
-
-
-async def look_for_oldest(store: Store, dispatcher: Dispatcher, reads: int) -> int:
-    """Learn when the oldest messages that are not consumed came in; how many frames were read for that. A frame that
-    was read before is not read again while it is the oldest."""
-    group, known, used = dispatcher.group, dispatcher.oldest, 0
-    if dispatcher.outage is not None:
-        return 0
-    pins = group.pins()
-    for lane, (at, first, end) in enumerate(zip(group.next, group.firsts, group.ends, strict=True)):
-        oldest = min(max(at, first), pins.get(lane, end))
-        if oldest >= end:
-            known.pop(lane, None)
-            continue
-        kept = known.get(lane)
-        if (kept is not None and kept.begin <= oldest < kept.end) or used >= reads:
-            continue
-        used += 1
-        try:
-            read = await store.read(dispatcher.streams[lane], oldest, 1, 1)
-        except TowlineError:
-            continue
-        if read.chunks:
-            chunk = read.chunks[0]
-            begin = chunk.first - chunk.start
-            known[lane] = Oldest(begin, begin + Frame(chunk.frame).count, chunk.appended_at_us, chunk.serial)
-    return used
 
 
 log = logging.getLogger("towline.broker")

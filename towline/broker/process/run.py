@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from towline.broker.broker import Broker
 from towline.broker.cluster.gossip import Gossip, advertised, join_addresses, split_address
-from towline.broker.maintenance import every
+from towline.broker.loop_lag import GARBAGE
 from towline.broker.open_store import open_store, sql_settings
+from towline.broker.periodic import every
 from towline.broker.process.garbage_collector import LOOK_S, GarbageCollector
 from towline.broker.process.heap import GIVE_BACK_S, give_back, keep_freed
-from towline.broker.process.loop_lag import GARBAGE
 from towline.broker.server.console_process import ConsoleProcess
 from towline.broker.server.listener import Server
 from towline.broker.server.metrics_http import MetricsServer

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from towline.broker.produce.placement import Placed, place
 from towline.broker.schedule.scheduler import Booking, Scheduler, delay_mark
 from towline.broker.topics.shards import refuse_mixed
 from towline.broker.topics.topic import Lane, Topic, advance_all, submit_all
-from towline.clock import Clock, SteadyClock
-from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge, Unavailable
 from towline.frame import EVENTS, Frame
@@ -21,6 +19,10 @@ from towline.frame.many import Bundle
 from towline.model import Durability
 from towline.protocol.messages import Sent
 from towline.store import Append, Histogram, Store
+
+if TYPE_CHECKING:
+    from towline.clock import Clock, SteadyClock
+    from towline.delivery import Dedup, Producers
 
 __all__ = ["Appender", "Mark", "Outgoing"]
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from towline.broker.consume.dispatcher import Dispatcher
 from towline.delivery import Nack, Part, Producers
 from towline.delivery.group.group import HANDED_BACK, take_back
 from towline.errors import BadRequest
-from towline.frame import Frame
 from towline.frame.layout import attempts_in
-from towline.model import Durability
 from towline.protocol.cluster import HandBack, HandedBack
 from towline.store import Append
+
+if TYPE_CHECKING:
+    from towline.broker.consume.dispatcher import Dispatcher
+    from towline.frame import Frame
+    from towline.model import Durability
 
 __all__ = ["Handbacks"]
 

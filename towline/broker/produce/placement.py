@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from towline.broker.topics.topic import Lane
-from towline.delivery.dedup import Repeat, Screened, Seen
 from towline.protocol.messages import Sent
-from towline.store import Appended
+
+if TYPE_CHECKING:
+    from towline.broker.topics.topic import Lane
+    from towline.delivery.dedup import Repeat, Screened, Seen
+    from towline.store import Appended
 
 __all__ = ["Placed", "place"]
 

@@ -10,21 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from crc32c import crc32c
 
 from towline.broker.table_snapshot import PartName, Plan, Slots, TableSnapshot, packed
-from towline.broker.topics.topic import Topic
 from towline.clock import SECOND_US, SteadyClock, TimeSlice, in_slices
-from towline.delivery import Dedup, Producers
 from towline.delivery.dedup import Gone, Key, Seen
 from towline.delivery.producers import Copy, ProducersSnapshot, Window
 from towline.format import decode_document, not_understood
 from towline.model import Durability
-from towline.store import Store
 from towline.store.document import NEWER
+
+if TYPE_CHECKING:
+    from towline.broker.topics.topic import Topic
+    from towline.delivery import Dedup, Producers
+    from towline.store import Store
 
 __all__ = ["PRODUCERS", "ProducersFile"]
 

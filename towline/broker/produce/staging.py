@@ -12,11 +12,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from towline.broker.produce.append import Appender, Outgoing
 from towline.broker.refused_writes import Refusals
 from towline.broker.table_snapshot import packed_struct
 from towline.broker.topics.shards import refuse_mixed
@@ -39,9 +38,12 @@ from towline.frame import FRAME_MAX, Frame, encode_events
 from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability
 from towline.protocol import publications as wire
-from towline.protocol.messages import Sent
 from towline.store import Append, Chunk, Store
 from towline.store.document import fits_log
+
+if TYPE_CHECKING:
+    from towline.broker.produce.append import Appender, Outgoing
+    from towline.protocol.messages import Sent
 
 T = TypeVar("T")
 

@@ -11,13 +11,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from towline.broker.access.rules import May
 from towline.broker.consume.snapshots import BYTES_PER_S, LARGE_BYTES
-from towline.broker.produce.append import Appender, Outgoing
 from towline.broker.produce.transaction_checks import TransactionChecks
 from towline.broker.table_snapshot import packed_struct
 from towline.broker.topics.shards import refuse_mixed
@@ -53,10 +51,14 @@ from towline.frame import FRAME_MAX, Frame, encode_events
 from towline.frame.layout import DEDUP, DELIVER_AT
 from towline.model import Durability, check_producer_group
 from towline.protocol import transactions as wire
-from towline.protocol.messages import Sent
-from towline.settings import BrokerSettings
 from towline.store import Append, Chunk, Store
 from towline.store.document import fits_log
+
+if TYPE_CHECKING:
+    from towline.broker.access.rules import May
+    from towline.broker.produce.append import Appender, Outgoing
+    from towline.protocol.messages import Sent
+    from towline.settings import BrokerSettings
 
 __all__ = ["MARKS", "PREPARED", "PreparedTransactions"]
 

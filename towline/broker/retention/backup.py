@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from towline.broker.epoch import Epoch
-from towline.clock import Clock
 from towline.errors import BadRequest, Conflict, QueueFull
 from towline.protocol.backup import BackupBegun, BackupHeld, HoldBackup
 from towline.settings import BrokerSettings
-from towline.store import Store
 from towline.store.log import LogSettings, LogStore
 from towline.store.log.offline.backup import lay_out
 
 if TYPE_CHECKING:
     from towline.broker.broker import Broker
+    from towline.clock import Clock
+    from towline.store import Store
 
 __all__ = ["Backups", "Holdings", "holdings_of", "renewed_epoch"]
 

@@ -12,18 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.consume.groups import Groups
-from towline.broker.topics.topics import Topics
 from towline.clock import Clock, TimeSlice, in_slices
 from towline.format import decode_document
 from towline.model import PRIVATE, GroupConfig
-from towline.settings import BrokerSettings
-from towline.store import Store
+
+if TYPE_CHECKING:
+    from towline.broker.consume.dispatcher import Dispatcher
+    from towline.broker.consume.groups import Groups
+    from towline.broker.topics.topics import Topics
+    from towline.settings import BrokerSettings
+    from towline.store import Store
 
 __all__ = ["NEVER", "GroupExpiry"]
 

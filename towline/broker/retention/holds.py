@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from towline.clock import SECOND_US, Clock
 from towline.errors import BadName, NotFound
-from towline.settings import BrokerSettings
-from towline.store import Store
+
+if TYPE_CHECKING:
+    from towline.settings import BrokerSettings
+    from towline.store import Store
 
 __all__ = ["Holds"]
 

@@ -11,18 +11,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.monitor.stats import look_for_oldest
-from towline.broker.topics.oldest_messages import oldest_us
-from towline.broker.topics.topic import Topic
+from towline.broker.topics.oldest_messages import look_for_oldest, oldest_us
 from towline.clock import SECOND_US, Clock, TimeSlice
 from towline.delivery import Forfeit, Skip
 from towline.delivery.group.events import GaveUp
 from towline.model import Durability, Span
-from towline.settings import BrokerSettings
-from towline.store import Store
+
+if TYPE_CHECKING:
+    from towline.broker.consume.dispatcher import Dispatcher
+    from towline.broker.topics.topic import Topic
+    from towline.settings import BrokerSettings
+    from towline.store import Store
 
 __all__ = ["OverdueMessages"]
 

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, cast
 
-from towline.broker.server.answer_budget import AnswerBudget, AnswerShare
+from towline.broker.answer_budget import AnswerBudget, AnswerShare
 from towline.broker.server.busy_poll import BusyPoll
 from towline.clock import Patience
 from towline.errors import TooManyConnections, TowlineError, Unavailable

@@ -13,7 +13,7 @@ from typing import cast
 
 from towline.broker.access.authentication import Access, check_listen_address
 from towline.broker.broker import Broker
-from towline.broker.maintenance import every
+from towline.broker.periodic import every
 from towline.broker.server.connection import ServerState
 from towline.broker.server.metrics_http import MetricsServer
 from towline.broker.server.session import Session

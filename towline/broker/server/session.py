@@ -19,10 +19,10 @@ from towline.broker.access.accounts import ACCOUNTS, carry_out
 from towline.broker.access.authentication import Access, Principal
 from towline.broker.access.authorization import Guard
 from towline.broker.access.permissions import AUDITED, target_of
+from towline.broker.answer_budget import ANSWER_BYTES, LISTS, LOOKUPS
 from towline.broker.broker import Broker
 from towline.broker.consume.member import Member
 from towline.broker.consume.prefix_subscription import PrefixSubscription
-from towline.broker.server.answer_budget import ANSWER_BYTES, LISTS, LOOKUPS
 from towline.broker.server.connection import (
     HOLD_LOGIN,
     HOLD_PENDING,

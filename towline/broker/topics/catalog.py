@@ -31,7 +31,7 @@ from towline.delivery.catalog_changes import (
 from towline.errors import DiskFull, QueueFull
 from towline.format import not_understood
 from towline.frame import Frame, encode_events
-from towline.frame.layout import UNKNOWN_FLAGS
+from towline.frame.decode import understood
 from towline.model import Durability, GroupConfig, TopicConfig
 from towline.store import Append, Appended, Chunk, Store
 from towline.store.document import NEWER, ConfigFile, DataVersion
@@ -344,9 +344,7 @@ class _Changes(Generic[_Document]):
             at = max(read.next, at + 1)
 
     def _changes_of(self, chunk: Chunk) -> Iterator[tuple[int, CatalogChange]]:
-        frame = Frame(chunk.frame)
-        if unknown := frame.flags & UNKNOWN_FLAGS:
-            raise not_understood(f"{self.stream}: the frame of record {chunk.first}", f"unknown flags {unknown:#x}")
+        frame = understood(Frame(chunk.frame), self.stream, chunk.first)
         for number, record in enumerate(frame.bodies(chunk.start, chunk.start + chunk.count), chunk.first):
             try:
                 yield number, decode_catalog_change(record)

@@ -11,17 +11,19 @@ from towline.clock import in_slices
 from towline.errors import TooMany
 from towline.model import (
     LANES,
+    PRIVATE,
     TopicConfig,
     arrived_stream,
     dead_stream,
     lane_names,
     lane_stream,
     own_stream,
+    pull_stream,
 )
 from towline.store import Store
 from towline.store.spi import kind_of
 
-__all__ = ["GoneStreams", "streams_of_group", "streams_of_topic"]
+__all__ = ["GoneStreams", "may_forget", "streams_of_group", "streams_of_topic", "trim_group"]
 
 _NO_NAME: Final = "-/-/-"
 """No stream is called so: its bounds are the floor of its kind."""
@@ -79,3 +81,19 @@ def streams_of_topic(config: TopicConfig) -> list[str]:
 
 def streams_of_group(topic: str, group: str) -> list[str]:
     return [dead_stream(topic, group), *(own_stream(topic, group, lane) for lane in LANES)]
+
+
+async def trim_group(store: Store, topic: str, group: str) -> None:
+    """Nothing is left of a group that was deleted. Its pull log goes last: it tells that this is not done yet."""
+    owns = (own_stream(topic, group, lane) for lane in LANES)
+    for stream in (dead_stream(topic, group), *owns, pull_stream(topic, group)):
+        first, end, _ = store.bounds(stream)
+        if may_forget(stream) or first < end:
+            await store.trim(stream, end, forget=may_forget(stream))
+
+
+def may_forget(stream: str) -> bool:
+    """Whoever reads on from a number of before must be able to tell that it is another stream: of pull logs their first
+    event says so, and dead letters of a group may be looked for by their numbers."""
+    kind, _, group = stream.split("/")[:3]
+    return kind == "pull" or (kind == "dead" and group.startswith(PRIVATE))

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from towline.client import requests
-from towline.client._sync.transaction import Verdict
 from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.link.aio import AioLink
 from towline.client.link.backoff import Backoff
@@ -22,6 +21,7 @@ from towline.client.produce.transaction import (
     Senders,
     StoredTransaction,
     TransactionCore,
+    Verdict,
     await_checks,
     decide,
     verdict,

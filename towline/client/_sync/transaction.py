@@ -20,6 +20,7 @@ from towline.client.produce.transaction import (
     Senders,
     StoredTransaction,
     TransactionCore,
+    Verdict,
     await_checks,
     decide,
     verdict,
@@ -28,13 +29,12 @@ from towline.errors import Closed, Conflict, TowlineError
 from towline.model import Durability, Priority, Receipt, check_producer_group
 from towline.protocol.transactions import Check, TransactionState
 
-__all__ = ["Checker", "OnCheck", "PreparedTransaction", "Transacting", "Transaction", "Verdict"]
+__all__ = ["Checker", "OnCheck", "PreparedTransaction", "Transacting", "Transaction"]
 
 log = logging.getLogger("towline.client")
 
 U = TypeVar("U", bound=TransactionCore)
 
-Verdict = Literal["commit", "rollback"] | None
 OnCheck = Callable[[Check], Verdict]
 
 

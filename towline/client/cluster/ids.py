@@ -10,15 +10,17 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from towline.client.admin.delayed import DelayedEntry
-from towline.client.admin.trace import Trace
 from towline.client.cluster.routing import Outcome, merge_outcomes
 from towline.client.consume.message import DeadLetter, Message
 from towline.client.results import Page
 from towline.errors import BadRequest, Conflict, NotFound
 from towline.model import Receipt
+
+if TYPE_CHECKING:
+    from towline.client.admin.delayed import DelayedEntry
+    from towline.client.admin.trace import Trace
 
 __all__ = [
     "Cursor",

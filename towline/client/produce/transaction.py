@@ -16,7 +16,7 @@ import enum
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from towline.client.link.connection import Buffer, Call
 from towline.client.link.flow import Flow
@@ -45,10 +45,14 @@ __all__ = [
     "Senders",
     "StoredTransaction",
     "TransactionCore",
+    "Verdict",
     "await_checks",
     "decide",
     "verdict",
 ]
+
+Verdict = Literal["commit", "rollback"] | None
+"""Of a producer on its prepared transaction; None is not known yet."""
 
 HEAD_ROOM: Final = 64 << 10
 """What a broker allows for a request besides its frames."""

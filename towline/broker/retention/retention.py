@@ -1,101 +1,24 @@
-"""Maintenance of a broker: snapshots, retention, expiry, and what is remembered of producers."""
+"""Retention of a broker's store: by age and size, behind what is still open, needed or held."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.consume.member import Member
-from towline.broker.retention.holds import Holds
-from towline.broker.retention.overdue_messages import OverdueMessages
 from towline.broker.schedule.delivered_ids import trim_arrivals
-from towline.broker.topics.topic import Topic
-from towline.clock import SECOND_US, Clock, SteadyClock, TimeSlice
-from towline.delivery import Dedup, Producers
-from towline.errors import TowlineError
-from towline.settings import BrokerSettings
-from towline.store import Store, Trimmed
+from towline.clock import SECOND_US, Clock, TimeSlice
 
-__all__ = ["Recollection", "every", "parting_members", "reclaim", "retain"]
+if TYPE_CHECKING:
+    from towline.broker.retention.holds import Holds
+    from towline.broker.retention.overdue_messages import OverdueMessages
+    from towline.broker.topics.topic import Topic
+    from towline.settings import BrokerSettings
+    from towline.store import Store, Trimmed
+
+__all__ = ["reclaim", "retain"]
 
 log = logging.getLogger("towline.broker")
-
-SILENT_US: Final = 7 * 86_400 * SECOND_US
-"""What a producer sent is forgotten when it was silent for this long."""
-TIDY_AT_ONCE: Final = 500
-
-
-async def every(seconds: float, what: str, task: Callable[[], Awaitable[None]]) -> None:
-    """Do it again and again. A failure is reported, and does not end it."""
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            await task()
-        except TowlineError as error:
-            log.error("%s failed: %s", what, error)
-        except Exception:
-            log.exception("%s failed", what)
-
-
-class Recollection:
-    """What was sent is remembered for a while, and forgotten bit by bit. Where there is too much of it, it is forgotten
-    early, and that is said."""
-
-    def __init__(self, producers: Producers, dedup: Dedup, time: SteadyClock) -> None:
-        self._producers = producers
-        self._dedup = dedup
-        self._time = time
-        self._early = 0
-        self.short = False
-        """Whether dedup ids were forgotten early of late."""
-
-    def figures(self) -> dict[str, object]:
-        dedup = self._dedup
-        kept_us = dedup.kept_us(self._time.now_us()) if self.short else dedup.window_us
-        return {
-            "dedup_ids": len(dedup),
-            "dedup_max_ids": dedup.max_ids,
-            "dedup_forgotten_early": dedup.early,
-            "dedup_kept_s": round(kept_us / SECOND_US, 3),
-            "dedup_window_s": dedup.window_us / SECOND_US,
-            "remembered_producers": len(self._producers),
-            "remembered_frames": self._producers.total,
-        }
-
-    async def tidy(self, now_us: int) -> None:
-        """The time is the one by which messages are stamped."""
-        part = TimeSlice()
-        while self._dedup.tidy(self._time.now_us(), TIDY_AT_ONCE):
-            await part.rest()
-        while self._producers.forget_silent(SILENT_US, now_us, TIDY_AT_ONCE):
-            await part.rest()
-        early, self._early = self._dedup.early - self._early, self._dedup.early
-        if early and not self.short:
-            self._tell()
-        self.short = early > 0
-
-    def _tell(self) -> None:
-        dedup = self._dedup
-        kept_s = max(dedup.kept_us(self._time.now_us()) / SECOND_US, 0.001)
-        log.warning(
-            "dedup ids are forgotten after %.3g s instead of %.3g: %.0f come a second, most of them on topic %s, and "
-            "%d are remembered. A message that is sent again later than that is stored again: raise --dedup-max-ids, "
-            "each takes some 180 bytes and its own length of memory, or make --dedup-window-s shorter",
-            *(kept_s, dedup.window_us / SECOND_US, len(dedup) / kept_s, dedup.topics_of_late()[0], dedup.max_ids),
-        )
-
-
-def parting_members(dispatcher: Dispatcher, now_s: float, heartbeat_s: float) -> Iterator[tuple[Member, bool, str]]:
-    """The consumers of a group that have been silent for too long; and those that have left, where it could not be
-    written down then. Whether they vanished, and why."""
-    for member in list(dispatcher.members.values()):
-        if member.parting is not None or now_s - member.last_seen_s > heartbeat_s:
-            unheard = f"consumer {member.consumer} ({member.address}) was not heard of for {heartbeat_s:g} s"
-            vanished, reason = member.parting or (True, unheard)
-            yield member, vanished, reason
 
 
 def lane_pins(topic: Topic) -> dict[str, int]:
