@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -54,6 +55,48 @@ EXCEPTIONS: dict[str, set[str]] = {
         "towline.delivery.schedule.wheel",
     },
 }
+
+# Within an area, folders and the modules beside them in layers, from the bottom: at run time each may import what is
+# in its own layer or before it. What is not named here is below all.
+LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "broker": (
+        ("access",),
+        ("topics",),
+        ("schedule",),
+        ("consume",),
+        ("produce", "retention", "browse"),
+        ("monitor",),
+        ("broker",),
+        ("node", "cluster"),
+        ("server",),
+        ("process",),
+    ),
+    "client": (
+        ("link",),
+        ("consume", "produce", "requests", "results"),
+        ("operation", "options"),
+        ("cluster",),
+        ("admin",),
+        ("factories",),
+        ("_sync", "_async"),
+        ("app", "bulk"),
+    ),
+    "delivery": (("group", "producers", "dedup", "transactions", "publications"), ("schedule",)),
+    "spark": (("arrow",), ("data_source", "batch_reader", "stream_reader", "writer"), ("jobs",)),
+    "console": (("security", "widgets", "dead_letters"), ("layout",), ("pages", "rest"), ("app",), ("process",)),
+}
+# Those that go the other way all the same. This list gets shorter.
+BACKWARDS = {
+    # A broker knows who else is in its cluster: membership belongs to the node.
+    ("towline.broker.broker", "towline.broker.cluster"),
+}
+
+FLAT = {"towline.cli", "towline.protocol", "towline.console.pages"}
+"""Where a file is a command, a noun of the wire, a page."""
+MODULES_MAX = 14
+LINES_OF_A_FUNCTION_MAX = 70
+GLOSSARY = {"sharding"}
+"""Words of the field that look like verbs."""
 
 WAITING = {"asyncio", "multiprocessing", "select", "selectors", "socket", "ssl", "subprocess", "threading", "uvloop"}
 FORBIDDEN_MODULES: dict[str, set[str]] = {
@@ -306,3 +349,71 @@ def heavy_modules_after(statement: str, heavy: set[str] = HEAVY) -> list[str]:
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+def wrong_layers(sources: Sources) -> list[str]:
+    """Imports at run time of a folder that stands in a higher layer of the same area."""
+    packages = packages_in(sources)
+    return [
+        f"{name} imports {target}"
+        for name, source in sources.items()
+        for target in sorted(imports_of(name, at_run_time(source), modules=sources, is_package=name in packages))
+        if _is_upwards(name, target)
+    ]
+
+
+def _is_upwards(name: str, target: str) -> bool:
+    area = area_of(name)
+    if area not in LAYERS or area_of(target) != area or (_exempt(name, target)):
+        return False
+    return _layer(target) > _layer(name)
+
+
+def _exempt(name: str, target: str) -> bool:
+    return any(name == one and _is_within(target, other) for one, other in BACKWARDS)
+
+
+def _layer(module: str) -> int:
+    parts = module.split(".")
+    found = [number for number, names in enumerate(LAYERS[parts[1]], 1) if len(parts) > 2 and parts[2] in names]
+    return found[0] if found else 0
+
+
+def at_run_time(source: str) -> str:
+    """The source without what is for type checkers only, and without imports inside functions."""
+    tree = ast.parse(source)
+    tree.body = [
+        one
+        for one in tree.body
+        if not (isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING")
+        and isinstance(one, ast.Import | ast.ImportFrom | ast.Try | ast.If)
+    ]
+    return ast.unparse(tree)
+
+
+def crowded_folders(sources: Sources) -> list[str]:
+    """Folders of more modules than one sees at a glance."""
+    packages = packages_in(sources)
+    folders = Counter(name if name in packages else name.rpartition(".")[0] for name in sources)
+    return [f"{name}: {count}" for name, count in folders.items() if count > MODULES_MAX and name not in FLAT]
+
+
+def verbs_as_names(modules: Iterable[str]) -> list[str]:
+    """Modules that are named by what they do, instead of by what they are."""
+    lasts = ((module, module.rpartition(".")[2]) for module in modules)
+    return [module for module, last in lasts if last.endswith("ing") and last not in GLOSSARY]
+
+
+def riddles(name: str, source: str) -> list[str]:
+    """Docstrings of modules that go round the noun instead of naming it."""
+    text = ast.get_docstring(ast.parse(source)) or ""
+    return [name] if re.match(r"(What|Who|Where|How|When|Why|Whose|Which) ", text) else []
+
+
+def long_functions(name: str, source: str) -> list[str]:
+    return [
+        f"{name}:{node.lineno} {node.name}"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= LINES_OF_A_FUNCTION_MAX
+    ]

@@ -21,11 +21,13 @@ from tests.server.raw_client import RawClient
 from towline.alarms.rule import AlarmRule
 from towline.client._sync.client import Client
 from towline.errors import NotFound, Refused
-from towline.protocol import access, backup, cluster, monitor, ordering, publications, scan
+from towline.protocol import access, backup, cluster, monitor, publications, scan
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import decode_answer
+from towline.protocol.groups import Pause, Seek
 from towline.protocol.messages import Failed, Request
+from towline.protocol.topics import EditTopic, Purge, ShardCount
 
 SECRETS = ("payroll", "auditors", "order-4423", "someone")
 """A topic; a group of the topic `orders`; the key of a message of the topic `stock`; a consumer of that group."""
@@ -60,9 +62,9 @@ ASKED: dict[type[Request], list[Request]] = {
     tx.ListTransactions: [tx.ListTransactions(), tx.ListTransactions("t-hidden")],
     tx.Decide: [tx.Decide("t-hidden", True), tx.Decide("t-hidden", False)],
     tx.AwaitChecks: [tx.AwaitChecks("hr")],
-    ordering.ShardCount: [ordering.ShardCount("orders")],
-    ordering.Seek: [ordering.Seek("orders", "billing", "latest", dry_run=True)],
-    ordering.Purge: [ordering.Purge("orders", dry_run=True)],
+    ShardCount: [ShardCount("orders")],
+    Seek: [Seek("orders", "billing", "latest", dry_run=True)],
+    Purge: [Purge("orders", dry_run=True)],
     scan.Scan: [scan.Scan("lane/orders/middle", 0, 10, 1 << 16), scan.Scan("pull/orders/auditors", 0, 10)],
     scan.Survey: [scan.Survey(), scan.Survey("pull/orders/"), scan.Survey("lane/stock/")],
     scan.LocateIn: [scan.LocateIn("pull/orders/billing", 0), scan.LocateIn("pull/orders/auditors", 0)],
@@ -94,7 +96,7 @@ WATCHED = [
 """Rules of alarms, which are no alarms: a name, the topic, the group."""
 SILENT: set[type[Request]] = {
     m.Hello, m.Send, m.Pull, m.Settle, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.PutTopic,
-    m.ReviseDead, tx.Prepare, tx.Resolve, ordering.Pause, ordering.EditTopic, publications.Report, publications.Stage,
+    m.ReviseDead, tx.Prepare, tx.Resolve, Pause, EditTopic, publications.Report, publications.Stage,
     publications.Publish, publications.Unstage, publications.MoveHold, cluster.HandBack, monitor.PutAlarm,
     monitor.DropAlarm, monitor.SilenceAlarm, monitor.TestAlarm, monitor.Kick,
 }  # fmt: skip

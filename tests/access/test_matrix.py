@@ -15,11 +15,13 @@ from tests.server.raw_client import RawClient
 from towline.broker.access.permissions import PERMISSIONS
 from towline.broker.access.rules import ROLES
 from towline.errors import Refused
-from towline.protocol import access, backup, cluster, monitor, ordering, publications, scan
+from towline.protocol import access, backup, cluster, monitor, publications, scan
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.access import Grant
+from towline.protocol.groups import Pause, Seek
 from towline.protocol.messages import Failed, Request
+from towline.protocol.topics import EditTopic, Purge, ShardCount
 
 ORDERS, STOCK = ("topic", "orders"), ("topic", "stock")
 NOWHERE, ELSEWHERE = ("topic", "nowhere"), ("topic", "elsewhere")
@@ -57,11 +59,11 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     m.PurgeDead: [("delete", BILLING), ("describe", ORDERS)],
     m.Find: [("consume", ORDERS)],
     m.Trace: [("describe", BILLING), ("describe", ORDERS)],
-    ordering.ShardCount: [("describe", ORDERS)],
-    ordering.Seek: [("describe", BILLING), ("describe", ORDERS)],
-    ordering.Pause: [("alter", BILLING), ("describe", ORDERS)],
-    ordering.Purge: [("describe", ORDERS)],
-    ordering.EditTopic: [("alter", ORDERS)],
+    ShardCount: [("describe", ORDERS)],
+    Seek: [("describe", BILLING), ("describe", ORDERS)],
+    Pause: [("alter", BILLING), ("describe", ORDERS)],
+    Purge: [("describe", ORDERS)],
+    EditTopic: [("alter", ORDERS)],
     scan.Scan: [("consume", ORDERS)],
     scan.Survey: [],
     scan.LocateIn: [("describe", BILLING), ("describe", ORDERS)],
@@ -108,8 +110,8 @@ SUBSCRIBED: set[type[Request]] = {m.Pull, m.Settle}
 VARIANTS: list[tuple[Request, list[tuple[str, tuple[str, str]]]]] = [
     (m.Browse("orders"), [("consume", ORDERS)]),
     (m.PutTopic(samples.TOPIC), [("alter", ORDERS)]),
-    (ordering.Seek("orders", "billing", "latest"), [("alter", BILLING), ("describe", ORDERS)]),
-    (ordering.Purge("orders"), [("delete", ORDERS)]),
+    (Seek("orders", "billing", "latest"), [("alter", BILLING), ("describe", ORDERS)]),
+    (Purge("orders"), [("delete", ORDERS)]),
     (m.ListDelayed(), [("describe", CLUSTER)]),
     (m.ListDelayed("orders"), [("describe", ORDERS)]),
     (m.CancelDelayed("orders", [12], dry_run=True), [("send", ORDERS)]),

@@ -12,7 +12,7 @@ from towline.delivery.schedule.delivered import arrival
 from towline.errors import TooLarge
 from towline.model import Durability, arrived_stream
 from towline.protocol.messages import Arrived
-from towline.protocol.ordering import Purge
+from towline.protocol.topics import Purge
 
 RECORDS = 2_000
 

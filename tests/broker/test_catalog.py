@@ -21,8 +21,8 @@ from towline.broker.open_store import open_store
 from towline.delivery.catalog_changes import GROUP_CHANGES, TOPIC_CHANGES
 from towline.errors import NotFound, TooMany, Unavailable
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
+from towline.protocol.groups import Pause
 from towline.protocol.messages import Attach, Pull, PutTopic
-from towline.protocol.ordering import Pause
 from towline.store import Append, Appended, Store
 
 FILES = ("topics.json", "subscriptionGroup.json")

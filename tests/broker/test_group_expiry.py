@@ -19,8 +19,8 @@ from towline.broker.server.listener import Server
 from towline.errors import NotFound
 from towline.model import GroupConfig, pull_stream
 from towline.protocol.access import Measure
+from towline.protocol.groups import Pause, Seek
 from towline.protocol.messages import Attach, Resend
-from towline.protocol.ordering import Pause, Seek
 from towline.protocol.publications import Report
 
 DAY_S = 86400.0

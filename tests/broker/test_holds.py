@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from towline.errors import BadName, NotFound
-from towline.protocol.ordering import EditTopic
+from towline.protocol.topics import EditTopic
 
 LANE = "lane/orders/middle"
 SEGMENT = 1 << 16

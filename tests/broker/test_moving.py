@@ -13,8 +13,9 @@ from towline.broker.produce.append import Outgoing
 from towline.errors import BadRequest
 from towline.frame import encode
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
+from towline.protocol.groups import Pause, Seek
 from towline.protocol.messages import Browse
-from towline.protocol.ordering import EditTopic, Pause, Purge, Seek
+from towline.protocol.topics import EditTopic, Purge
 
 
 async def fill(mq: Bench, count: int = 10, lane: int = 1) -> None:

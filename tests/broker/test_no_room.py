@@ -21,8 +21,8 @@ from towline.broker.server import pulls
 from towline.broker.server.connection import State
 from towline.errors import QueueFull
 from towline.model import TopicConfig
+from towline.protocol.groups import Seek
 from towline.protocol.messages import Act, Pull, Pulled
-from towline.protocol.ordering import Seek
 
 MB = 1 << 20
 FAR = 60_000

@@ -23,7 +23,7 @@ from towline.broker.table_snapshot import PartName, TableSnapshot
 from towline.cli.check import _look_at_dedup
 from towline.clock import ManualClock
 from towline.frame import encode
-from towline.protocol.ordering import Purge
+from towline.protocol.topics import Purge
 from towline.store import Store
 
 AT_ONCE = 1_000

@@ -12,7 +12,7 @@ from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, World
 from towline.broker.consume import snapshots
 from towline.clock import SYSTEM, ManualClock
 from towline.model import TopicConfig
-from towline.protocol.ordering import EditTopic
+from towline.protocol.topics import EditTopic
 
 SMALL: dict[str, Any] = {"segment_bytes": 64 << 10, "retention_bytes": 64 << 10}
 

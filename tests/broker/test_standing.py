@@ -10,8 +10,9 @@ from tests.eventually import eventually_done
 from towline.broker.consume.member import KEEPS_UP_S, Member
 from towline.clock import ManualClock
 from towline.model import TopicConfig
+from towline.protocol.groups import Pause, Seek
 from towline.protocol.messages import Act
-from towline.protocol.ordering import Pause, Purge, Seek
+from towline.protocol.topics import Purge
 
 
 def bodies(hand: Hand) -> list[list[bytes]]:

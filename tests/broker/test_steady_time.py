@@ -24,8 +24,8 @@ from towline.clock import SECOND_US
 from towline.frame import encode
 from towline.model import TopicConfig
 from towline.protocol.cluster import HandBack
+from towline.protocol.groups import Pause
 from towline.protocol.messages import Settled, Trace
-from towline.protocol.ordering import Pause
 from towline.protocol.transactions import ListTransactions
 
 WHILE_S = 600.0

@@ -17,8 +17,8 @@ from towline.broker.schedule.journal import ScheduleJournal
 from towline.clock import SECOND_US, ManualClock, TimeSlice
 from towline.errors import DiskFull, LeaseLost
 from towline.model import GroupConfig
+from towline.protocol.groups import Seek
 from towline.protocol.messages import Act, Attach, Held, Pull
-from towline.protocol.ordering import Seek
 
 
 def test_a_vanished_consumers_messages_go_to_another_before_its_heartbeats_are_missed(world: World) -> None:

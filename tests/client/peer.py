@@ -25,7 +25,7 @@ from towline.protocol.messages import (
     Request,
     Welcome,
 )
-from towline.protocol.ordering import ShardCount, Sharded
+from towline.protocol.topics import ShardCount, Sharded
 
 __all__ = ["Peer", "Visitor", "pulled"]
 

@@ -30,7 +30,7 @@ from towline.client.produce.spooled_sender import SpooledBatchSender
 from towline.errors import BadRequest, QueueFull, WrongShard
 from towline.frame import Frame, encode
 from towline.protocol.messages import Send, Sent
-from towline.protocol.ordering import ShardCount
+from towline.protocol.topics import ShardCount
 
 
 async def stored(mq: Any, topic: str, count: int, lane: str = "middle") -> list[bytes]:

@@ -24,8 +24,9 @@ from towline.broker.consume import snapshots
 from towline.broker.consume.member import Member
 from towline.frame import Frame, encode
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
+from towline.protocol.groups import Pause
 from towline.protocol.messages import Attach
-from towline.protocol.ordering import Pause, Purge
+from towline.protocol.topics import Purge
 from towline.settings import BrokerSettings
 from towline.store.log import LogSettings, LogStore
 

@@ -26,8 +26,9 @@ from tests.everything.zombie_rules import ZombieRules
 from tests.sql.server import needs_mariadb
 from towline.errors import Conflict
 from towline.model import Durability
+from towline.protocol.groups import Pause, Seek
 from towline.protocol.messages import Act, CancelDelayed, MoveDelayed, Resend
-from towline.protocol.ordering import EditTopic, Pause, Purge, Seek
+from towline.protocol.topics import EditTopic, Purge
 from towline.protocol.transactions import Decide
 
 keys = st.sampled_from([(one.topic, one.group) for one in SETUPS])

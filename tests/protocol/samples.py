@@ -6,9 +6,11 @@ from towline.alarms.book import Changed
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol import access, backup, cluster, monitor, ordering, publications, scan
+from towline.protocol import access, backup, cluster, monitor, publications, scan
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
+from towline.protocol.groups import Pause, Seek, Sought
+from towline.protocol.topics import EditTopic, Purge, Purged, ShardCount, Sharded
 
 TOPIC = TopicConfig("orders", 1_700_000_000_000_000, 3600.0, 64, "shop", "mia", ("mia@example.com",))
 GROUP = GroupConfig(
@@ -114,11 +116,11 @@ REQUESTS: list[m.Request] = [
     m.PurgeDead("orders", "billing", 4),
     m.Find("orders", 1, "order-4423", 17, 1_700_000_000_000_000, 1_700_000_000_000_009, 5, 65536),
     m.Trace("orders", "billing", 1, 42, True, CURSOR),
-    ordering.ShardCount("orders"),
-    ordering.Seek("orders", "billing", "@1700000000000000", [(3, 17)], True),
-    ordering.Pause("orders", "billing", True, "deploying"),
-    ordering.Purge("orders", True),
-    ordering.EditTopic("orders", 3600.0),
+    ShardCount("orders"),
+    Seek("orders", "billing", "@1700000000000000", [(3, 17)], True),
+    Pause("orders", "billing", True, "deploying"),
+    Purge("orders", True),
+    EditTopic("orders", 3600.0),
     scan.Scan("lane/orders/middle", 17, 1 << 40, 65536),
     scan.Survey("lane/orders", "lane/orders/high", 50),
     publications.Report("orders", "spark", [(1, 17)]),
@@ -186,9 +188,9 @@ ANSWERS: list[m.Answer] = [
     m.DeadPurged(2),
     m.Found([PART], 37, 40),
     m.Traced("FAIL", 2, 1_700_000_000_000_008, [STEP], True, CURSOR),
-    ordering.Sharded(64, True),
-    ordering.Sought([("middle", 5, 3)], 2, 7),
-    ordering.Purged(100, 4096, [("billing", 90)]),
+    Sharded(64, True),
+    Sought([("middle", 5, 3)], 2, 7),
+    Purged(100, 4096, [("billing", 90)]),
     scan.Scanned([PART], 37, [(37, 3, "its bytes are damaged")]),
     scan.Streams([scan.StreamState("lane/orders/middle", 5, 25, 4096)], True),
     scan.LocatedIn(12_345),

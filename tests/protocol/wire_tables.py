@@ -18,18 +18,20 @@ from towline.alarms.book import Changed
 from towline.alarms.rule import AlarmRule
 from towline.alarms.watch import Alarm
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol import access, cluster, monitor, ordering, publications, scan
+from towline.protocol import access, cluster, monitor, publications, scan
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
+from towline.protocol.groups import Pause
+from towline.protocol.topics import EditTopic
 from towline.protocol.versions import FIELDS, KINDS, LONGER, VALUES
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "wire-format.md"
 GOLDEN = Path(__file__).with_name("golden-v2.txt")
 
 DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGroup, m.PutTopic, tx.Resolve} | {
-    ordering.Pause,
-    ordering.EditTopic,
+    Pause,
+    EditTopic,
     access.PutUser,
     access.DeleteUser,
     access.RevokeToken,

@@ -24,6 +24,7 @@ from towline.errors import TooLarge
 from towline.frame import Frame, encode
 from towline.model import Durability, GroupConfig
 from towline.protocol.cluster import HandBack
+from towline.protocol.groups import Seek
 from towline.protocol.messages import (
     Act,
     Attach,
@@ -37,7 +38,6 @@ from towline.protocol.messages import (
     Resend,
     ReviseDead,
 )
-from towline.protocol.ordering import Seek
 from towline.protocol.publications import AskSink, Publish, Stage
 from towline.protocol.transactions import Decide, ListTransactions
 

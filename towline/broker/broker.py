@@ -68,11 +68,13 @@ from towline.model import (
     check_topic,
     parse_delay_levels,
 )
-from towline.protocol import access, ordering
+from towline.protocol import access
 from towline.protocol import messages as wire
 from towline.protocol.backup import BackupBegun
 from towline.protocol.cluster import Brokers, HandBack, HandedBack, ListBrokers
+from towline.protocol.groups import Pause, Seek, Sought
 from towline.protocol.publications import Report
+from towline.protocol.topics import EditTopic, Purge, Purged
 from towline.settings import BrokerSettings
 from towline.store import Store
 from towline.version import __version__
@@ -385,7 +387,7 @@ class Broker:
     async def put_topic(self, request: wire.PutTopic) -> None:
         await self.topics.put(request)
 
-    async def edit_topic(self, request: ordering.EditTopic) -> None:
+    async def edit_topic(self, request: EditTopic) -> None:
         await self.topics.edit(request)
 
     def template(self) -> wire.Templated:
@@ -415,7 +417,7 @@ class Broker:
             # As after a purge: a crash must not bring back its ids, which would stand for messages that are gone.
             await self._save_snapshots()
 
-    async def purge(self, request: ordering.Purge) -> ordering.Purged:
+    async def purge(self, request: Purge) -> Purged:
         topic = self.topics.named(request.topic)
         purged = await purge(topic, self.store, self._durability, self._save_snapshots, dry_run=request.dry_run)
         if not request.dry_run:
@@ -448,13 +450,13 @@ class Broker:
     async def put_group(self, config: GroupConfig) -> None:
         await self.groups.put(config)
 
-    async def pause(self, request: ordering.Pause) -> None:
+    async def pause(self, request: Pause) -> None:
         await self.groups.pause(request)
 
     async def delete_group(self, topic: str, name: str) -> None:
         await self.groups.delete(topic, name)
 
-    async def seek(self, request: ordering.Seek) -> ordering.Sought:
+    async def seek(self, request: Seek) -> Sought:
         dispatcher = self.groups.named(request.topic, request.group)
         if not request.dry_run:
             dispatcher.use()

@@ -21,7 +21,7 @@ from towline.protocol.messages import GroupState
 if TYPE_CHECKING:
     from towline.client._sync.client import Client
     from towline.client.requests import Target
-    from towline.protocol.ordering import Sought
+    from towline.protocol.groups import Sought
 
 __all__ = ["group"]
 

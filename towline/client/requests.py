@@ -42,6 +42,7 @@ from towline.model import (
 from towline.protocol import split_attachments
 from towline.protocol.backup import BackupBegun, BackupHeld, BeginBackup, HoldBackup
 from towline.protocol.cluster import Brokers, Clients, ClientState, ForgetBroker, ListBrokers, ListClients
+from towline.protocol.groups import Pause, Seek, Sought
 from towline.protocol.messages import (
     Answer,
     Beat,
@@ -74,7 +75,7 @@ from towline.protocol.messages import (
     Topics,
     TopicState,
 )
-from towline.protocol.ordering import EditTopic, Pause, Purge, Purged, Seek, Sought
+from towline.protocol.topics import EditTopic, Purge, Purged
 from towline.protocol.transactions import ListTransactions, Resolve, Transactions, TransactionState
 
 __all__ = [

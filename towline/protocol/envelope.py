@@ -26,7 +26,6 @@ import towline.protocol.access
 import towline.protocol.backup
 import towline.protocol.cluster
 import towline.protocol.monitor
-import towline.protocol.ordering
 import towline.protocol.publications
 import towline.protocol.scan
 import towline.protocol.transactions  # noqa: F401 - it adds to the messages that there are

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from towline.model import GroupConfig
+from towline.model import MAX_SHARDS, GroupConfig
 from towline.protocol.base import Answer, Name, Request
 
-__all__ = ["NEARLY_FULL", "DeleteGroup", "GroupInfo", "GroupState", "Groups", "ListGroups", "MemberState", "PutGroup"]
+__all__ = [
+    "NEARLY_FULL",
+    "DeleteGroup",
+    "GroupInfo",
+    "GroupState",
+    "Groups",
+    "ListGroups",
+    "MemberState",
+    "Pause",
+    "PutGroup",
+    "Seek",
+    "Sought",
+]
 
 NEARLY_FULL: Final = 0.8
 """The `retry_load` of a group from which on the log, `group info` and `check` speak of it."""
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Lane = Annotated[int, msgspec.Meta(ge=0, le=MAX_SHARDS - 1)]
 
 
 class MemberState(msgspec.Struct, frozen=True, array_like=True):
@@ -77,3 +92,35 @@ class DeleteGroup(Request, frozen=True, array_like=True):
     kind = 15
     topic: Name
     group: Name
+
+
+class Seek(Request, frozen=True, array_like=True):
+    """Let a group go on elsewhere: `to` is `earliest`, `latest` or a time (`@` and microseconds) for all lanes of the
+    topic; or `positions` are (lane, sequence number) for some. A dry run only says what it would mean."""
+
+    kind = 41
+    topic: Name
+    group: Name
+    to: Annotated[str, msgspec.Meta(pattern=r"^(|earliest|latest|@[0-9]{1,18})$")] = ""
+    positions: Annotated[list[tuple[_Lane, _Natural]], msgspec.Meta(max_length=MAX_SHARDS)] = []  # noqa: RUF012 - copied
+    dry_run: bool = False
+
+
+class Sought(Answer, frozen=True, array_like=True):
+    """By lane, where the group was and where it is now; how many messages are delivered again, and how many are passed
+    over."""
+
+    kind = 169
+    moves: list[tuple[str, int, int]]
+    again: int
+    passed: int
+
+
+class Pause(Request, frozen=True, array_like=True):
+    """Let a group rest, or go on: while it rests, pulls get nothing. Answered by `Done`."""
+
+    kind = 42
+    topic: Name
+    group: Name
+    paused: bool
+    reason: Annotated[str, msgspec.Meta(max_length=500)] = ""

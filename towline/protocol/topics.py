@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from towline.model import TopicConfig
@@ -10,9 +12,14 @@ from towline.protocol.base import Answer, Name, Request
 __all__ = [
     "CreateTopic",
     "DeleteTopic",
+    "EditTopic",
     "LaneState",
     "ListTopics",
+    "Purge",
+    "Purged",
     "PutTopic",
+    "ShardCount",
+    "Sharded",
     "Template",
     "Templated",
     "TopicInfo",
@@ -83,3 +90,43 @@ class Template(Request, frozen=True, array_like=True):
 class Templated(Answer, frozen=True, array_like=True):
     kind = 179
     config: TopicConfig
+
+
+class ShardCount(Request, frozen=True, array_like=True):
+    """How many shards a topic has: 0 for a shared one, or one that this broker does not have."""
+
+    kind = 40
+    topic: Name
+
+
+class Sharded(Answer, frozen=True, array_like=True):
+    kind = 168
+    shards: int
+    known: bool = True
+    """Whether this broker has the topic. Of those that keep their own messages, another one may have it."""
+
+
+class Purge(Request, frozen=True, array_like=True):
+    """Drop all messages of a topic. Its groups go on with what comes then. A dry run only says what it would mean."""
+
+    kind = 43
+    topic: Name
+    dry_run: bool = False
+
+
+class Purged(Answer, frozen=True, array_like=True):
+    """What was dropped; and by group, how many messages it will not get."""
+
+    kind = 171
+    messages: int
+    size_bytes: int
+    groups: list[tuple[str, int]]
+
+
+class EditTopic(Request, frozen=True, array_like=True):
+    """Change the settings of a topic that can be changed. Answered by `Done`."""
+
+    kind = 44
+    topic: Name
+    retention_s: Annotated[float, msgspec.Meta(ge=0)] | None
+    """How long messages are kept; nil takes the broker's setting, 0 is for ever."""

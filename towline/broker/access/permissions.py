@@ -31,6 +31,7 @@ from towline.protocol.access import (
 )
 from towline.protocol.backup import BeginBackup, HoldBackup
 from towline.protocol.cluster import Brokers, Clients, ForgetBroker, HandBack, ListBrokers, ListClients, Meet
+from towline.protocol.groups import Pause, Seek
 from towline.protocol.messages import (
     Answer,
     Attach,
@@ -78,9 +79,9 @@ from towline.protocol.monitor import (
     Storage,
     TestAlarm,
 )
-from towline.protocol.ordering import EditTopic, Pause, Purge, Purged, Seek, ShardCount
 from towline.protocol.publications import AskSink, MoveHold, Publish, Report, Stage, Unstage
 from towline.protocol.scan import LocateIn, Scan, Survey
+from towline.protocol.topics import EditTopic, Purge, Purged, ShardCount
 from towline.protocol.transactions import AwaitChecks, Decide, ListTransactions, Prepare, Resolve
 
 __all__ = [

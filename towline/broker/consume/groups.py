@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from towline.broker.topics.topic import Topic
     from towline.broker.topics.topics import Topics
     from towline.protocol import messages as wire
-    from towline.protocol import ordering
+    from towline.protocol.groups import Pause
     from towline.settings import BrokerSettings
     from towline.store import Store
 
@@ -263,7 +263,7 @@ class Groups:
         else:
             await self._catalog.save()
 
-    async def pause(self, request: ordering.Pause) -> None:
+    async def pause(self, request: Pause) -> None:
         async with self.making:
             dispatcher = self.named(request.topic, request.group)
             old, now_us = dispatcher.group.config, self._clock.now_us()

@@ -14,7 +14,8 @@ from towline.delivery.group.seek import weigh, within_bounds
 from towline.errors import BadRequest, Conflict
 from towline.model import LANES, Durability, Span, check_topic, is_pattern, lane_name, matches
 from towline.protocol import messages as wire
-from towline.protocol import ordering
+from towline.protocol.groups import Seek, Sought
+from towline.protocol.topics import Purged
 
 if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
@@ -29,7 +30,7 @@ log = logging.getLogger("towline.broker")
 Moves = tuple[tuple[int, int], ...]
 
 
-async def seek(dispatcher: Dispatcher, request: ordering.Seek, durability: Durability) -> ordering.Sought:
+async def seek(dispatcher: Dispatcher, request: Seek, durability: Durability) -> Sought:
     """Move a group on the lanes of its topic; its own lanes stay as they are."""
     dispatcher.observe()
     wanted = await _wanted(dispatcher, request)
@@ -41,7 +42,7 @@ async def seek(dispatcher: Dispatcher, request: ordering.Seek, durability: Durab
     if not request.dry_run:
         await _move(dispatcher, moves, f"moved to {request.to or 'given positions'}", durability)
         log.warning("%s was moved: %d messages again, %d passed over", dispatcher.label, *weight)
-    return ordering.Sought(shown, weight.again, weight.passed)
+    return Sought(shown, weight.again, weight.passed)
 
 
 async def report(dispatcher: Dispatcher, positions: Sequence[tuple[int, int]], durability: Durability) -> None:
@@ -56,7 +57,7 @@ async def report(dispatcher: Dispatcher, positions: Sequence[tuple[int, int]], d
         await _move(dispatcher, moves, "read outside", durability)
 
 
-async def _wanted(dispatcher: Dispatcher, request: ordering.Seek) -> Moves:
+async def _wanted(dispatcher: Dispatcher, request: Seek) -> Moves:
     group, lanes = dispatcher.group, range(dispatcher.group.topic_lanes)
     if bool(request.to) == bool(request.positions):
         raise BadRequest("seek: say where to (earliest, latest or a time), or give positions by lane; one of them")
@@ -86,7 +87,7 @@ async def _move(dispatcher: Dispatcher, moves: Moves, reason: str, durability: D
 
 async def purge(
     topic: Topic, store: Store, durability: Durability, remember: Callable[[], Awaitable[None]], *, dry_run: bool
-) -> ordering.Purged:
+) -> Purged:
     """Drop all messages that the topic has now. Groups go on behind them; dead letters are kept. `remember` writes down
     what else is read from messages after a crash: who sent them, and their dedup ids."""
     ends = [lane.end for lane in topic.lanes]
@@ -109,7 +110,7 @@ async def purge(
         await trim_arrivals(store, topic)
         topic.look_again()
         log.warning("topic %s was purged of %d messages", topic.config.name, messages)
-    return ordering.Purged(messages, sum(one.size_bytes for one in bounds), groups)
+    return Purged(messages, sum(one.size_bytes for one in bounds), groups)
 
 
 async def _trim(store: Store, ends: Sequence[tuple[str, int]]) -> None:

@@ -16,6 +16,7 @@ from towline.broker.broker import Broker
 from towline.protocol.access import Measure
 from towline.protocol.backup import BeginBackup, HoldBackup
 from towline.protocol.cluster import Clients, ForgetBroker, ListBrokers, ListClients, Meet, Met
+from towline.protocol.groups import Pause, Seek
 from towline.protocol.messages import (
     Answer,
     Beat,
@@ -58,9 +59,9 @@ from towline.protocol.monitor import (
     Storage,
     TestAlarm,
 )
-from towline.protocol.ordering import EditTopic, Pause, Purge, Seek, ShardCount, Sharded
 from towline.protocol.publications import AskSink, MoveHold, Report
 from towline.protocol.scan import LocateIn, Scan, Survey
+from towline.protocol.topics import EditTopic, Purge, ShardCount, Sharded
 from towline.protocol.transactions import ListTransactions, Resolve
 
 __all__ = ["LATER", "NOW", "READS", "SEEN", "Buffers", "later"]

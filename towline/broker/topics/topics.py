@@ -16,7 +16,7 @@ from towline.clock import Clock, TimeSlice, in_slices
 from towline.errors import BadRequest, Conflict, NotFound, TooMany, TowlineError, Unavailable
 from towline.model import MAX_SHARDS_IN_ALL, MAX_TOPICS, Durability, TopicConfig, check_topic
 from towline.protocol import messages as wire
-from towline.protocol import ordering
+from towline.protocol.topics import EditTopic
 from towline.settings import BrokerSettings
 from towline.store import Store
 
@@ -203,7 +203,7 @@ class Topics(dict[str, Topic]):
             self._catalog.put_template(config)
             self._save_soon()
 
-    async def edit(self, request: ordering.EditTopic) -> None:
+    async def edit(self, request: EditTopic) -> None:
         topic = self.named(request.topic)
         topic.config = msgspec.structs.replace(topic.config, retention_s=request.retention_s)
         self._catalog.put_topic(topic.config)

@@ -22,7 +22,7 @@ from towline.client.produce.batch_sender import BatchSender, left_open, raise_un
 from towline.client.produce.encode import FOREVER, Body, Lifetimes, as_body, as_dedup_id, as_headers, as_key
 from towline.errors import Closed, NotOwner, Timeout, TowlineError
 from towline.model import Priority, Receipt
-from towline.protocol.ordering import Sharded
+from towline.protocol.topics import Sharded
 
 __all__ = ["Pending", "Producer", "done"]
 

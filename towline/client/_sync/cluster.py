@@ -18,7 +18,7 @@ from towline.client.link.connection import Buffer, Call
 from towline.client.link.flow import Flow, Start, Step, drive
 from towline.errors import Closed, NotOwner, TowlineError, Unavailable
 from towline.protocol.cluster import BrokerState, ListBrokers
-from towline.protocol.ordering import ShardCount
+from towline.protocol.topics import ShardCount
 
 __all__ = ["Cluster"]
 

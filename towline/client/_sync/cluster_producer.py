@@ -32,7 +32,7 @@ from towline.client.produce.sharding import ShardMap, shard_of
 from towline.client.produce.sharding import count_shards as ask_shards
 from towline.errors import Closed, NotOwner, Refused, Timeout, TooMany, Unavailable
 from towline.model import Priority
-from towline.protocol.ordering import Sharded
+from towline.protocol.topics import Sharded
 
 __all__ = ["ClusterProducer"]
 

@@ -28,7 +28,7 @@ from towline.errors import (
     TowlineError,
 )
 from towline.model import Priority
-from towline.protocol.ordering import Sharded
+from towline.protocol.topics import Sharded
 
 __all__ = ["Producer"]
 

@@ -22,8 +22,9 @@ from towline.client.operation import Errand, Everywhere, Here, There, offered
 from towline.client.produce import sharding
 from towline.client.produce.receipts import Receipts
 from towline.model import GroupConfig, TopicConfig
+from towline.protocol.groups import Sought
 from towline.protocol.messages import GroupState, TopicState
-from towline.protocol.ordering import Purged, Sought
+from towline.protocol.topics import Purged
 
 __all__ = ["TopicsAndGroups"]
 

@@ -11,7 +11,6 @@ from towline.client.link.connection import Call
 from towline.errors import ProtocolError, QueueFull, Timeout
 from towline.model import LANES
 from towline.protocol.messages import Done, FrameHead, Send, Sent
-from towline.protocol.ordering import ShardCount, Sharded
 from towline.protocol.publications import (
     AskSink,
     MoveHold,
@@ -23,6 +22,7 @@ from towline.protocol.publications import (
     Staged,
     Unstage,
 )
+from towline.protocol.topics import ShardCount, Sharded
 
 if TYPE_CHECKING:
     from towline.client._sync.client import Client

@@ -13,7 +13,7 @@ from towline.client.produce.accumulator import ClusterAccumulator, give_up, rear
 from towline.client.produce.batch import ProducerBatch
 from towline.client.produce.sharding import ShardMap
 from towline.errors import Unavailable, WrongShard
-from towline.protocol.ordering import Sharded
+from towline.protocol.topics import Sharded
 
 __all__ = ["Recount", "not_asked"]
 

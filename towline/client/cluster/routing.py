@@ -18,8 +18,9 @@ from towline.client.produce.receipts import Receipts
 from towline.client.produce.sharding import Common, Content, ShardMap, not_ordered, shards_of
 from towline.errors import Conflict, NotFound, Partly, Refused, TooMany, TowlineError, Unavailable, WrongShard
 from towline.protocol.cluster import BrokerState
+from towline.protocol.groups import Sought
 from towline.protocol.messages import GroupState, LaneState, TopicState
-from towline.protocol.ordering import Purged, Sharded, Sought
+from towline.protocol.topics import Purged, Sharded
 
 __all__ = [
     "Outcome",

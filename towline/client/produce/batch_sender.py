@@ -15,7 +15,7 @@ from towline.client.produce.receipts import places
 from towline.client.produce.sharding import ShardMap
 from towline.errors import NotOwner, ProtocolError, TooLarge, TowlineError, WrongShard
 from towline.protocol.messages import FrameHead, Request, Send, Sent
-from towline.protocol.ordering import ShardCount, Sharded
+from towline.protocol.topics import ShardCount, Sharded
 
 __all__ = ["BatchSender", "left_open", "raise_unseen"]
 

@@ -31,7 +31,7 @@ from towline.client.produce.receipts import Receipts, ShardReceipts, places
 from towline.errors import BadRequest, ProtocolError, WrongShard
 from towline.model import Priority, Receipt, check_topic
 from towline.protocol.messages import FrameHead, Send, Sent
-from towline.protocol.ordering import ShardCount, Sharded
+from towline.protocol.topics import ShardCount, Sharded
 
 __all__ = [
     "Common",

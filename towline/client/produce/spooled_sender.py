@@ -20,7 +20,7 @@ from towline.client.produce.sharding import ShardMap, not_ordered
 from towline.errors import Closed, ProtocolError, QueueFull, TooLarge, TowlineError, Unavailable, WrongShard
 from towline.frame import Frame
 from towline.protocol.messages import FrameHead, Send, Sent
-from towline.protocol.ordering import ShardCount, Sharded
+from towline.protocol.topics import ShardCount, Sharded
 
 __all__ = ["SpooledBatchSender"]
 
