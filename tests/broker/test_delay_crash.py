@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 from tests.broker.conftest import Bench, World
 from tests.broker.test_delay_model import lanes
 from tests.broker.test_recovery import crash
-from towline.clock import ManualClock
+from towline.broker.produce import producers
+from towline.clock import SECOND_US, ManualClock
 from towline.frame import encode
 from towline.model import Durability
 from towline.protocol.messages import CancelDelayed, MoveDelayed
@@ -103,7 +106,10 @@ async def _tell(story: Story) -> None:
     assert seen.keys() == story.sent - story.cancelled
 
 
-def test_a_crash_after_any_write_neither_loses_nor_doubles_a_delayed_message(disk: World, tmp_path: Path) -> None:
+def test_a_crash_after_any_write_neither_loses_nor_doubles_a_delayed_message(
+    disk: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producers, "SILENT_US", 100 * round(YEAR_S) * SECOND_US)  # the story lasts for years
     story = Story(disk, tmp_path)
 
     async def resume(moment: Moment) -> None:
