@@ -73,7 +73,7 @@ def test_what_was_kept_back_is_written_once_the_number_is_raised_though_nobody_s
         await bench.act(member, ACK, await bench.pull(member))
         await bench.broker.maintain()
         await bench.flush()
-        pins, store = bench.broker._pins(), bench.store
+        pins, store = await bench.broker._pins(), bench.store
         kept = dict(store.kept_back)
         assert kept.keys() >= {"consumerOffset.json", "producers.bin"}
         await bench.broker._stop()

@@ -196,6 +196,25 @@ class Broker:
         return f"{others}: {instead_of(self._writer)}, or bring back a backup"
 
     async def _recover(self) -> None:
+        note = await self._begin_epoch()
+        # On a broker that is at work, whoever is served by it goes on meanwhile.
+        part = TimeSlice()
+        await self._recover_topics(part)
+        await self._recover_schedule(part)
+        await self._recover_producers(part)
+        self._open_for_sends()
+        await self._recover_transactions()
+        await self._catalog.renew()
+        await self._catalog.save()
+        if note != (mine := msgspec.json.encode(Note(FORMAT, __version__))):
+            await self.store.save(NOTE, mine)
+        await self._open_monitor()
+        self.consumers.await_orphans()
+        self.consumers.recall_limits()
+        self._start(self.groups.forget_left(), "forgetting streams of deleted groups")
+
+    async def _begin_epoch(self) -> bytes | None:
+        """Count this start of the broker. Returns the note of whoever wrote to the store last."""
         note = await self.store.load(NOTE)
         self._writer = writer_in(note or b"")
         document = await self.store.load(EPOCH)
@@ -205,8 +224,10 @@ class Broker:
         await self.store.save(EPOCH, msgspec.json.encode(Epoch(self.epoch, self.store_id)))
         self._pulls = itertools.count(self.epoch * PULLS_PER_EPOCH + 1)
         await self.registry.load(self.epoch)
-        # On a broker that is at work, whoever is served by it goes on meanwhile.
-        part = TimeSlice()
+        return note
+
+    async def _recover_topics(self, part: TimeSlice) -> None:
+        """Topics and their groups, and what is left of those that are gone."""
         await self._catalog.load(part)
         await find_uncatalogued(self.store, self._catalog, self.clock, part)
         await self._snapshots.load(part)
@@ -215,10 +236,15 @@ class Broker:
         self._snapshots.groups.clear()
         await self.remains.recover()
         await self.group_expiry.load(part)
+
+    async def _recover_schedule(self, part: TimeSlice) -> None:
         await self._agenda.recover(part)
         for name in self.scheduler.schedule.counts.keys() - self.topics.keys():
             log.warning("topic %s has delayed messages but is not in topics.json: added with default settings", name)
             self.topics.of_delayed(name)
+
+    async def _recover_producers(self, part: TimeSlice) -> None:
+        """What is known of producers and of dedup ids, from the file and from what was appended since."""
         lanes = {
             lane.stream: (name, number)
             async for name, topic in in_slices(self.topics.items(), part)
@@ -229,6 +255,9 @@ class Broker:
             self.store, self._producers_file, lanes, list(self._agenda.ends()), self._dedup, self.time.now_us(), part
         )
         await part.rest()
+
+    def _open_for_sends(self) -> None:
+        """All that appends messages, which needs the producers."""
         self._recollection = Remembered(self._producers, self._dedup, self.time)
         self._handbacks = Handbacks(self._producers, self._durability)
         self._sender = Appender(
@@ -244,6 +273,9 @@ class Broker:
             scheduler=self.scheduler,
         )
         self.commit_times = self._sender.commit_times
+
+    async def _recover_transactions(self) -> None:
+        """Transactions that are prepared, and what is staged: both may append what they wait with."""
         self.transactions = PreparedTransactions(
             self.store,
             self.clock,
@@ -256,18 +288,13 @@ class Broker:
         await self.transactions.recover()
         self.registry.prepared = self.transactions.lanes
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
-        await self._catalog.renew()
-        await self._catalog.save()
-        if note != (mine := msgspec.json.encode(Note(FORMAT, __version__))):
-            await self.store.save(NOTE, mine)
+
+    async def _open_monitor(self) -> None:
         delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
         self.outlook = Monitor(
             self.topics, delayed, store=self.store, clock=self.clock, settings=self.settings, overdue=self.overdue
         )
         await self.outlook.alarms.load()
-        self.consumers.await_orphans()
-        self.consumers.recall_limits()
-        self._start(self.groups.forget_left(), "forgetting streams of deleted groups")
 
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""
@@ -625,9 +652,9 @@ class Broker:
             self.scheduler.make_room(trimmed.holders, self.settings.retention_bytes)
         await self.group_expiry.look()
 
-    def _pins(self) -> dict[str, int]:
+    async def _pins(self) -> dict[str, int]:
         """What a start would need, that begins with the documents as they are written now."""
-        pins = self._snapshots.pins(self.topics.dispatchers())
+        pins = await self._snapshots.pins(self.topics.dispatchers)
         return pins | self.transactions.pins() | self.staging.pins() | self._agenda.pins() | self._catalog.pins()
 
     async def _save_snapshots(self, *, everything: bool = False) -> None:

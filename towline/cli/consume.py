@@ -6,6 +6,7 @@ import select
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -34,6 +35,53 @@ LOOK_S = 0.2
 """How often a peek that follows looks again."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Beginning:
+    """Where to begin, and whether to look only."""
+
+    from_: Annotated[
+        str,
+        Parameter(
+            name="--from",
+            help="Where to begin: earliest, latest, a time (`2026-05-01T12:00Z`), how long ago (`10m`), or a message "
+            "number. For a group only earliest or latest, and only when it is new.",
+        ),
+    ] = "earliest"
+    peek: Annotated[
+        bool,
+        Parameter(
+            negative=(), show_default=False, help="Only look: nothing is consumed, and no group sees any difference."
+        ),
+    ] = False
+    priority: Annotated[
+        Priority | None, Parameter(name=("--priority", "-p"), help="With --peek, look at this lane only.")
+    ] = None
+
+    def start(self, topic: str, group: str | None) -> Start:
+        start = _start(self.from_)
+        if group is not None and (self.peek or not start.is_an_end):
+            raise Usage(
+                "a group goes on where it stands: --peek and --from TIME or NUMBER are for reading without a group"
+            )
+        looking = self.looks(start)
+        if looking and is_pattern(topic):
+            raise Usage(f"{topic}: --peek and --from TIME or NUMBER are for a single topic")
+        if self.priority is not None and not looking:
+            raise Usage("--priority is for --peek: a consumer takes all lanes, the high one first")
+        return start
+
+    def looks(self, start: Start) -> bool:
+        """Whether messages are read without consuming them: so is all that begins in the middle."""
+        return self.peek or not start.is_an_end
+
+    def lanes(self, client: Client, topic: str) -> Sequence[Priority | int]:
+        if self.priority:
+            return (self.priority,)
+        shards = client.topic(topic).config.shards
+        return range(shards) if shards else LANES
+
+
 def consume(
     topic: Annotated[str, Parameter(help="The topic to consume, or all topics under a prefix: `'orders.*'`.")],
     /,
@@ -47,23 +95,7 @@ def consume(
         ),
     ] = None,
     count: Annotated[int | None, Parameter(name=("--count", "-n"), help="Stop after so many messages.")] = None,
-    from_: Annotated[
-        str,
-        Parameter(
-            name="--from",
-            help="Where to begin: earliest, latest, a time (`2026-05-01T12:00Z`), how long ago (`10m`), or a message "
-            "number. For a group only earliest or latest, and only when it is new.",
-        ),
-    ] = "earliest",
-    peek: Annotated[
-        bool,
-        Parameter(
-            negative=(), show_default=False, help="Only look: nothing is consumed, and no group sees any difference."
-        ),
-    ] = False,
-    priority: Annotated[
-        Priority | None, Parameter(name=("--priority", "-p"), help="With --peek, look at this lane only.")
-    ] = None,
+    beginning: Beginning = Beginning(),  # noqa: B008 it is frozen
     follow: Annotated[
         bool | None,
         Parameter(
@@ -92,23 +124,16 @@ def consume(
 
         towline consume orders --peek --from 10m -n 20
     """
-    start = _start(from_)
-    if group is not None and (peek or not start.is_an_end):
-        raise Usage("a group goes on where it stands: --peek and --from TIME or NUMBER are for reading without a group")
-    looking = peek or not start.is_an_end
-    if looking and is_pattern(topic):
-        raise Usage(f"{topic}: --peek and --from TIME or NUMBER are for a single topic")
-    if priority is not None and not looking:
-        raise Usage("--priority is for --peek: a consumer takes all lanes, the high one first")
+    start = beginning.start(topic, group)
     if count is not None and count < 1:
         raise Usage("--count is at least 1")
-    if idle_timeout is None and not (not peek if follow is None else follow):
+    if idle_timeout is None and not (not beginning.peek if follow is None else follow):
         idle_timeout = 0.0
     render = renderer(output)
     with connection.connect() as client, Stop() as stop:
         end = End(stop, count, idle_timeout, _Reader(sys.stdout.fileno()))
-        if looking:
-            batches = _look(client, topic, (priority,) if priority else _lanes(client, topic), start, end)
+        if beginning.looks(start):
+            batches = _look(client, topic, beginning.lanes(client, topic), start, end)
         else:
             batches = _pull(client, topic, group, start, end)
         # Closed before the client is: that gives back what was not written.
@@ -217,11 +242,6 @@ def _is_paused(client: Client, topic: str, group: str) -> bool:
         return client.group(topic, group).config.paused
     except TowlineError:
         return False
-
-
-def _lanes(client: Client, topic: str) -> Sequence[Priority | int]:
-    shards = client.topic(topic).config.shards
-    return range(shards) if shards else LANES
 
 
 def _look(client: Client, topic: str, lanes: Sequence[Priority | int], start: Start, end: End) -> Batches:

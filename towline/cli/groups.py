@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -145,6 +146,37 @@ def _next_retry(state: GroupState) -> str:
     return f" (next at {stamp(state.next_retry_at_us)})" if state.next_retry_at_us else ""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Retries:
+    """How often and when a message that failed is tried again."""
+
+    max_attempts: Annotated[
+        int | None, Parameter(help="How often a message is delivered before it goes to the dead letters.")
+    ] = None
+    retry_delays: Annotated[
+        Delays | None,
+        Parameter(
+            help="The wait after the first, second, … failed attempt, for example `10s,1m,5m`; the last one holds for "
+            "all that follow."
+        ),
+    ] = None
+    backoff: Annotated[
+        str | None,
+        Parameter(
+            help="A wait that grows: `FIRST,FACTOR,CAP,JITTER`, for example `1s,2,10m,0.2`; replaces --retry-delays. "
+            "The jitter is the part of a wait that chance may leave out, and may be left out itself."
+        ),
+    ] = None
+
+    def applied(self, policy: RetryPolicy) -> RetryPolicy:
+        """The policy with what was given."""
+        policy = _changed(policy, max_attempts=self.max_attempts, delays_s=self.retry_delays, **_backoff(self.backoff))
+        if self.retry_delays is not None and self.backoff is None:
+            policy = _changed(policy, kind="delays")
+        return policy
+
+
 @group.command
 def create(
     topic: Topic,
@@ -155,16 +187,7 @@ def create(
         Literal["earliest", "latest"] | None,
         Parameter(help="Where a new group begins: at the oldest message there is, or at what comes from now on."),
     ] = None,
-    max_attempts: Annotated[
-        int | None, Parameter(help="How often a message is delivered before it goes to the dead letters.")
-    ] = None,
-    retry_delays: Annotated[
-        Delays | None,
-        Parameter(
-            help="The wait after the first, second, … failed attempt, for example `10s,1m,5m`; the last one holds for "
-            "all that follow."
-        ),
-    ] = None,
+    retries: Retries = Retries(),  # noqa: B008 it is frozen
     timeout: Annotated[
         Duration | None,
         Parameter(
@@ -174,13 +197,6 @@ def create(
     max_in_flight: Annotated[int | None, Parameter(help="How many messages one consumer may hold unsettled.")] = None,
     dead_retention: Annotated[
         Duration | None, Parameter(help="How long its dead letters are kept; 0 is as long as messages are.")
-    ] = None,
-    backoff: Annotated[
-        str | None,
-        Parameter(
-            help="A wait that grows: `FIRST,FACTOR,CAP,JITTER`, for example `1s,2,10m,0.2`; replaces --retry-delays. "
-            "The jitter is the part of a wait that chance may leave out, and may be left out itself."
-        ),
     ] = None,
     mode: Annotated[
         Literal["at-least-once", "at-most-once"] | None,
@@ -202,15 +218,14 @@ def create(
 
     What is not given keeps its value, or takes the default in a new group.
     """
-    _check("--max-attempts", max_attempts, 10_000)
+    _check("--max-attempts", retries.max_attempts, 10_000)
     _check("--max-in-flight", max_in_flight, 10_000_000)
-    if retry_delays is not None and (len(retry_delays) > 100 or max(retry_delays) > 366 * 86400):
+    delays_s = retries.retry_delays
+    if delays_s is not None and (len(delays_s) > 100 or max(delays_s) > 366 * 86400):
         raise Usage("--retry-delays: give 1 to 100 of them, each between 0 seconds and a year")
     with connection.connect() as client:
         config = _existing(client, topic, name) or GroupConfig(topic, name)
-        retry = _changed(config.retry, max_attempts=max_attempts, delays_s=retry_delays, **_backoff(backoff))
-        if retry_delays is not None and backoff is None:
-            retry = _changed(retry, kind="delays")
+        retry = retries.applied(config.retry)
         changes: dict[str, Any] = {
             "start": start,
             "timeout_s": timeout,

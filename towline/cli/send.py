@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -27,13 +28,11 @@ BATCH_BYTES = 1 << 20
 LINE_MAX = 16 << 20
 
 
-def send(
-    topic: Annotated[str, Parameter(help="The topic to send to.")],
-    body: Annotated[
-        str | None, Parameter(help="The message. Without it, or with `-`, every line of stdin is one.")
-    ] = None,
-    /,
-    *,
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Bodies:
+    """Where the messages come from, other than from an argument."""
+
     file: Annotated[
         tuple[Path, ...],
         Parameter(
@@ -43,13 +42,37 @@ def send(
             show_default=False,
             help="Send each of these files as a message.",
         ),
-    ] = (),
-    whole: Annotated[
-        bool, Parameter(negative=(), show_default=False, help="Send all of stdin as one message.")
-    ] = False,
-    key: Annotated[
-        str | None, Parameter(name=("--key", "-k"), help="A business reference, kept with the message.")
-    ] = None,
+    ] = ()
+    whole: Annotated[bool, Parameter(negative=(), show_default=False, help="Send all of stdin as one message.")] = False
+
+    def is_single(self, body: str | None) -> bool:
+        return len(self.file) == 1 or (not self.file and (self.whole or body not in (None, "-")))
+
+    def batches(self, body: str | None) -> Iterator[list[bytes]]:
+        from_stdin = body is None or body == "-"
+        if self.file and (body is not None or self.whole):
+            raise Usage("give the message as an argument, with --file, or on stdin: one of them")
+        if self.whole and not from_stdin:
+            raise Usage("--whole is for a message on stdin")
+        if self.file:
+            return ([_read(path)] for path in self.file)
+        if not from_stdin:
+            # Arguments that are not UTF-8 come as surrogates, and leave as the bytes they were.
+            return iter([[os.fsencode(body or "")]])
+        if sys.stdin.isatty():
+            what = "one message" if self.whole else "one message per line"
+            note(f"reading {what} from the terminal; end with Ctrl-D")
+        return iter([[sys.stdin.buffer.read()]]) if self.whole else _lines(sys.stdin.fileno())
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Labels:
+    """What is kept with a message."""
+
+    key: Annotated[str | None, Parameter(name=("--key", "-k"), help="A business reference, kept with the message.")] = (
+        None
+    )
     header: Annotated[
         tuple[str, ...],
         Parameter(
@@ -58,43 +81,79 @@ def send(
             show_default=False,
             help="`NAME=VALUE`, kept with the message; can be repeated.",
         ),
-    ] = (),
+    ] = ()
     shard_key: Annotated[
         str | None,
         Parameter(
             help="In an ordered topic, messages with the same shard key stay in order; without it, the key counts."
         ),
-    ] = None,
+    ] = None
+
+    def options(self) -> dict[str, Any]:
+        return {"key": self.key, "headers": _headers(self.header), "shard_key": self.shard_key}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Handling:
+    """How a message is treated once it is there."""
+
     ttl: Annotated[
         Duration | None, Parameter(help="What is not consumed after so long (`30s`) is not delivered any more.")
-    ] = None,
+    ] = None
     timeout: Annotated[
         Duration | None,
         Parameter(help="A handler that works on it for longer than this (`30s`) is interrupted, and it failed."),
-    ] = None,
+    ] = None
     attempts: Annotated[
         int | None,
         Parameter(
             help="How often it is tried before it goes to the dead letters; without it, as the retry policy of each "
             "group says."
         ),
-    ] = None,
-    priority: Annotated[
-        Priority, Parameter(name=("--priority", "-p"), help="Which lane of the topic it goes to.")
-    ] = "middle",
+    ] = None
+    priority: Annotated[Priority, Parameter(name=("--priority", "-p"), help="Which lane of the topic it goes to.")] = (
+        "middle"
+    )
+
+    def options(self) -> dict[str, Any]:
+        return {"ttl": self.ttl, "timeout": self.timeout, "attempts": self.attempts, "priority": self.priority}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Delivery:
+    """When a message is delivered."""
+
     delay: Annotated[
         Duration | None, Parameter(help="Deliver it so long after the broker has it, for example `30s`.")
-    ] = None,
+    ] = None
     at: Annotated[
         str | None,
         Parameter(
             help="Deliver it at this time: `2026-05-01T12:00` in this machine's time zone, `2026-05-01T12:00Z` in UTC, "
             "or Unix time."
         ),
-    ] = None,
+    ] = None
     delay_level: Annotated[
         int | None, Parameter(help="Deliver it after a delay of the broker's table, by number: 1 is 1s, 18 is 2h.")
+    ] = None
+
+    def options(self) -> dict[str, Any]:
+        return when(self.delay, self.at, self.delay_level)
+
+
+def send(
+    topic: Annotated[str, Parameter(help="The topic to send to.")],
+    body: Annotated[
+        str | None, Parameter(help="The message. Without it, or with `-`, every line of stdin is one.")
     ] = None,
+    /,
+    *,
+    bodies: Bodies = Bodies(),  # noqa: B008 it is frozen
+    labels: Labels = Labels(),  # noqa: B008
+    handling: Handling = Handling(),  # noqa: B008
+    delivery: Delivery = Delivery(),  # noqa: B008
     durability: Annotated[
         Literal["fsync", "os", "received"] | None,
         Parameter(
@@ -130,17 +189,16 @@ def send(
 
         towline send reminders 'pay your bill' --delay 30m
     """
-    if dedup_id is not None and (len(file) > 1 or not (file or whole or body not in (None, "-"))):
+    if dedup_id is not None and not bodies.is_single(body):
         raise Usage("--dedup-id is for a single message: give it as an argument, with --whole or with one --file")
-    options: dict[str, Any] = {"priority": priority, "durability": durability, "headers": _headers(header), "key": key}
-    options |= {"ttl": ttl, "timeout": timeout, "attempts": attempts, "shard_key": shard_key}
-    options |= when(delay, at, delay_level)
-    batches = _batches(body, file, whole=whole)
+    options: dict[str, Any] = {"durability": durability, "dedup_id": dedup_id}
+    options |= labels.options() | handling.options() | delivery.options()
+    batches = bodies.batches(body)
     with connection.connect() as client:
         if transaction:
-            _send_together(client, topic, batches, options | {"dedup_id": dedup_id}, output)
+            _send_together(client, topic, batches, options, output)
         else:
-            _send(client, topic, batches, options | {"dedup_id": dedup_id}, output)
+            _send(client, topic, batches, options, output)
 
 
 def _headers(texts: Sequence[str]) -> dict[str, str] | None:
@@ -151,23 +209,6 @@ def _headers(texts: Sequence[str]) -> dict[str, str] | None:
             raise Usage(f"--header {text!r} is not NAME=VALUE")
         headers[name] = value
     return headers or None
-
-
-def _batches(body: str | None, files: Sequence[Path], *, whole: bool) -> Iterator[list[bytes]]:
-    from_stdin = body is None or body == "-"
-    if files and (body is not None or whole):
-        raise Usage("give the message as an argument, with --file, or on stdin: one of them")
-    if whole and not from_stdin:
-        raise Usage("--whole is for a message on stdin")
-    if files:
-        return ([_read(path)] for path in files)
-    if not from_stdin:
-        # Arguments that are not UTF-8 come as surrogates, and leave as the bytes they were.
-        return iter([[os.fsencode(body or "")]])
-    if sys.stdin.isatty():
-        what = "one message" if whole else "one message per line"
-        note(f"reading {what} from the terminal; end with Ctrl-D")
-    return iter([[sys.stdin.buffer.read()]]) if whole else _lines(sys.stdin.fileno())
 
 
 def _read(path: Path) -> bytes:

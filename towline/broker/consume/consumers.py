@@ -228,7 +228,7 @@ class Consumers:
             # Where nothing can be written down, nothing is taken from anyone; a new start sees to it.
             return
         now_s = self._clock.steady_s()
-        async for dispatcher in in_slices([one for one in self._topics.dispatchers() if one.members]):
+        async for dispatcher in in_slices(list(self._topics.dispatchers())):
             for member, vanished, reason in parting_members(dispatcher, now_s, self._settings.heartbeat_s):
                 await self.leave(member, vanished=vanished, reason=reason)
         self._fans.sweep(now_s)

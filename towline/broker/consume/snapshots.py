@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -37,6 +37,7 @@ SHARE: Final = 16
 """A group with very much open is noted anew after as many events as it has parts open, divided by this, …"""
 RENEW_S: Final = 300.0
 """… or after this long."""
+TEXTS_AT_ONCE: Final = 1_000
 LARGE_BYTES: Final = 256 << 10
 BYTES_PER_S: Final = 200 << 10
 """A large file is written no more often than comes to this on average."""
@@ -170,15 +171,22 @@ class Snapshots:
     async def _save(self, dispatchers: Sequence[Dispatcher], *, everything: bool) -> None:
         changed: dict[Dispatcher, _Noted] = {}
         there: dict[Name, Dispatcher] = {}
-        part = TimeSlice()
+        part, new = TimeSlice(), False
         for one in dispatchers:
             if not one.closed:
-                there[_name(one)] = one
+                name = _name(one)
+                there[name] = one
+                new = new or name not in self._written
                 if self._is_due(one, everything=everything):
                     changed[one] = await self._note(one)
             if part.over:
                 await part.rest()
-        if not changed and self._written.keys() == {name for name, one in there.items() if not one.closed}:
+        if (
+            not changed
+            and not new
+            and len(there) == len(self._written)
+            and not any(one.closed for one in there.values())
+        ):
             await self._settle()
             return
         await self._store.append([], Durability.FSYNC).done
@@ -220,9 +228,15 @@ class Snapshots:
             await self._store.save(_rest_name(one.slot), one.rest)
         version = self._version.next(self._clock.now_us())
         head = b'{\n "dataVersion": {\n  "counter": %d,\n  "timestamp": %d\n },\n "groups": [\n'
-        texts = b",\n".join([one.text for one in noted.values()])
-        await asyncio.sleep(0)
-        content = b"".join([head % msgspec.structs.astuple(version), texts, b"\n ]\n}\n"])
+        texts, pieces = list[bytes](), list[bytes]()
+        async for one in in_slices(list(noted.values())):
+            texts.append(one.text)
+            if len(texts) == TEXTS_AT_ONCE:
+                pieces.append(b",\n".join(texts))
+                texts.clear()
+        if texts:
+            pieces.append(b",\n".join(texts))
+        content = b"".join([head % msgspec.structs.astuple(version), b",\n".join(pieces), b"\n ]\n}\n"])
         await self._file.replace(content)
         self._version = version
         written: dict[Name, int] = {}
@@ -245,11 +259,23 @@ class Snapshots:
             await self._file.settle()
             self._before = self._written
 
-    def pins(self, dispatchers: Iterable[Dispatcher]) -> dict[str, int]:
+    async def pins(self, dispatchers: Callable[[], Iterable[Dispatcher]]) -> dict[str, int]:
         """The events that recovery still needs, by pull log: also if it has to begin with the snapshot before the last
         one, because that is damaged. Of a group that no snapshot speaks of yet, all."""
-        groups = self._written.keys() | {_name(one) for one in dispatchers if not one.group.config.ephemeral}
-        return {pull_stream(*name): self._before.get(name, 0) for name in groups}
+        pins: dict[str, int] = {}
+        part = TimeSlice()
+        async for name in in_slices(list(self._written), part):
+            pins[pull_stream(*name)] = self._before.get(name, 0)
+        async for one in in_slices(list(dispatchers()), part):
+            self._pin(one, pins)
+        for one in dispatchers():  # those that were made meanwhile
+            if one.stream not in pins:
+                self._pin(one, pins)
+        return pins
+
+    def _pin(self, one: Dispatcher, pins: dict[str, int]) -> None:
+        if not one.group.config.ephemeral:
+            pins.setdefault(one.stream, self._before.get(_name(one), 0))
 
 
 def _name(one: Dispatcher) -> Name:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from towline.broker.schedule.delivered_ids import trim_arrivals
@@ -36,7 +36,7 @@ async def retain(  # noqa: PLR0917 all of it says what may go
     clock: Clock,
     topics: Mapping[str, Topic],
     letters: Mapping[str, int],
-    needed: Callable[[], dict[str, int]],
+    needed: Callable[[], Awaitable[dict[str, int]]],
     settings: BrokerSettings,
     holds: Holds,
     overdue: OverdueMessages,
@@ -69,7 +69,7 @@ async def retain(  # noqa: PLR0917 all of it says what may go
             await trim_arrivals(store, topic)
     max_bytes = settings.retention_bytes
     # Open messages come last: they are given up only where nothing else keeps the same file.
-    needs = {**letters, **needed(), **pins}
+    needs = {**letters, **await needed(), **pins}
     both = needs | {stream: min(at, needs.get(stream, at)) for stream, at in held.items()}
     trimmed = await store.retain(longest_us, max_bytes, both)
     freed, beyond_bytes = trimmed.bytes_freed, trimmed.surplus_bytes
@@ -77,7 +77,7 @@ async def retain(  # noqa: PLR0917 all of it says what may go
         holds.waits(trimmed.held_back)
         longer_us = longest_us and longest_us + holds.max_us
         more = max_bytes and max_bytes + holds.max_bytes
-        trimmed = await store.retain(longer_us, more, {**letters, **needed(), **pins})
+        trimmed = await store.retain(longer_us, more, {**letters, **await needed(), **pins})
         freed += trimmed.bytes_freed
         beyond_bytes = trimmed.surplus_bytes and trimmed.surplus_bytes + holds.max_bytes
         if trimmed.bytes_freed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -125,15 +126,14 @@ def _span(us: int | None) -> str:
     return "" if us is None else f"{us / 1e6:,.3f}s"
 
 
-def reconcile(
-    *,
-    topic: Topics = None,
-    group: Groups = None,
-    since: Since = None,
-    until: Until = None,
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Demands:
+    """What counts as a problem."""
+
     late: Annotated[
         Duration, Parameter(help="How long after it could be delivered a message may be settled.", show_default="1m")
-    ] = 60.0,
+    ] = 60.0
     identity: Annotated[
         str,
         Parameter(
@@ -141,18 +141,37 @@ def reconcile(
             "looks for messages that were sent twice.",
             show_default=False,
         ),
-    ] = "",
+    ] = ""
     order: Annotated[
         Literal["auto", "all", "none"],
         Parameter(help="Where messages of one key must be settled in order: in ordered topics, everywhere, nowhere."),
-    ] = "auto",
+    ] = "auto"
     expected: Annotated[
         str | None,
         Parameter(help="What the producers say they sent: a Parquet or CSV file with a column key (and topic)."),
-    ] = None,
+    ] = None
     strict: Annotated[
         bool, Parameter(negative=(), show_default=False, help="Late and pending messages are problems as well.")
-    ] = False,
+    ] = False
+
+    def options(self, spark: Any) -> dict[str, Any]:
+        """As the job takes them."""
+        return {
+            "late_s": self.late,
+            "identity": self.identity,
+            "order": self.order,
+            "strict": self.strict,
+            "expected": _read(spark, self.expected),
+        }
+
+
+def reconcile(
+    *,
+    topic: Topics = None,
+    group: Groups = None,
+    since: Since = None,
+    until: Until = None,
+    demands: Demands = Demands(),  # noqa: B008
     history: History = History(),  # noqa: B008
     engine: Engine = Engine(),  # noqa: B008
     output: Output = "text",
@@ -172,9 +191,8 @@ def reconcile(
             topics = chosen_topics(archive, topic)
             frame = trace_job(spark, archive, f"{work}/trace", topics=topics, groups=group, window=window)
             now_us = archive.last.made_at_us if archive.last else 0
-            what: dict[str, Any] = {"window": window, "topics": topics, "late_s": late, "identity": identity}
-            what |= {"order": order, "strict": strict, "now_us": now_us, "expected": _read(spark, expected)}
-            found = job(spark, archive, frame, **what)
+            options = demands.options(spark)
+            found = job(spark, archive, frame, window=window, topics=topics, now_us=now_us, **options)
     except (TowlineError, Usage) as error:
         fail(str(error))
         return 2

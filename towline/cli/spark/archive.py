@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -14,7 +15,7 @@ from towline.cli.spark.options import Engine, Origin, Topics
 from towline.cli.times import Duration
 
 if TYPE_CHECKING:
-    from towline.spark.jobs.archive.archive import Archived
+    from towline.spark.jobs.archive.archive import Archived, Options
     from towline.spark.jobs.archive.manifest import Archive
 
 __all__ = ["archive"]
@@ -25,6 +26,38 @@ archive = App(
 )
 
 Where = Annotated[str, Parameter(help="The archive: a folder, or hdfs://…, s3://…, gs://….")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Contents:
+    """What goes into the archive, and in how many files."""
+
+    skip_lost: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            show_default=False,
+            help="Pass over what is damaged or was dropped before it was archived, and note it in the manifest.",
+        ),
+    ] = False
+    messages_only: Annotated[
+        bool,
+        Parameter(
+            negative=(), show_default=False, help="No delivery events and dead letters: then there is nothing to trace."
+        ),
+    ] = False
+    compact: Annotated[
+        int, Parameter(help="Join the small files of a lane and day when there are so many; 0 never does.")
+    ] = 16
+
+    def options(self) -> Options:
+        """As the job takes them."""
+        from towline.spark.jobs.archive.archive import Options
+        from towline.spark.jobs.archive.manifest import KINDS
+
+        kinds = ("messages",) if self.messages_only else tuple(KINDS.values())
+        return Options(kinds=kinds, skip_lost=self.skip_lost, compact_files=self.compact)
 
 
 @archive.default
@@ -44,24 +77,8 @@ def run(
             show_default=False,
         ),
     ] = "",
-    skip_lost: Annotated[
-        bool,
-        Parameter(
-            negative=(),
-            show_default=False,
-            help="Pass over what is damaged or was dropped before it was archived, and note it in the manifest.",
-        ),
-    ] = False,
-    messages_only: Annotated[
-        bool,
-        Parameter(
-            negative=(), show_default=False, help="No delivery events and dead letters: then there is nothing to trace."
-        ),
-    ] = False,
-    compact: Annotated[
-        int, Parameter(help="Join the small files of a lane and day when there are so many; 0 never does.")
-    ] = 16,
-    origin: Origin = Origin(),  # noqa: B008 it is frozen
+    contents: Contents = Contents(),  # noqa: B008 it is frozen
+    origin: Origin = Origin(),  # noqa: B008
     engine: Engine = Engine(),  # noqa: B008
     output: Output = "text",
 ) -> int:
@@ -77,10 +94,8 @@ def run(
     source = origin.source(topic)
     with engine.session("archive") as spark, progress("archiving", None, "rows") as step:
         from towline.spark.jobs.archive import archive as job
-        from towline.spark.jobs.archive.manifest import KINDS
 
-        kinds = ("messages",) if messages_only else tuple(KINDS.values())
-        options = job.Options(kinds=kinds, skip_lost=skip_lost, compact_files=compact)
+        options = contents.options()
 
         def told(archived: Archived, left: int) -> None:
             step(archived.rows, archived.rows + left)

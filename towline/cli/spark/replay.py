@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
@@ -20,16 +21,15 @@ if TYPE_CHECKING:
 __all__ = ["replay"]
 
 
-def replay(
-    archive: Annotated[str, Parameter(help="The archive: a folder, or hdfs://…, s3://….")],
-    /,
-    *,
-    topic: Topics = None,
-    to_topic: Annotated[str, Parameter(help="The topic to send to. [default: the one each comes from]")] = "",
-    since: Since = None,
-    until: Until = None,
-    key: Annotated[str, Parameter(help="Only messages with exactly this key.", show_default=False)] = "",
-    header: Annotated[str, Parameter(help="Only messages with this header, NAME=VALUE.", show_default=False)] = "",
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Selection:
+    """Some of the messages."""
+
+    since: Since = None
+    until: Until = None
+    key: Annotated[str, Parameter(help="Only messages with exactly this key.", show_default=False)] = ""
+    header: Annotated[str, Parameter(help="Only messages with this header, NAME=VALUE.", show_default=False)] = ""
     where: Annotated[
         str,
         Parameter(
@@ -37,8 +37,21 @@ def replay(
             "\"size > 1000 and decode(body, 'utf-8') like '%error%'\".",
             show_default=False,
         ),
-    ] = "",
-    rate: Annotated[float, Parameter(help="At most so many messages a second; 0 is as fast as can be.")] = 0,
+    ] = ""
+
+    def header_pair(self) -> tuple[str, str] | None:
+        name, equals, value = self.header.partition("=")
+        if self.header and not (name and equals):
+            raise Usage(f"--header {self.header!r} is not of the form NAME=VALUE")
+        return (name, value) if self.header else None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Course:
+    """How a replay goes on."""
+
+    rate: Annotated[float, Parameter(help="At most so many messages a second; 0 is as fast as can be.")] = 0
     job: Annotated[
         str,
         Parameter(
@@ -46,10 +59,10 @@ def replay(
             "that is done does nothing. [default: a new one]",
             show_default=False,
         ),
-    ] = "",
+    ] = ""
     state: Annotated[
         str | None, Parameter(help="Where the state of replays is kept. [default: _replay in the archive]")
-    ] = None,
+    ] = None
     staged: Annotated[
         bool,
         Parameter(
@@ -58,7 +71,7 @@ def replay(
             help="Make each chunk visible all at once, and known to the broker for ever: never twice, however late the "
             "replay goes on. Writes everything twice.",
         ),
-    ] = False,
+    ] = False
     unordered: Annotated[
         bool,
         Parameter(
@@ -66,8 +79,26 @@ def replay(
             show_default=False,
             help="Send the messages of one lane by all tasks at once: faster, but not in order.",
         ),
-    ] = False,
-    origin: Origin = Origin(),  # noqa: B008 it is frozen
+    ] = False
+
+    def name(self) -> str:
+        """The one given, or a new one."""
+        return check_group(self.job or f"replay-{secrets.token_hex(4)}")
+
+    def folder(self, archive: str, name: str) -> str:
+        """For the state of the replay of this name."""
+        return f"{(self.state or archive.rstrip('/') + '/_replay').rstrip('/')}/{name}"
+
+
+def replay(
+    archive: Annotated[str, Parameter(help="The archive: a folder, or hdfs://…, s3://….")],
+    /,
+    *,
+    topic: Topics = None,
+    to_topic: Annotated[str, Parameter(help="The topic to send to. [default: the one each comes from]")] = "",
+    selection: Selection = Selection(),  # noqa: B008 it is frozen
+    course: Course = Course(),  # noqa: B008
+    origin: Origin = Origin(),  # noqa: B008
     engine: Engine = Engine(),  # noqa: B008
     output: Output = "text",
 ) -> int:
@@ -80,11 +111,9 @@ def replay(
     """
     if origin.path is not None:
         raise Usage("--path: messages are sent to a broker: give its --url")
-    name = check_group(job or f"replay-{secrets.token_hex(4)}")
-    pair = header.partition("=")
-    if header and not (pair[0] and pair[1]):
-        raise Usage(f"--header {header!r} is not of the form NAME=VALUE")
-    window = parse_window(since, until)
+    name = course.name()
+    header = selection.header_pair()
+    window = parse_window(selection.since, selection.until)
     door = origin.source(None).door
     with engine.session("replay") as spark, progress("replaying", None) as step:
         from towline.spark.jobs.archive.manifest import Archive
@@ -95,9 +124,9 @@ def replay(
         chosen = Chosen(
             topics=chosen_topics(found, topic),
             window=window,
-            key=key,
-            header=(pair[0], pair[2]) if header else None,
-            where=where,
+            key=selection.key,
+            header=header,
+            where=selection.where,
             to_topic=to_topic,
         )
         note(f"replay {name}: to go on should it be cut short, give --job {name}")
@@ -105,10 +134,9 @@ def replay(
         def told(done: Replayed) -> None:
             step(done.rows)
 
-        folder = f"{(state or archive.rstrip('/') + '/_replay').rstrip('/')}/{name}"
-        done = run(
-            spark, found, door, name, folder, chosen=chosen, rate=rate, staged=staged, unordered=unordered, told=told
-        )
+        options: dict[str, Any] = {"rate": course.rate, "staged": course.staged, "unordered": course.unordered}
+        folder = course.folder(archive, name)
+        done = run(spark, found, door, name, folder, chosen=chosen, told=told, **options)
     if output == "json":
         print_json(msgspec.to_builtins(done))
     else:
