@@ -11,16 +11,21 @@ from tests.house_rules import (
     MAY_IMPORT,
     ROOT,
     SLOW,
+    crowded_folders,
     dead_modules,
     export_faults,
     heavy_modules_after,
     imports_of,
     impure_imports,
+    long_functions,
     open_files,
     read_sources,
+    riddles,
     unsafe_code,
     vague_names,
+    verbs_as_names,
     wrong_directions,
+    wrong_layers,
 )
 
 # --- the package passes them ------------------------------------------------------------------------------------------
@@ -56,6 +61,23 @@ def test_every_public_name_can_be_had() -> None:
 
 def test_every_module_has_a_telling_name(sources: dict[str, str]) -> None:
     assert vague_names(sources) == []
+
+
+def test_folders_of_an_area_import_one_way(sources: dict[str, str]) -> None:
+    assert wrong_layers(sources) == []
+
+
+def test_no_folder_is_crowded(sources: dict[str, str]) -> None:
+    assert crowded_folders(sources) == []
+
+
+def test_modules_are_named_by_nouns_and_their_docstrings_name_the_thing(sources: dict[str, str]) -> None:
+    assert verbs_as_names(sources) == []
+    assert [name for module, source in sources.items() for name in riddles(module, source)] == []
+
+
+def test_functions_fit_on_a_screen(sources: dict[str, str]) -> None:
+    assert [name for module, source in sources.items() for name in long_functions(module, source)] == []
 
 
 def test_importing_towline_is_light() -> None:
@@ -237,3 +259,25 @@ def test_unsafe_code_is_found(source: str) -> None:
 
 def test_safe_code_is_left_alone() -> None:
     assert unsafe_code("m", "yaml.safe_load(text)\nrun(command, shell=False)\nquery.exec()\nimport os") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("towline.broker.topics.topic", "from towline.broker.consume.dispatcher import Dispatcher"),
+        ("towline.broker.broker", "from towline.broker.node import Node"),
+        ("towline.client.link.aio", "from towline.client.admin import topics"),
+    ],
+)
+def test_an_import_of_a_higher_folder_is_found(name: str, source: str) -> None:
+    assert wrong_layers({name: source}) != []
+    assert wrong_layers({name: f"if TYPE_CHECKING:\n    {source}"}) == [], "a name for type checkers is none"
+
+
+def test_a_crowded_folder_a_verb_a_riddle_and_a_long_function_are_found() -> None:
+    assert crowded_folders({f"towline.broker.x{number}": "" for number in range(15)}) != []
+    assert crowded_folders({f"towline.cli.x{number}": "" for number in range(15)}) == []
+    assert verbs_as_names(["towline.broker.delivering", "towline.client.sharding"]) == ["towline.broker.delivering"]
+    assert riddles("towline.x", '"""What becomes of it."""') != []
+    assert long_functions("towline.x", "def f():\n" + "    pass\n" * 70) != []
+    assert long_functions("towline.x", "def f():\n" + "    pass\n" * 69) == []

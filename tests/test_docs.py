@@ -14,7 +14,7 @@ from tests.house_rules import ROOT
 from towline.cli import app
 from towline.cli.serve import settings
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINEAGE = ROOT / "docs" / "lineage.md"
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -147,9 +147,28 @@ def test_every_package_is_in_the_tree() -> None:
     assert [name for name in folders if name != "towline" and f"{name}/" not in tree()] == []
 
 
-def test_every_module_of_the_tree_is_there() -> None:
-    there = {path.name for path in (ROOT / "towline").rglob("*.py")}
-    assert set(re.findall(r"\w+\.py", tree())) - there == set()
+def paths_of(page: str) -> list[tuple[str, str]]:
+    """`file:function` for each step of a path."""
+    return re.findall(r"`([\w/]+\.py):(\w+)`", page)
+
+
+def missing_steps(page: str) -> list[str]:
+    return [f"{file}:{name}" for file, name in paths_of(page) if not _defines(ROOT / "towline" / file, name)]
+
+
+def _defines(path: Path, name: str) -> bool:
+    return path.exists() and re.search(rf"(def|class) {name}\b", path.read_text(encoding="utf-8")) is not None
+
+
+def test_every_step_of_a_path_is_there() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert len(paths_of(page)) > 50
+    assert missing_steps(page) == []
+
+
+def test_a_step_that_is_not_there_is_found() -> None:
+    page = "`broker/broker.py:nothing` `broker/nothing.py:send` `broker/broker.py:_recover`"
+    assert missing_steps(page) == ["broker/broker.py:nothing", "broker/nothing.py:send"]
 
 
 def test_every_file_that_a_page_names_is_there() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.broker.conftest import Bench, World
 from tests.broker.test_dedup import everything, places
 from tests.broker.test_recovery import crash
-from towline.broker import maintenance
+from towline.broker.produce import producers as producers_module
 from towline.broker.produce.producers import SILENT_US
 from towline.broker.produce.producers_file import PRODUCERS
 from towline.broker.table_snapshot import PartName, TableSnapshot
@@ -309,7 +309,7 @@ def test_several_thousand_ids_a_second_are_remembered_by_default() -> None:
 
 
 def test_producers_that_were_silent_for_long_are_forgotten(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "TIDY_AT_ONCE", 3)
+    monkeypatch.setattr(producers_module, "TIDY_AT_ONCE", 3)
 
     async def main() -> None:
         clock = ManualClock()

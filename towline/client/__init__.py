@@ -1,5 +1,9 @@
 """The client library: one implementation, sans I/O, with two thin drivers.
 
-`connection` speaks the protocol and survives broken sockets; `flows`, `accumulate` and `subscription` say what sending,
-batching and consuming are; `link` and `aio_link` move the bytes, and `blocking` and `aio` are what users see.
+_sync/ _async/   what users see: client, consumer, producer, transaction, and the same of a cluster
+app/, bulk/      handlers by decorator; many messages, for Spark
+admin/           topics, messages, delayed, dead letters, monitoring, access
+cluster/         many brokers as one
+consume/, produce/   leases, acks and heartbeats; frames, batches and spools
+link/            the connection, which survives broken sockets, and its two drivers
 """

@@ -1,8 +1,9 @@
 """Spark: the part of Towline that handles many messages.
 
-    lower layer   `arrow` and `events` make Arrow batches of frames; `ranges` plans; `reading` reads a range from a
-                  broker or from a store's folder
-    connector     `source` is what Spark calls for `format("towline")`: `batch_reader`, `stream_reader`, `writer`
+    lower layer   `arrow/` makes Arrow batches of frames, and back; `plan` cuts ranges; `range_reader` reads one from a
+                  broker or from a store's folder (`sources`)
+    connector     `data_source` is what Spark calls for `format("towline")`: `batch_reader`, `stream_reader`, `writer`
+    jobs/         archive, replay, trace, report, reconcile
 
 Nothing here is imported by `import towline`; it needs the extra `towline[spark]`.
 """

@@ -1,4 +1,4 @@
-"""Stores: where the bytes of streams live. `spi` says what one is; `memory` and `log` are two."""
+"""Stores: keepers of streams. `spi` is the interface; `memory`, `log` (files) and `sql` (databases) are the three."""
 
 from towline.store.histogram import Histogram
 from towline.store.spi import Append, Appended, Bounds, Chunk, Lost, Read, Store, Trimmed

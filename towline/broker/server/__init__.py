@@ -1,0 +1,1 @@
+"""The server: `listener` accepts, `connection` moves bytes, `session` knows the client, `requests` dispatches."""

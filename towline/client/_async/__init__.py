@@ -1,0 +1,1 @@
+"""The asyncio client: drivers over the parts that do no I/O."""

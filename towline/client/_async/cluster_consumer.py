@@ -13,10 +13,10 @@ from towline.client._async.cluster import Cluster
 from towline.client._async.consumer import Batch, Consumer
 from towline.client.cluster.brokers import Liveness
 from towline.client.cluster.handover import Handover, Pace
+from towline.client.cluster.rank import Demand, Rank, is_turn_of
 from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
 from towline.client.consume.pull_size import PullLimits
-from towline.client.consume.rank import Demand, Rank, is_turn_of
 from towline.client.consume.subscription import Subscription
 from towline.client.link.backoff import Backoff
 from towline.client.link.connection import Call

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from towline.client import process_end, requests
+from towline.client.cluster.rank import Rank, standing
 from towline.client.consume.batch import Batch as AnyBatch
 from towline.client.consume.heartbeat import HeartbeatTimer
 from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
-from towline.client.consume.rank import Rank, standing
 from towline.client.consume.subscription import Subscription
 from towline.client.link.aio import AioLink
 from towline.errors import Closed, TowlineError

@@ -1,0 +1,1 @@
+"""The blocking client: drivers over the parts that do no I/O."""

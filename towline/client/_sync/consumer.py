@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from towline.client import process_end, requests
+from towline.client.cluster.rank import Rank, standing
 from towline.client.consume.batch import Batch as AnyBatch
 from towline.client.consume.heartbeat import Heartbeat, HeartbeatTimer
 from towline.client.consume.lease import Lease
 from towline.client.consume.message import Message
-from towline.client.consume.rank import Rank, standing
 from towline.client.consume.subscription import Subscription
 from towline.client.link.blocking import MADE_BEFORE_FORK, Link
 from towline.errors import Closed, TowlineError

@@ -1,0 +1,1 @@
+"""Dead letters of a group for people: by pages, by filter, counted by reason, sent again at a rate."""

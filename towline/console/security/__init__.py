@@ -1,0 +1,1 @@
+"""What stands before the console: connections, hosts and origins, the content security policy, logging in."""

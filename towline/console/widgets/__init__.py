@@ -1,0 +1,1 @@
+"""Pieces of pages: tables, lists, charts, dialogs, bodies."""

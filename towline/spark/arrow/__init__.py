@@ -1,0 +1,1 @@
+"""Frames and columns: into Arrow (`from_frames`, `from_events`) and back (`to_frames`)."""

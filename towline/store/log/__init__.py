@@ -4,16 +4,15 @@ A store is a folder:
 
     format    the version of all this
     lock      held by the broker that has the folder open
-    log/      00000000000000000001.log, …  segments of the message log: records back to back (see `record`)
-              00000000000000000001.idx, …  the consume logs of a sealed segment (see `index`)
-              00000000000000000001.key, …  hashes of its keys (see `keys`); made later, and only a cache
+    log/      00000000000000000001.log, …  segments of the message log: records back to back (see `format/record`)
+              00000000000000000001.idx, …  the consume logs of a sealed segment (see `format/index`)
+              00000000000000000001.key, …  hashes of its keys (see `format/keys`); made later, and only a cache
     config/   small documents, each replaced whole
     torn/     copies of torn tails that were cut
 
-docs/disk-format.md specifies it byte by byte. The files of the package: `record`, `scan`, `index` are the formats;
-`writer` (group commit), `tail` (room), `sealer` move bytes to the disk; `reading` brings them back; `recovery` opens a
-folder, and `damage` tells it what a crash has torn from what was damaged; `retention` says what may go; `reader` looks
-into a folder without opening it; `store` joins them.
+docs/disk-format.md specifies it byte by byte. The formats are in `format/`; `write/` moves bytes to the disk (group
+commit, room, sealing) and `read/` brings them back; `recovery` opens a folder and tells what a crash has torn from what
+was damaged; `retention` says what may go; `offline/` looks into a folder without opening it; `store` joins them.
 """
 
 from towline.store.log.settings import LogSettings

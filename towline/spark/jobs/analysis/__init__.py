@@ -1,0 +1,1 @@
+"""Jobs over archives: trace, report, reconcile."""

@@ -1,0 +1,1 @@
+"""A folder without its broker: inspection, streams, backup."""

@@ -1,0 +1,1 @@
+"""Reading: streams in memory, sealed segments, ranges, keys."""

@@ -1,0 +1,1 @@
+"""Reading: streams in memory, recent frames, ranges by primary key."""

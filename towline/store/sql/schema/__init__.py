@@ -1,0 +1,1 @@
+"""The schema: tables, their migration, those of each topic; privileges and settings of the server."""

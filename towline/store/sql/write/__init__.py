@@ -1,0 +1,1 @@
+"""Writing: jobs gathered into one transaction after the other, frames as rows, progress as tables, trimming."""
