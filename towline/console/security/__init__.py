@@ -1,1 +1,1 @@
-"""What stands before the console: connections, hosts and origins, the content security policy, logging in."""
+"""Security of the console: connections, hosts and origins, the content security policy, logging in."""
