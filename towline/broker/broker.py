@@ -638,6 +638,9 @@ class Broker:
         await self._reclaim()
         await self.transactions.tidy()
         await self.staging.tidy()
+        async for topic in in_slices(list(self.topics.values()), part):
+            for lane in topic.lanes:
+                lane.forget_recent()
         letters: dict[str, int] = {}
         for dispatcher in list(self.topics.dispatchers()):
             await part.rest()

@@ -21,7 +21,8 @@ __all__ = ["Lane", "Topic", "advance_all", "submit_all"]
 
 RECENT_FRAMES: Final = 4
 RECENT_BYTES: Final = 2 << 10
-"""The last small frames of a lane are kept at hand: a consumer that waits for them gets them without a read."""
+"""The last small frames of a lane are kept at hand for a moment: a consumer that comes for them gets them without a
+read."""
 
 
 class Lane:
@@ -33,7 +34,7 @@ class Lane:
     def __init__(self, store: Store, stream: str) -> None:
         self._store = store
         self._pending: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._recent: deque[Chunk] = deque(maxlen=RECENT_FRAMES)
+        self._recent: deque[Chunk] | None = None
         self._watchers: list[tuple[set[int], int]] = []
         self._taken = 0
         """Numbers before this one are not given again, though what had the last of them was refused."""
@@ -71,6 +72,8 @@ class Lane:
         self._pending.append((first + count, done))
         self.bytes_in += len(frame)
         if len(frame) <= RECENT_BYTES:
+            if self._recent is None:
+                self._recent = deque(maxlen=RECENT_FRAMES)
             self._recent.append(Chunk(first, count, 0, bytes(frame), at_us, source))
 
     def advance(self) -> None:
@@ -86,16 +89,20 @@ class Lane:
                 # Refused: its numbers may be another's by now, unless it came so far that the database had to say so.
                 if not done.cancelled() and isinstance(done.exception(), TooLarge):
                     self._taken = end
-                self._recent.clear()
+                self._recent = None
 
     def look(self) -> tuple[int, int, int]:
         """The first and the end of what may be delivered, and the mean size of a message."""
         first, end, size_bytes = self._store.bounds(self.stream)
         return first, self.end, size_bytes // (end - first) if end > first else 1
 
+    def forget_recent(self) -> None:
+        """Of very many lanes that get something now and then, what is at hand of each would add up."""
+        self._recent = None
+
     def recent(self, first: int, count: int) -> Chunk | None:
         """Messages from `first` on, at most `count`, of a frame that is at hand."""
-        for chunk in self._recent:
+        for chunk in self._recent or ():
             start = first - chunk.first
             if 0 <= start < chunk.count:
                 room = chunk.count - start
@@ -115,6 +122,8 @@ def submit_all(
         lane._pending.append((first + count, done))
         lane.bytes_in += length
         if length <= RECENT_BYTES:
+            if lane._recent is None:
+                lane._recent = deque(maxlen=RECENT_FRAMES)
             lane._recent.append(Chunk(first, count, 0, bytes(frame), at_us, source))
 
 
