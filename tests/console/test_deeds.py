@@ -140,23 +140,23 @@ DEEDS: dict[tuple[str, str], Deed] = {
         then(choose("More", "Delete"), word("doomed"), go_on("Delete")),
     ),
     ("groups", "Kick"): Deed("Kick", "/groups/orders/kicked", ALTER_GROUP, then(press("Kick"), go_on("Kick"))),
-    ("dead", "Send selected again"): Deed(
+    ("dead_letters", "Send selected again"): Deed(
         "Resend",
         "/dead?topic=orders&group=billing",
         ALTER_GROUP,
         then(pick, press("Send selected"), go_on("Send again")),
     ),
-    ("dead", "Send all again …"): Deed(
+    ("dead_letters", "Send all again …"): Deed(
         "Resend", "/dead?topic=stock&group=billing", ALTER_GROUP, then(press("Send all"), go_on("Begin"))
     ),
-    ("dead", "Drop all …"): Deed(
+    ("dead_letters", "Drop all …"): Deed(
         "PurgeDead",
         "/dead?topic=purged&group=billing",
         [("delete", BILLING)],
         then(choose("More", "Drop"), word("billing"), go_on("Drop")),
     ),
-    ("dead", "Send again"): Deed("Resend", "/dead/orders/billing/0", ALTER_GROUP, press("Send again")),
-    ("dead", "Edit and send …"): Deed(
+    ("dead_letters", "Send again"): Deed("Resend", "/dead/orders/billing/0", ALTER_GROUP, press("Send again")),
+    ("dead_letters", "Edit and send …"): Deed(
         "ReviseDead",
         "/dead/orders/billing/1",
         [("alter", BILLING), ("send", ORDERS)],
@@ -214,7 +214,7 @@ ELSEWHERE = {
     ("messages", "Newer"): "it only looks", ("messages", "Open"): "it only looks",
     ("audit", "Look"): "it only looks", ("audit", "Older"): "it only looks", ("audit", "Newer"): "it only looks",
     ("delayed", "Look"): "it only looks", ("delayed", "Sooner"): "it only looks", ("delayed", "Later"): "it only looks",
-    ("dead", "Filter"): "it only looks", ("dead", "Stop"): "nobody is asked",
+    ("dead_letters", "Filter"): "it only looks", ("dead_letters", "Stop"): "nobody is asked",
 }  # fmt: skip
 
 
