@@ -1,1 +1,1 @@
-"""Alarms: what is watched (`rule`), what stands out and whom to tell (`watch`), in which words (`notice`). Pure."""
+"""Alarms: rules (`rule`), comparing readings with them (`watch`), the text of notices (`notice`). Pure."""

@@ -49,7 +49,7 @@ class LoopLag:
         self._inner_s = 0.0
         """When the last step ended that was reported."""
         self._remind_s: dict[str, float] = {}
-        self._untold: dict[str, int] = {}
+        self._unreported: dict[str, int] = {}
 
     # Figures
 
@@ -144,10 +144,10 @@ class LoopLag:
         """Not more often than once a minute of each kind."""
         now_s = perf_counter()
         if now_s < self._remind_s.get(kind, 0.0):
-            self._untold[kind] = self._untold.get(kind, 0) + 1
+            self._unreported[kind] = self._unreported.get(kind, 0) + 1
             return
         self._remind_s[kind] = now_s + REMIND_S
-        more = self._untold.pop(kind, 0)
+        more = self._unreported.pop(kind, 0)
         log.warning("%s%s", text % values, f" (and {more} times more since this was said last)" if more else "")
 
 

@@ -150,10 +150,10 @@ class ConsumerOptions(NamedTuple):
             ack_interval_s=self.ack_interval,
             on_lost=self.on_lost,
             spool=None if folder is None else AckSpool(folder, self.topic, group, name),
-            wishes=self._wishes(),
+            requested=self._requested(),
         )
 
-    def _wishes(self) -> RequestedSettings:
+    def _requested(self) -> RequestedSettings:
         """What was given that is a setting of the group. Defaults are no wishes."""
         mode = self.mode if self.mode != "at-least-once" else None
         return RequestedSettings(self.retry, self.lease_timeout or None, self.max_in_flight, mode)

@@ -220,13 +220,13 @@ class Gossip:
     async def _compare_alarms(self, neighbour: Peer, met: Met) -> None:
         """Alarm rules may have been made, changed, silenced or dropped while one of us was away. Each asks the other,
         and the later change counts, so that both come to the same."""
-        desk = self._broker.outlook.alarms
-        if not met.alarms or met.alarms in (desk.digest, self._seen_alarms.get(met.me.id)):
+        alarms = self._broker.outlook.alarms
+        if not met.alarms or met.alarms in (alarms.digest, self._seen_alarms.get(met.me.id)):
             return
         after, more, news = "", True, False
         while more:
             book = await neighbour.ask(AskAlarmBook(after), AlarmBook)
-            news = await desk.merge(book) or news
+            news = await alarms.merge(book) or news
             after, more = max([*(rule.name for rule in book.rules), *book.changes], default=""), book.more
         self._seen_alarms[met.me.id] = met.alarms
         if news:

@@ -48,8 +48,8 @@ class Consumers:
         self._topics = topics
         self._groups = groups
         self._start = start
-        self._fans = PrefixSubscriptions(topics, lambda: broker.closing)
-        topics.on_made = self._fans.made
+        self._subscriptions = PrefixSubscriptions(topics, lambda: broker.closing)
+        topics.on_made = self._subscriptions.made
         self._orphans: dict[tuple[str, str, str], float] = {}
         """Consumers that held something when the broker stopped, and until when they may come back."""
         self._deserted: dict[Dispatcher, float] = {}
@@ -77,7 +77,7 @@ class Consumers:
 
     async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> PrefixSubscription:
         """Attach to all topics under a prefix, as far as one `may`; to those as well that are made later."""
-        return await self._fans.open(self._checked(request), partial(self._join, address=address), may)
+        return await self._subscriptions.open(self._checked(request), partial(self._join, address=address), may)
 
     async def attach(self, request: wire.Attach, *, address: str = "") -> Member:
         check_topic(request.topic)
@@ -164,7 +164,7 @@ class Consumers:
 
     async def detach(self, member: Member | PrefixSubscription) -> None:
         """Give back what is still held; it is as durable as an ack then."""
-        leaving = [one for one in self._fans.leave(member) if not one.fenced]
+        leaving = [one for one in self._subscriptions.leave(member) if not one.fenced]
         given_back = [await self.leave(one, vanished=False) async for one in in_slices(leaving)]
         for done in given_back:
             if done is not None:
@@ -174,8 +174,8 @@ class Consumers:
         """Its connection broke: it may come back for a moment, then what it holds goes to others. It keeps it if the
         broker stops: it cannot come back before the next start."""
         if isinstance(member, PrefixSubscription):
-            self._fans.await_back(member, self._clock.steady_s() + self._settings.heartbeat_s)
-        leaving = [one for one in self._fans.leave(member) if not one.fenced and one.grace is None]
+            self._subscriptions.await_back(member, self._clock.steady_s() + self._settings.heartbeat_s)
+        leaving = [one for one in self._subscriptions.leave(member) if not one.fenced and one.grace is None]
         if not leaving or self._broker.closing:
             return
         # One timer for all topics of a subscription: they vanish one after the other, and others have their turn.
@@ -231,7 +231,7 @@ class Consumers:
         async for dispatcher in in_slices(list(self._topics.dispatchers())):
             for member, vanished, reason in parting_members(dispatcher, now_s, self._settings.heartbeat_s):
                 await self.leave(member, vanished=vanished, reason=reason)
-        self._fans.sweep(now_s)
+        self._subscriptions.sweep(now_s)
         for dispatcher in list(self._deserted):
             # While one is deleted, the consumer of another may come back.
             if dispatcher.closed or now_s > self._deserted.get(dispatcher, now_s):

@@ -90,16 +90,16 @@ async def bury(dispatcher: Dispatcher, durability: Durability) -> None:
     dispatcher.refusals.keep(dispatcher.group.dying)
     while (chosen := _some(dispatcher, most)) and not dispatcher.closed:
         parts, reasons = list(chosen), list(chosen.values())
-        parcel = await collect(dispatcher.store, dispatcher.lanes, _runs(parts), BATCH_BYTES)
+        fetched = await collect(dispatcher.store, dispatcher.lanes, _runs(parts), BATCH_BYTES)
         if dispatcher.closed:
             return
         if not all(dispatcher.group.is_dying(part) for part in parts):
             # The group was moved meanwhile: some are dying no more.
             continue
-        for span, why in parcel.lost:
+        for span, why in fetched.lost:
             log.error("%s: a dead message cannot be read and is skipped: %s: %s", dispatcher.label, span, why)
             dispatcher.run(Skip(0, (span,), why))
-        letters, buried = _compose(dispatcher, parts, reasons, parcel)
+        letters, buried = _compose(dispatcher, parts, reasons, fetched)
         if not letters:
             continue
         try:
@@ -137,13 +137,13 @@ def _runs(parts: Iterable[Part]) -> list[Part]:
 
 
 def _compose(
-    dispatcher: Dispatcher, parts: Sequence[Part], reasons: Sequence[str], parcel: Fetched
+    dispatcher: Dispatcher, parts: Sequence[Part], reasons: Sequence[str], fetched: Fetched
 ) -> tuple[list[Letter], dict[Part, str]]:
     """The letters of what was read, as many as go into a frame, and which messages they are, with the reasons."""
     died_at = f"{dispatcher.clock.now_us() / SECOND_US:.6f}"
-    data, at, letters, buried = b"".join(parcel.buffers), 0, list[Letter](), dict[Part, str]()
+    data, at, letters, buried = b"".join(fetched.buffers), 0, list[Letter](), dict[Part, str]()
     owner, room = 0, LETTERS_BYTES
-    for one in parcel.parts:
+    for one in fetched.parts:
         frame = Frame(data[at : at + one.length])
         at += one.length
         bodies = frame.bodies(one.start, one.start + one.count)

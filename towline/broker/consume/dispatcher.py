@@ -258,8 +258,8 @@ class Dispatcher:
             if not wait_s and not request.acts:
                 self._check_flow(full=full)
             return wire.Pulled(0, [], settled.refused, lost=settled.lost), []
-        pull, parcel = got
-        return self._answer(pull, parcel.parts, settled), parcel.buffers
+        pull, fetched = got
+        return self._answer(pull, fetched.parts, settled), fetched.buffers
 
     def _check_flow(self, *, full: bool) -> None:
         """Whoever would be told that there is nothing is told if there may be something."""
@@ -318,7 +318,7 @@ class Dispatcher:
     ) -> tuple[int, Fetched] | None:
         """What a pull was granted; None if nothing of it can be handed over, or it was taken away meanwhile."""
         try:
-            parcel = await self._collect(request, pulled, taker, room)
+            fetched = await self._collect(request, pulled, taker, room)
         except Unreadable as error:
             self._give_back(member, pulled.pull)
             self._hold(error)
@@ -331,31 +331,31 @@ class Dispatcher:
             self._end_outage()
         if self.closed or pulled.pull not in self.group.leases:
             return None
-        self._settle_parcel(member, pulled.pull, parcel)
-        if not parcel.parts:
+        self._settle_fetched(member, pulled.pull, fetched)
+        if not fetched.parts:
             return None
         if self.group.config.mode == AT_MOST_ONCE:
             # Before anybody sees them: what a crash undoes was not delivered.
             _, appended = self.run(Ack(member.consumer, pulled.pull), self._durability)
             if appended is not None:
                 await appended.done
-        elif parcel.limits:
-            self._limits.note(pulled.pull, parcel.limits, self.time.now_us())
+        elif fetched.limits:
+            self._limits.note(pulled.pull, fetched.limits, self.time.now_us())
             self.arm()
-        return pulled.pull, parcel
+        return pulled.pull, fetched
 
     async def _collect(self, request: wire.Pull, pulled: Pulled, taker: Taker | None, room: int) -> Fetched:
         """Read what was granted, as far as there is room for it."""
         size = 0
         try:
-            parcel = await collect(
+            fetched = await collect(
                 *(self.store, self.lanes, pulled.parts, room, self.clock.now_us()), scattered=request.scattered
             )
-            size = sum(map(len, parcel.buffers))
+            size = sum(map(len, fetched.buffers))
         finally:
             if taker is not None:
                 taker.read(room, size)
-        return parcel
+        return fetched
 
     # While the store does not bring what is to be delivered
 
@@ -516,30 +516,30 @@ class Dispatcher:
     def wake(self) -> None:
         if self._waiters:
             self.serve()
-        for stir in self._watching:
-            stir(self)
+        for watcher in self._watching:
+            watcher(self)
 
-    def watch(self, stir: Callable[[Dispatcher], None]) -> None:
+    def watch(self, watcher: Callable[[Dispatcher], None]) -> None:
         """Call this whenever something may have become deliverable."""
-        self._watching.append(stir)
+        self._watching.append(watcher)
 
-    def unwatch(self, stir: Callable[[Dispatcher], None]) -> None:
-        if stir in self._watching:
-            self._watching.remove(stir)
+    def unwatch(self, watcher: Callable[[Dispatcher], None]) -> None:
+        if watcher in self._watching:
+            self._watching.remove(watcher)
 
-    def _settle_parcel(self, member: Member, pull: int, parcel: Fetched) -> None:
+    def _settle_fetched(self, member: Member, pull: int, fetched: Fetched) -> None:
         """Put right what was granted but cannot be handed over."""
         by_reason: dict[str, list[Span]] = {}
-        for span, reason in parcel.lost:
+        for span, reason in fetched.lost:
             by_reason.setdefault(reason, []).append(span)
         for reason, spans in by_reason.items():
             told = self.listed(spans)
             log.error("%s: messages cannot be delivered and are skipped: %s: %s", self.label, told, reason)
             self.run(Skip(pull, tuple(spans), reason))
-        if parcel.expired:
-            self.run(Expire(pull, tuple(parcel.expired)))
-        if parcel.left and pull in self.group.leases:
-            self.run(GiveBack(member.consumer, pull, tuple(parcel.left)))
+        if fetched.expired:
+            self.run(Expire(pull, tuple(fetched.expired)))
+        if fetched.left and pull in self.group.leases:
+            self.run(GiveBack(member.consumer, pull, tuple(fetched.left)))
             self.wake()
 
     # Settlement
@@ -731,8 +731,8 @@ class Dispatcher:
                 self.count_failed(self.run(Lapse(overdue))[0])
             self.group.retries.ripen(self.time.now_us())
             self.serve()
-            for stir in self._watching:
-                stir(self)
+            for watcher in self._watching:
+                watcher(self)
         except TowlineError as error:
             log.error("%s: %s", self.label, error)
 
@@ -760,8 +760,8 @@ class Dispatcher:
         for waiter in self._waiters:
             if not waiter.future.done():
                 waiter.future.set_exception(type(failure)(str(failure)))
-        for stir in self._watching:
-            stir(self)
+        for watcher in self._watching:
+            watcher(self)
 
     def close(self) -> None:
         self.closed = True

@@ -88,7 +88,7 @@ async def collect(
     """Read `parts` in order until `max_bytes` are exceeded, or the store does not bring more; one message at least is
     always read. At time 0 nothing is expired. If `scattered`, wire parts may have runs."""
     reading, packing = _Reading(store, lanes, parts), _Packing(max_bytes, now_us, scattered=scattered)
-    parcel, stopped, handled, pause_bytes = packing.parcel, False, 0, PAUSE_BYTES
+    fetched, stopped, handled, pause_bytes = packing.fetched, False, 0, PAUSE_BYTES
     for number, part in enumerate(parts):
         at = part.first
         while at < part.end and packing.has_room(reading.read_bytes) and not stopped:
@@ -102,12 +102,12 @@ async def collect(
             begin = items[0].first if items else part.end
             if begin > at:
                 gone = min(begin, part.end)
-                parcel.lost.append((Span(part.lane, at, gone - at), "the store does not have it any more"))
+                fetched.lost.append((Span(part.lane, at, gone - at), "the store does not have it any more"))
                 at = gone
                 continue
             for item in items:
                 if isinstance(item, Lost):
-                    parcel.lost.append((Span(part.lane, item.first, item.count), item.reason))
+                    fetched.lost.append((Span(part.lane, item.first, item.count), item.reason))
                     at = item.first + item.count
                 elif packing.budget > 0 or packing.is_empty:
                     count = packing.add(part, item)
@@ -116,13 +116,13 @@ async def collect(
                         break
                     at = item.first + count
         if at < part.end:
-            parcel.left.append(Span(part.lane, at, part.end - at))
+            fetched.left.append(Span(part.lane, at, part.end - at))
         handled += 1
         if handled % PAUSE_PARTS == 0 or reading.read_bytes > pause_bytes:
             pause_bytes = reading.read_bytes + PAUSE_BYTES
             await asyncio.sleep(0)
     packing.close()
-    return parcel
+    return fetched
 
 
 class _Reading:
@@ -205,11 +205,11 @@ class _Packing:
         "_scattered",
         "_size_bytes",
         "budget",
-        "parcel",
+        "fetched",
     )
 
     def __init__(self, max_bytes: int, now_us: int, *, scattered: bool) -> None:
-        self.parcel = Fetched([], [], [], [], [], [])
+        self.fetched = Fetched([], [], [], [], [], [])
         self.budget = max_bytes
         self._now_us = now_us
         self._scattered = scattered
@@ -227,12 +227,12 @@ class _Packing:
 
     @property
     def is_empty(self) -> bool:
-        return not self.parcel.parts and not self._runs
+        return not self.fetched.parts and not self._runs
 
     def has_room(self, read_bytes: int) -> bool:
         if self.budget <= 0:
             return self.is_empty
-        return read_bytes < READ_BYTES_MAX or (self.is_empty and not self.parcel.lost and not self.parcel.expired)
+        return read_bytes < READ_BYTES_MAX or (self.is_empty and not self.fetched.lost and not self.fetched.expired)
 
     def add(self, part: Part, chunk: Chunk) -> int:
         """As many messages of a chunk as fit into the budget, judged by their mean size; one at least. A compressed
@@ -263,8 +263,8 @@ class _Packing:
         if count == self._count:
             # A whole frame: nothing is done for each message.
             first, frame, at_us, source = chunk.first, chunk.frame, chunk.appended_at_us, chunk.source
-            self.parcel.parts.append(WirePart(part.lane, first, count, 0, len(frame), part.attempt, at_us, source))
-            self.parcel.buffers.append(frame)
+            self.fetched.parts.append(WirePart(part.lane, first, count, 0, len(frame), part.attempt, at_us, source))
+            self.fetched.buffers.append(frame)
             self.budget -= self._size_bytes
             return
         if self._runs and (not self._scattered or part.attempt != self._attempt or part.lane != self._lane):
@@ -272,7 +272,7 @@ class _Packing:
         try:
             self.budget -= self._size(chunk.start, count)
         except BadFrame as error:
-            self.parcel.lost.append((Span(part.lane, chunk.first, count), str(error)))
+            self.fetched.lost.append((Span(part.lane, chunk.first, count), str(error)))
             return
         self._lane, self._attempt = part.lane, part.attempt
         start, first, before = self._runs[-1] if self._runs else (0, 0, 0)
@@ -301,11 +301,11 @@ class _Packing:
         frame = self._opened()
         for piece, expired in split(frame, chunk, count, self._now_us):
             if expired:
-                self.parcel.expired.append(Span(part.lane, piece.first, piece.count))
+                self.fetched.expired.append(Span(part.lane, piece.first, piece.count))
             else:
                 self._add(part, piece, piece.count)
                 if frame.flags & LIMIT:
-                    self.parcel.limits.extend(limits_of(part.lane, frame, piece))
+                    self.fetched.limits.extend(limits_of(part.lane, frame, piece))
 
     def close(self) -> None:
         """Put the messages of the frame at hand into the parcel."""
@@ -326,7 +326,7 @@ class _Packing:
                 places = accumulate([count for _, _, count in runs], initial=0)
                 runs = [(place, first, count) for place, (_, first, count) in zip(places, runs, strict=False)]
         except BadFrame as error:
-            self.parcel.lost.extend((Span(self._lane, first, count), str(error)) for _, first, count in runs)
+            self.fetched.lost.extend((Span(self._lane, first, count), str(error)) for _, first, count in runs)
             return
         wire = WirePart(
             *(self._lane, first, sum([count for _, _, count in runs]), runs[0][0], len(data), self._attempt),
@@ -335,8 +335,8 @@ class _Packing:
         self._put(wire, [data])
 
     def _put(self, wire: WirePart, buffers: Buffers) -> None:
-        self.parcel.parts.append(wire)
-        self.parcel.buffers.extend(buffers)
+        self.fetched.parts.append(wire)
+        self.fetched.buffers.extend(buffers)
 
 
 def at_hand(lanes: Sequence[Lane], parts: Sequence[Part], max_bytes: int) -> tuple[WirePart, Buffers] | None:

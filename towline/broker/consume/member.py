@@ -29,7 +29,6 @@ class Member:
         "broker",
         "consumer",
         "dispatcher",
-        "fan",
         "fenced",
         "going",
         "grace",
@@ -37,6 +36,7 @@ class Member:
         "last_seen_s",
         "parting",
         "settled_s",
+        "subscription",
         "waiting",
     )
 
@@ -51,7 +51,7 @@ class Member:
         self.held: list[int] = []
         self.fenced = False
         self.waiting = False
-        self.fan: PrefixSubscription | None = None
+        self.subscription: PrefixSubscription | None = None
         """The subscription by prefix that it is a part of."""
         self.parting: tuple[bool, str] | None = None
         """How it left, if that is not written down yet: whether it vanished, and why."""
@@ -62,7 +62,7 @@ class Member:
     @property
     def waits(self) -> bool:
         """Whether a pull waits for what comes here, of this topic alone or of all that its subscription has."""
-        return self.waiting or (self.fan is not None and self.fan.waiting)
+        return self.waiting or (self.subscription is not None and self.subscription.waiting)
 
     @property
     def config(self) -> GroupConfig:

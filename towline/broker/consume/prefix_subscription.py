@@ -84,7 +84,7 @@ class PrefixSubscription:
         """Topics whose group has other settings than were asked for, which the consumer was not told yet."""
         self._touched: dict[Dispatcher, None] = {}
         """Groups whose timer may have to be set anew before a pull waits."""
-        self._stirred = asyncio.Event()
+        self._changed = asyncio.Event()
         self._left = False
         self._doubts = 0
         """Looks at all topics that are under way because rules have changed."""
@@ -140,7 +140,7 @@ class PrefixSubscription:
         found = [name for name in topics if matches(self.pattern, name) and not self._is_member(name)]
         self._joining.update(dict.fromkeys(found, new))
         if self._joining:
-            self._stirred.set()
+            self._changed.set()
 
     async def join(self, places: wire.Places | None = None) -> None:
         """Join the topics that are to be joined. One that is gone by now, or may not be joined, is left out. `places`
@@ -216,13 +216,13 @@ class PrefixSubscription:
 
     def _add(self, name: str, member: Member) -> None:
         self._members[name] = member
-        member.fan = self
+        member.subscription = self
         if _settings(member.config) != _settings(self.config):
             self._news[name] = None
         for pull in member.held:
             self._note(pull, member)
-        member.dispatcher.watch(self._stir)
-        self._stir(member.dispatcher)
+        member.dispatcher.watch(self._note_change)
+        self._note_change(member.dispatcher)
 
     def take_news(self, first: str = "") -> list[GroupConfig]:
         """Groups that have other settings than were asked for, each told once; that of the topic `first` for sure."""
@@ -262,8 +262,8 @@ class PrefixSubscription:
 
     def _drop(self, name: str) -> Member:
         member = self._members.pop(name)
-        member.fan = None
-        member.dispatcher.unwatch(self._stir)
+        member.subscription = None
+        member.dispatcher.unwatch(self._note_change)
         self._touched.pop(member.dispatcher, None)
         self._ready.pop(name, None)
         self._short.pop(name, None)
@@ -273,20 +273,20 @@ class PrefixSubscription:
     def leave(self) -> list[Member]:
         """Let go of all topics; the members that are to leave."""
         self._left = True
-        self._stirred.set()
+        self._changed.set()
         return [self._drop(name) for name in list(self._members)]
 
     # Pulling
 
-    def _stir(self, dispatcher: Dispatcher) -> None:
+    def _note_change(self, dispatcher: Dispatcher) -> None:
         """A topic may have something to deliver."""
         self._ready.setdefault(dispatcher.group.config.topic, None)
         self._touched[dispatcher] = None
-        self._stirred.set()
+        self._changed.set()
 
     def end_waiting(self) -> None:
         """A pull that waits looks whether it still should."""
-        self._stirred.set()
+        self._changed.set()
 
     async def pull(self, request: wire.Pull, taker: Taker | None = None) -> tuple[wire.Pulled, Buffers]:
         settled = await self.settle(request.acts) if request.acts else wire.Settled()
@@ -298,7 +298,7 @@ class PrefixSubscription:
         least = request.min_messages if waits else 1
         self._reconsider()
         while True:
-            self._stirred.clear()
+            self._changed.clear()
             await self.join()
             try:
                 pulled, buffers = await self._pull_from_any(once, least, taker)
@@ -342,7 +342,7 @@ class PrefixSubscription:
             self._touched.popitem()[0].arm()
         self._waiting += 1
         try:
-            await self._stirred.wait()
+            await self._changed.wait()
         finally:
             self._waiting -= 1
 
@@ -434,7 +434,7 @@ class PrefixSubscriptions:
     def __init__(self, topics: Collection[str], closing: Callable[[], bool]) -> None:
         self._topics = topics
         self._closing = closing
-        self._fans: set[PrefixSubscription] = set()
+        self._subscriptions: set[PrefixSubscription] = set()
         self._away: dict[tuple[str, str], tuple[float, set[str]]] = {}
         """By place, ephemeral ones whose connection broke: until when they may come back, and topics new to them."""
 
@@ -443,33 +443,36 @@ class PrefixSubscriptions:
         check_group(request.group)
         check_consumer(request.consumer)
 
-        fan = PrefixSubscription(request, join, may, self._closing)
-        fan.invite(self._topics, new=False)
-        if fan.config.ephemeral:
-            _, new = self._away.pop(fan.place, (0.0, set[str]()))
+        subscription = PrefixSubscription(request, join, may, self._closing)
+        subscription.invite(self._topics, new=False)
+        if subscription.config.ephemeral:
+            _, new = self._away.pop(subscription.place, (0.0, set[str]()))
             # The one before it may be here still: that its connection broke can be noticed later.
-            fan.invite(new.union(*(other.unjoined for other in self._fans if other.place == fan.place)), new=True)
-        self._fans.add(fan)
+            subscription.invite(
+                new.union(*(other.unjoined for other in self._subscriptions if other.place == subscription.place)),
+                new=True,
+            )
+        self._subscriptions.add(subscription)
         try:
-            await fan.join(request.places)
+            await subscription.join(request.places)
         except BaseException:
             # Nobody will ever pull through it.
-            self._fans.discard(fan)
-            _let_go(fan.leave())
+            self._subscriptions.discard(subscription)
+            _let_go(subscription.leave())
             raise
-        return fan
+        return subscription
 
     def made(self, topic: str) -> None:
-        for fan in self._fans:
-            fan.invite((topic,), new=True)
+        for subscription in self._subscriptions:
+            subscription.invite((topic,), new=True)
         for (pattern, _), (_, new) in self._away.items():
             if matches(pattern, topic):
                 new.add(topic)
 
-    def await_back(self, fan: PrefixSubscription, deadline_s: float) -> None:
+    def await_back(self, subscription: PrefixSubscription, deadline_s: float) -> None:
         """All messages of a topic that is made before it comes back are new to it."""
-        if fan.config.ephemeral:
-            self._away[fan.place] = deadline_s, set(fan.unjoined)
+        if subscription.config.ephemeral:
+            self._away[subscription.place] = deadline_s, set(subscription.unjoined)
             if len(self._away) > AWAY_MAX:
                 del self._away[next(iter(self._away))]
 
@@ -481,7 +484,7 @@ class PrefixSubscriptions:
         """A consumer goes, of one topic or of many: those that are to leave."""
         if not isinstance(member, PrefixSubscription):
             return [member]
-        self._fans.discard(member)
+        self._subscriptions.discard(member)
         return member.leave()
 
 

@@ -74,7 +74,7 @@ class AlarmMonitor:
         store: Store,
         clock: Clock,
         settings: BrokerSettings,
-        census: Stats,
+        stats: Stats,
         *,
         room: Callable[[], Room],
         overdue: OverdueMessages,
@@ -83,7 +83,7 @@ class AlarmMonitor:
         self._file = ConfigFile(store, FILE, _Document)
         self._clock = clock
         self._settings = settings
-        self._census = census
+        self._stats = stats
         self._room = room
         self._webhooks = Webhooks(settings.webhook_allow)
         self._overdue = overdue
@@ -287,7 +287,7 @@ class AlarmMonitor:
 
     def _readings(self) -> Iterator[Reading]:
         now_us = self._clock.now_us()
-        for topic in list(self._census.topics.values()):
+        for topic in list(self._stats.topics.values()):
             emails = topic.topic.config.alarm_emails
             for name, one in list(topic.groups.items()):
                 if name.startswith(PRIVATE):

@@ -78,14 +78,14 @@ async def _serve(settings: BrokerSettings, console: bool) -> None:
         sys.stdout.write(f"listening on {shown}:{server.port}\n")
         sys.stdout.flush()
         log.info("%s serves %s%s", settings.name, settings.store, " with TLS" if context else "")
-        companion = await ConsoleProcess.start(settings, host, server.port) if console else None
+        console_process = await ConsoleProcess.start(settings, host, server.port) if console else None
         await stop.wait()
         await cluster.stop()
         if broker.realms is not None:
             # First of all, while clients are still connected: nothing else here is worth that a topic stands still.
             await broker.realms.leave()
-        if companion is not None:
-            await companion.stop()
+        if console_process is not None:
+            await console_process.stop()
         if roll is not None:
             await roll.stop()
         if metrics is not None:

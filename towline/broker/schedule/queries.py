@@ -52,7 +52,7 @@ async def list_delayed(scheduler: Scheduler, request: ListDelayed, may: May | No
     are read in the order of their times, as far as needed."""
     if request.key or request.ids:
         return await _list_chosen(scheduler, request)
-    agenda, schedule = scheduler.agenda, scheduler.schedule
+    journal, schedule = scheduler.journal, scheduler.schedule
     seen = {
         topic: count
         for topic, count in schedule.counts.items()
@@ -68,7 +68,7 @@ async def list_delayed(scheduler: Scheduler, request: ListDelayed, may: May | No
                 break
         if slot.last_us < request.after_us:
             continue
-        async for seq, parcel in agenda.parcels(slot):
+        async for seq, parcel in journal.parcels(slot):
             if parcel.topic in seen and parcel.last_us >= after[0] and not schedule.is_dropped(parcel):
                 for row in _rows(scheduler, slot.place, seq, OpenedRecord(parcel)):
                     if (row.deliver_at_us, row.id) > after:
@@ -83,7 +83,7 @@ async def _list_chosen(scheduler: Scheduler, request: ListDelayed) -> Delayed:
     _check(scheduler, request.topic, request.ids, request.key)
     found = [
         (position, _rows(scheduler, position.place, position.seq, opened, position.at))
-        async for position, opened in _find(scheduler.agenda, request.topic, set(request.ids), request.key)
+        async for position, opened in _find(scheduler.journal, request.topic, set(request.ids), request.key)
     ]
     there = {position.id: some for position, some in found if scheduler.schedule.is_waiting(position)}
     rows = {
@@ -96,7 +96,7 @@ async def _list_chosen(scheduler: Scheduler, request: ListDelayed) -> Delayed:
     missing = set(request.ids) - there.keys()
     if request.arrived and missing:
         await scheduler.settle()
-        arrived = await find_arrivals(scheduler.agenda.store, scheduler.find_topic(request.topic), missing)
+        arrived = await find_arrivals(scheduler.journal.store, scheduler.find_topic(request.topic), missing)
     return Delayed(list(_soonest(rows, request.max_messages).values()), len(there), arrived)
 
 
@@ -130,10 +130,10 @@ def _rows(
 
 
 async def _find(
-    agenda: ScheduleJournal, topic: str, ids: Collection[int], key: str
+    journal: ScheduleJournal, topic: str, ids: Collection[int], key: str
 ) -> AsyncIterator[tuple[Position, OpenedRecord]]:
     """Messages that wait, by id or key. To keep their parcels would be to keep them unpacked."""
-    schedule, packed, count = agenda.schedule, key.encode(), 0
+    schedule, packed, count = journal.schedule, key.encode(), 0
     missing = set(ids)
     seen: set[Place] = set()
     # Coarse before fine: what moves meanwhile is seen where it goes to, also if that is a slot that was not there yet.
@@ -145,7 +145,7 @@ async def _find(
             slot = schedule.slots.get(place)
             if slot is None or (ids and not any(slot.min_id <= one <= slot.max_id for one in missing)):
                 continue
-            async for seq, opened in _opened(agenda, slot, lambda parcel: parcel.topic == topic, tuple(missing)):
+            async for seq, opened in _opened(journal, slot, lambda parcel: parcel.topic == topic, tuple(missing)):
                 places = _with_key(opened, packed) if key else _with_ids(opened, missing)
                 for at in places:
                     number = opened.ids(at, at + 1)[0]
@@ -159,10 +159,10 @@ async def _find(
 
 
 async def _opened(
-    agenda: ScheduleJournal, slot: Slot, wanted: Callable[[ScheduleRecord], bool], ids: Collection[int]
+    journal: ScheduleJournal, slot: Slot, wanted: Callable[[ScheduleRecord], bool], ids: Collection[int]
 ) -> AsyncIterator[tuple[int, OpenedRecord]]:
-    async for seq, parcel in agenda.parcels(slot, ids):
-        if wanted(parcel) and not agenda.schedule.is_dropped(parcel):
+    async for seq, parcel in journal.parcels(slot, ids):
+        if wanted(parcel) and not journal.schedule.is_dropped(parcel):
             yield seq, OpenedRecord(parcel)
 
 
@@ -190,8 +190,8 @@ def _check(scheduler: Scheduler, topic: str, ids: Collection[int], key: str) -> 
         raise NotFound(f"there never was a delayed message {message_id(topic, DELAY, unknown[0])}")
 
 
-def _still_there(agenda: ScheduleJournal, found: Iterable[Position]) -> list[Position]:
-    return [position for position in found if agenda.schedule.is_waiting(position)]
+def _still_there(journal: ScheduleJournal, found: Iterable[Position]) -> list[Position]:
+    return [position for position in found if journal.schedule.is_waiting(position)]
 
 
 # Changing
@@ -199,21 +199,21 @@ def _still_there(agenda: ScheduleJournal, found: Iterable[Position]) -> list[Pos
 
 async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> DelayedCancelled:
     _check(scheduler, request.topic, request.ids, request.key)
-    agenda, ids = scheduler.agenda, set(request.ids)
+    journal, ids = scheduler.journal, set(request.ids)
     name = f"{request.topic} {request.key or request.ids[0]}" if len(ids) <= 1 else ""
     before = scheduler.schedule.answers.get(name, 0)
     count = 0
     async with scheduler.changing:
         for _ in range(ROUNDS_MAX):
-            found = [position async for position, _ in _find(agenda, request.topic, ids, request.key)]
-            there = _still_there(agenda, found)
+            found = [position async for position, _ in _find(journal, request.topic, ids, request.key)]
+            there = _still_there(journal, found)
             if request.dry_run:
                 gone = ids - {position.id for position in there}
                 return DelayedCancelled(len(there), sorted(gone), before)
             if there:
-                _check_room(agenda, len(there))
+                _check_room(journal, len(there))
                 count += len(there)
-                appended = agenda.append([], _cancelled(there, request.topic, name, count))
+                appended = journal.append([], _cancelled(there, request.topic, name, count))
                 ids -= {position.id for position in there}
                 await appended.done
                 _tidy(scheduler, there)
@@ -224,15 +224,15 @@ async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> Delaye
 
 async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMoved:
     _check(scheduler, request.topic, request.ids, request.key)
-    agenda, ids = scheduler.agenda, set(request.ids)
-    at_us = resolve_delay(request.deliver_at_us, agenda.clock.now_us(), scheduler.levels_us)
+    journal, ids = scheduler.journal, set(request.ids)
+    at_us = resolve_delay(request.deliver_at_us, journal.clock.now_us(), scheduler.levels_us)
     moved: set[int] = set()
     async with scheduler.changing:
         for _ in range(ROUNDS_MAX):
-            searched = _find(agenda, request.topic, ids - moved, request.key)
+            searched = _find(journal, request.topic, ids - moved, request.key)
             found = [position async for position, _ in searched if position.id not in moved]
             if request.dry_run:
-                there_ids = {position.id for position in _still_there(agenda, found)}
+                there_ids = {position.id for position in _still_there(journal, found)}
                 return DelayedMoved(len(there_ids), sorted(ids - there_ids), at_us)
             by_parcel: dict[tuple[Place, int], list[Position]] = {}
             for position in found:
@@ -242,9 +242,9 @@ async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMov
                 # Until it is known that they are elsewhere, they are neither moved nor passed over where they were.
                 async with scheduler.moving:
                     some = await _take(scheduler, waiting)
-                    there = [one for one in some if agenda.schedule.is_waiting(one[0])]
+                    there = [one for one in some if journal.schedule.is_waiting(one[0])]
                     if there:
-                        _check_room(agenda, len(there))
+                        _check_room(journal, len(there))
                         await _move(scheduler, there, request.topic, at_us)
                         moved |= {position.id for position, _ in there}
             if len(moved) - before == len(found):
@@ -267,9 +267,9 @@ async def _take(scheduler: Scheduler, waiting: deque[list[Position]]) -> list[tu
 
 async def _move(scheduler: Scheduler, moving: Sequence[tuple[Position, OpenedRecord]], topic: str, at_us: int) -> None:
     """Out of the slots they are in and into others, in one unit; they keep their ids."""
-    agenda = scheduler.agenda
+    journal = scheduler.journal
     scheduler.follow_clock()
-    until_us = agenda.schedule.until_us
+    until_us = journal.schedule.until_us
     pieces: dict[tuple[str, int, bytes, bytes], list[tuple[OpenedRecord, int, int]]] = {}
     for position, opened in moving:
         pieces.setdefault(opened.origin(), []).append((opened, position.at, position.at + 1))
@@ -278,16 +278,16 @@ async def _move(scheduler: Scheduler, moving: Sequence[tuple[Position, OpenedRec
     there = [position for position, _ in moving]
     events = _cancelled(there, topic)
     nothing = [msgspec.structs.replace(event, positions=[]) for event in events]
-    appended = agenda.append(parcels, events, instead=nothing)
-    agenda.when_refused(appended, lambda: agenda.schedule.take_back_cancelled(events))
-    agenda.wait_for(appended, min(position.due_us for position in there))
+    appended = journal.append(parcels, events, instead=nothing)
+    journal.when_refused(appended, lambda: journal.schedule.take_back_cancelled(events))
+    journal.wait_for(appended, min(position.due_us for position in there))
     scheduler.wake()
     await appended.done
     _tidy(scheduler, there)
 
 
-def _check_room(agenda: ScheduleJournal, count: int) -> None:
-    if agenda.schedule.cancelled + count > CANCELLED_MAX:
+def _check_room(journal: ScheduleJournal, count: int) -> None:
+    if journal.schedule.cancelled + count > CANCELLED_MAX:
         raise TooMany(f"{CANCELLED_MAX} cancelled messages still wait for their time to pass: try again later")
 
 

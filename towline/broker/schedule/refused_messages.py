@@ -38,7 +38,7 @@ class RefusedMessages:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._refusals = Refusals[Run](scheduler.agenda.clock)
+        self._refusals = Refusals[Run](scheduler.journal.clock)
         self._to_try: deque[list[Run]] = deque()
         self._trying: asyncio.Future[None] | None = None
 

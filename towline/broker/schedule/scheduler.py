@@ -90,13 +90,13 @@ def delay_mark(first: int) -> int:
 class Scheduler:
     def __init__(
         self,
-        agenda: ScheduleJournal,
+        journal: ScheduleJournal,
         levels_us: Sequence[int],
         find_topic: Callable[[str], Topic],
         on_full: Callable[[], Awaitable[None]],
     ) -> None:
-        self.agenda = agenda
-        self.schedule = agenda.schedule
+        self.journal = journal
+        self.schedule = journal.schedule
         self.delivered = 0
         self.levels_us = levels_us
         self.find_topic = find_topic
@@ -107,28 +107,28 @@ class Scheduler:
         self._delivering = asyncio.Lock()
         self.moving = asyncio.Lock()
         """RefusedMessages by whoever moves what waits in slots."""
-        self._deliver_pace = TimerLoop(agenda.clock, "delivering what is due")
-        self._move_pace = TimerLoop(agenda.clock, "moving what comes near")
+        self._deliver_loop = TimerLoop(journal.clock, "delivering what is due")
+        self._move_loop = TimerLoop(journal.clock, "moving what comes near")
         self._under_way: deque[asyncio.Future[None]] = deque()
         self._rewriting: dict[Place, int] = {}
         self._drift_us: int | None = None
         self.held = RefusedMessages(self)
-        agenda.on_land = self._landed
+        journal.on_land = self._landed
 
     def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
         """By the names of what they do."""
         return {
-            self._deliver_pace.what: self._deliver_pace.run(self.deliver_step, self.schedule.deliver_at_us),
-            self._move_pace.what: self._move_pace.run(self.move_step, self.schedule.load_at_us),
+            self._deliver_loop.what: self._deliver_loop.run(self.deliver_step, self.schedule.deliver_at_us),
+            self._move_loop.what: self._move_loop.run(self.move_step, self.schedule.load_at_us),
         }
 
     def wake(self) -> None:
-        self._deliver_pace.soon.set()
-        self._move_pace.soon.set()
+        self._deliver_loop.soon.set()
+        self._move_loop.soon.set()
 
     def watch_clock(self) -> None:
         """Timers run on the steady clock. Where the other one was set, they are set anew."""
-        clock = self.agenda.clock
+        clock = self.journal.clock
         drift_us = clock.now_us() - round(clock.steady_s() * SECOND_US)
         jump_us, self._drift_us = drift_us - (drift_us if self._drift_us is None else self._drift_us), drift_us
         if abs(jump_us) > SET_US:
@@ -140,11 +140,11 @@ class Scheduler:
     def follow_clock(self) -> int:
         """What is new is due by the clock as it is: also if that is behind what has been delivered, because it was
         ahead. Gives the time."""
-        now_us = self.agenda.clock.now_us()
+        now_us = self.journal.clock.now_us()
         mark = self.schedule.new_era(now_us)
         if mark is not None:
             ahead_us = self.schedule.until_us - now_us
-            self.agenda.append([], [mark])
+            self.journal.append([], [mark])
             log.log(
                 logging.WARNING if ahead_us > SET_US else logging.INFO,
                 "delayed messages were delivered by a clock that was %s ahead of what it is now: they stay delivered; "
@@ -180,32 +180,32 @@ class Scheduler:
 
     def check(self, frame: Frame) -> None:
         """Raise what `book` would have against the times of a frame that is to be booked later."""
-        resolve_times(frame, self.agenda.clock.now_us(), self.levels_us)
+        resolve_times(frame, self.journal.clock.now_us(), self.levels_us)
 
     def booked(self, booking: Booking, appended: Appended, skip: int) -> None:
         """The booking was appended, behind `skip` other frames."""
-        self.agenda.note(booking.lying, booking.events, appended, skip)
+        self.journal.note(booking.lying, booking.events, appended, skip)
         for place, _ in booking.lying:
             if place.level:
-                self._deliver_pace.not_after(ripe_at(place))
+                self._deliver_loop.not_after(ripe_at(place))
             else:
-                self._move_pace.not_after(place.begin_us - NEAR_US)
+                self._move_loop.not_after(place.begin_us - NEAR_US)
 
     def _landed(self) -> None:
         """Parcels became durable, and what is due soon is in the near index."""
         next_us = self.schedule.near.next_us
         if next_us is not None:
-            self._deliver_pace.not_after(next_us)
+            self._deliver_loop.not_after(next_us)
 
     def _is_quiet(self, now_us: int) -> bool:
-        return self.schedule.is_quiet(now_us) and self.agenda.limit_us(now_us) >= now_us
+        return self.schedule.is_quiet(now_us) and self.journal.limit_us(now_us) >= now_us
 
     # Delivering
 
     async def deliver_step(self) -> bool:
         """Deliver what is due, as much as one unit holds. False if there is nothing to do now."""
         async with self._delivering:
-            limit_us = self.agenda.limit_us(self.agenda.clock.now_us())
+            limit_us = self.journal.limit_us(self.journal.clock.now_us())
             if limit_us <= self.schedule.until_us:
                 return False
             near = self.schedule.near
@@ -238,8 +238,8 @@ class Scheduler:
         """Nothing is due, but a slot has come near: say so, that it may be moved."""
         ripe = any(self.schedule.until_us < ripe_at(place) <= limit_us for place in self.schedule.slots if place.level)
         if ripe:
-            self.agenda.append([], [self.schedule.due(limit_us)])
-            self._move_pace.soon.set()
+            self.journal.append([], [self.schedule.due(limit_us)])
+            self._move_loop.soon.set()
         return ripe
 
     async def _fetch(self, taken: Sequence[Entry]) -> list[Entry]:
@@ -257,7 +257,7 @@ class Scheduler:
     def _deliver(self, taken: Sequence[Entry]) -> Appended | None:
         """What is due of these parcels goes to its lanes, and the mark with it: decided and done in one step."""
         schedule = self.schedule
-        limit_us = self.agenda.limit_us(self.agenda.clock.now_us())
+        limit_us = self.journal.limit_us(self.journal.clock.now_us())
         rest_us = schedule.near.next_us
         # Where more is due than one unit holds, this one ends where the rest begins.
         last = rest_us is None or rest_us > limit_us
@@ -285,7 +285,7 @@ class Scheduler:
             appended = self.carry(due, kept, runs, arriving=arriving)
         except TooLarge:
             # They are, together.
-            appended = self.agenda.append([], [kept])
+            appended = self.journal.append([], [kept])
             self.held.refused(runs)
         for entry, stop in zip(taken, stops, strict=True):
             entry.at = stop
@@ -319,7 +319,7 @@ class Scheduler:
         """Record that these messages went elsewhere, in one unit with them. If they are refused late, they are held."""
         schedule, count = self.schedule, sum(arriving.counts.values())
         slots = {slot.place: slot for run in runs if (slot := schedule.slots.get(run.place)) is not None}
-        appended = self.agenda.append(parcels, [event], [*arriving.unit, *arriving.notes], [kept])
+        appended = self.journal.append(parcels, [event], [*arriving.unit, *arriving.notes], [kept])
         self.delivered += count
         _show(arriving.lanes, arriving.unit, appended)
 
@@ -329,7 +329,7 @@ class Scheduler:
             if not (isinstance(event, Due) and event.released):
                 self.held.refused(runs)
 
-        self.agenda.when_refused(appended, take_back)
+        self.journal.when_refused(appended, take_back)
         return appended
 
     def _frames(self, pieces: Mapping[Source, Pieces]) -> Iterator[tuple[Topic, int, bytes, Sequence[int], bytes]]:
@@ -368,10 +368,10 @@ class Scheduler:
     async def move_step(self) -> bool:
         """Read a slot into memory, or move a part of one nearer. False if there is nothing to do now."""
         async with self.moving:
-            slot = self.schedule.to_load(self.agenda.clock.now_us())
+            slot = self.schedule.to_load(self.journal.clock.now_us())
             if slot is not None:
                 await self._load(slot)
-                self._deliver_pace.soon.set()
+                self._deliver_loop.soon.set()
                 return True
             slot = self.schedule.ripe() or self._to_rewrite()
             if slot is None:
@@ -382,13 +382,13 @@ class Scheduler:
                 async with self._delivering:  # nobody has taken any of it out of the near index
                     if self._to_rewrite() is slot:
                         await self._move(slot)
-            self._deliver_pace.soon.set()
+            self._deliver_loop.soon.set()
             return True
 
     async def _load(self, slot: Slot) -> None:
         schedule, stream = self.schedule, slot.place.stream
         while slot.loading < slot.end:
-            read = await self.agenda.read(stream, slot.loading)
+            read = await self.journal.read(stream, slot.loading)
             for seq, parcel, _ in parcels_in(read, stream):
                 if parcel.number == slot.place.number:
                     delivered_us = schedule.delivered_us(parcel.era)
@@ -401,7 +401,7 @@ class Scheduler:
         schedule, stream = self.schedule, slot.place.stream
         if slot.next == slot.end:
             return
-        read = await self.agenda.read(stream, slot.next, MOVE_BYTES)
+        read = await self.journal.read(stream, slot.next, MOVE_BYTES)
         pieces: dict[Source, Pieces] = {}
         messages, runs, end, room = 0, list[Run](), read.next, MOVE_BYTES
         for seq, parcel, _ in parcels_in(read, stream):
@@ -424,14 +424,14 @@ class Scheduler:
             appended = self.carry(moved, kept, runs, parcels=parcels)
         except TooLarge:
             # They are, together.
-            appended = self.agenda.append([], [kept])
+            appended = self.journal.append([], [kept])
             self.held.refused(runs)
         slot.since_us = appended.at_us
         with suppress(TooLarge):  # see `carry`
             await appended.done
 
     async def open_parcel(self, place: Place, seq: int) -> OpenedRecord | None:
-        read = await self.agenda.store.read(place.stream, seq, 1, 1)
+        read = await self.journal.store.read(place.stream, seq, 1, 1)
         found = [parcel for number, parcel, _ in parcels_in(read, place.stream) if number == seq]
         return OpenedRecord(found[0]) if found else None
 
@@ -440,12 +440,12 @@ class Scheduler:
         years must not hold on to log files that retention would drop."""
         for slot in self.schedule.older(before_us, self.follow_clock()):
             self._rewriting.setdefault(slot.place, slot.end)
-        self._move_pace.soon.set()
+        self._move_loop.soon.set()
 
     def make_room(self, streams: Collection[str], store_max_bytes: int) -> None:
         """The store is larger than it should be, and what waits in these streams keeps it so: have the oldest written
         anew. Where what waits is much of the store, that would go on for ever and free little."""
-        bounds, slots, now_us = self.agenda.store.bounds, self.schedule.slots, self.follow_clock()
+        bounds, slots, now_us = self.journal.store.bounds, self.schedule.slots, self.follow_clock()
         # What has been written anew is let go of some time later.
         times = [
             slot.since_us
@@ -463,7 +463,7 @@ class Scheduler:
         slot = self.schedule.slots.get(place)
         if slot is not None and place.level and sum(map(len, slot.cancelled.values())) > CANCELLED_PER_SLOT:
             self._rewriting.setdefault(place, slot.end)
-            self._move_pace.soon.set()
+            self._move_loop.soon.set()
 
     def _to_rewrite(self) -> Slot | None:
         for place, end in list(self._rewriting.items()):
@@ -478,18 +478,18 @@ class Scheduler:
     async def drop_topic(self, topic: str) -> None:
         """The topic is being deleted, and its delayed messages with it."""
         if self.schedule.counts.get(topic):
-            await self.agenda.append([], [Dropped(topic, self.schedule.next_id)]).done
+            await self.journal.append([], [Dropped(topic, self.schedule.next_id)]).done
 
     def pass_quietly(self) -> None:
         """Where nothing is due, say now and then that time has passed: so old slots can go."""
-        now_us = self.agenda.clock.now_us()
+        now_us = self.journal.clock.now_us()
         idle = self.schedule.slots and not self._delivering.locked() and now_us - self.schedule.until_us > BOOK_LAG_US
         if idle and self._is_quiet(now_us):
-            self.agenda.append([], [self.schedule.due(now_us)])
+            self.journal.append([], [self.schedule.due(now_us)])
 
     def figures(self) -> dict[str, int]:
         next_us = self.schedule.near.next_us
-        late_us = 0 if next_us is None else max(self.agenda.clock.now_us() - next_us, 0)
+        late_us = 0 if next_us is None else max(self.journal.clock.now_us() - next_us, 0)
         waiting = sum(self.schedule.counts.values())
         return {"delayed": waiting, "delayed_delivered": self.delivered, "delayed_late_ms": late_us // 1000}
 

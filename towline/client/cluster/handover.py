@@ -76,7 +76,7 @@ class Handover:
             self._acts += acts
             if isinstance(call.request, Pull):
                 call.request = msgspec.structs.replace(call.request, acts=[])
-                subscription.untold(acts)
+                subscription.withdraw(acts)
             else:
                 connection.abandon(call)
                 self._calls.append(call)
@@ -172,7 +172,7 @@ class Handover:
             # What it carried is told by others now. Until it was, the pulls count as held: a broker that returns takes
             # back whatever we do not hold.
             acts: list[Act] = call.request.acts  # type: ignore[attr-defined]
-            self._subscription.untold(acts)
+            self._subscription.withdraw(acts)
             acts.clear()
             call.finish(Settled([]), memoryview(b""))
 

@@ -110,21 +110,21 @@ _TOPICS_MAX: Final = 100_000
 
 
 class EffectiveSettings:
-    def __init__(self, config: GroupConfig, wishes: RequestedSettings, prefetch: int) -> None:
+    def __init__(self, config: GroupConfig, requested: RequestedSettings, prefetch: int) -> None:
         self.config = config
         """As the broker has it, once we are attached; of a subscription by prefix, as we asked for it."""
         self.prefetch = prefetch
         """Of groups that deliver at most once nothing is fetched ahead: what waits here would be lost with us."""
         self.at_most_once = False
         """Some group of ours delivers at most once."""
-        self._wishes = wishes
+        self._requested = requested
         self._others: dict[str, GroupConfig] = {}
         """By topic, the groups of a subscription by prefix that are not as we asked for."""
 
     def attached(self, answer: Attached) -> None:
         self.config = answer.config
         self._mind_mode(answer.config)
-        self._wishes.compare([answer.config])
+        self._requested.compare([answer.config])
         self._others.clear()
         self.learn(answer.groups)
 
@@ -133,7 +133,7 @@ class EffectiveSettings:
             if len(self._others) < _TOPICS_MAX:
                 self._others[config.topic] = config
             self._mind_mode(config)
-        self._wishes.compare(groups)
+        self._requested.compare(groups)
 
     def _mind_mode(self, config: GroupConfig) -> None:
         if config.mode == AT_MOST_ONCE:

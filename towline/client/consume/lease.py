@@ -29,8 +29,8 @@ __all__ = [
     "all_refused",
     "drained",
     "in_portions",
+    "lost_parts",
     "merged",
-    "robbery",
 ]
 
 
@@ -81,9 +81,9 @@ class Lease:
         "in_tasks",
         "lock",
         "lost",
+        "lost_count",
         "pull",
         "returned",
-        "robbed",
         "sections",
         "shards",
         "topic",
@@ -110,7 +110,7 @@ class Lease:
         self.handed_out = False
         """The user was given it, or the first messages of it."""
         self.dirty = False
-        self.robbed = 0
+        self.lost_count = 0
         """Messages that are settled as a whole and were taken away before, …"""
         self.why = ""
         """… and why."""
@@ -227,7 +227,7 @@ class Lease:
             for section in self.sections:
                 _turn(section.flags, table)
 
-    def rob(self, lane: int, first: int, count: int, why: str) -> int:
+    def lose_part(self, lane: int, first: int, count: int, why: str) -> int:
         """Messages were taken away by the broker: how many of them are new to us."""
         if self._raw:
             self.open()
@@ -239,7 +239,7 @@ class Lease:
                     before = section.flags[begin:end]
                     found += end - begin - before.count(RETURNED) - before.count(TAKEN)
                     section.flags[begin:end] = before.translate(_TO_TAKEN)
-        self.robbed += found
+        self.lost_count += found
         self._taken(why)
         return found
 
@@ -396,14 +396,14 @@ def _alike(one: Act, other: Act) -> bool:
     )
 
 
-def robbery(leases: Sequence[Lease]) -> LeaseLost | None:
+def lost_parts(leases: Sequence[Lease]) -> LeaseLost | None:
     """What to raise when these were settled as a whole, and some of their messages had been taken away before."""
-    robbed = [lease for lease in leases if lease.robbed]
-    if not robbed:
+    lossy = [lease for lease in leases if lease.lost_count]
+    if not lossy:
         return None
-    count, total = sum(lease.robbed for lease in robbed), sum(map(len, leases))
+    count, total = sum(lease.lost_count for lease in lossy), sum(map(len, leases))
     return LeaseLost(
-        f"{count} of {total} messages were taken away before they were settled, and go to another: {robbed[0].why}. "
+        f"{count} of {total} messages were taken away before they were settled, and go to another: {lossy[0].why}. "
         "The rest is settled; `message.lost` tells which are not"
     )
 
@@ -434,17 +434,17 @@ class LostMessages:
         self._topic = topic
         self._group = group
         self._on_lost = on_lost
-        self._untold: deque[LostLease] = deque()
+        self._unreported: deque[LostLease] = deque()
 
     def note(self, pull: int, count: int, reason: str) -> None:
         if count:
             self.messages += count
-            self._untold.append(LostLease(self._topic, self._group, pull, count, reason))
+            self._unreported.append(LostLease(self._topic, self._group, pull, count, reason))
 
     def report(self) -> None:
         """Tell the user. Drivers call this where the user's code may do anything: under no lock."""
-        while self._untold:
-            lost = self._untold.popleft()
+        while self._unreported:
+            lost = self._unreported.popleft()
             log.warning("%s, group %s: %d messages lost: %s", lost.topic, lost.group, lost.count, lost.reason)
             if self._on_lost is not None:
                 self._on_lost(lost)

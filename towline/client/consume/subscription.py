@@ -26,8 +26,8 @@ from towline.client.consume.lease import (
     all_refused,
     drained,
     in_portions,
+    lost_parts,
     merged,
-    robbery,
 )
 from towline.client.consume.message import ACKED
 from towline.client.consume.outcome import describe
@@ -70,14 +70,14 @@ class Subscription:
         ack_interval_s: float,
         on_lost: Callable[[LostLease], None] | None,
         spool: AckSpool | None = None,
-        wishes: RequestedSettings = RequestedSettings(),  # noqa: B008 - it is a constant
+        requested: RequestedSettings = RequestedSettings(),  # noqa: B008 - it is a constant
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.id = 0
         self.topic = topic
         self.group = group
         self.consumer = consumer
-        self.terms = EffectiveSettings(config, wishes, prefetch)
+        self.terms = EffectiveSettings(config, requested, prefetch)
         self.limits = limits
         self.by_prefix = is_pattern(topic)
         self.in_tasks = False
@@ -106,11 +106,11 @@ class Subscription:
         self._fence_error: TowlineError | None = None
         """Why, if the user is still to be told."""
         self._leaving = False
-        self._appetite = PullSize(limits)
+        self._pull_size = PullSize(limits)
         self._at_work = Lease.none()
         """What was handed out last."""
         self._told_at = 0.0
-        self._untold = 0
+        self._unreported = 0
         """Messages that were handed out since."""
         self._tell_s = min(ack_interval_s, _TELL_S)
 
@@ -209,7 +209,7 @@ class Subscription:
             why.setdefault(pull, reason)
             lease = self._leases.get(pull)
             if lease is not None:
-                self.losses.note(pull, lease.rob(lane, first, count, reason), reason or _TAKEN)
+                self.losses.note(pull, lease.lose_part(lane, first, count, reason), reason or _TAKEN)
                 self._forget_if_finished(lease)
         held = set(call.answer.held)
         for pull in call.request.holding:  # type: ignore[attr-defined]
@@ -291,14 +291,14 @@ class Subscription:
         if not 0 <= wait_s <= 86400:
             raise BadRequest(f"wait={wait_s}: give seconds from 0 to 86,400")
         deadline = self._clock() + wait_s
-        self._appetite.asked(self._clock())
+        self._pull_size.asked(self._clock())
         while True:
             left_s = max(deadline - self._clock(), 0.0)
             # There may be one on its way: left by an iteration, or by a pull that was interrupted.
             if all(stands(call) and not fits(call, limits) for call in self._pulling):
                 for call in self._pulling:
                     call.patience_s = 0.0  # another pull ends it: it is answered at once
-                most = max(self._appetite.size, limits.min_messages) if limits.adapts else limits.max_messages
+                most = max(self._pull_size.size, limits.min_messages) if limits.adapts else limits.max_messages
                 yield from self._start_pull(limits, min(most, limits.max_messages), min(left_s, _POLL_S))
             elif self.nacks and not self._pulling[0].done:
                 yield from self.start_settles()  # nothing carries what is given back
@@ -324,7 +324,7 @@ class Subscription:
         is fetched one by one as well: the rest of a batch would be lost when the iteration is left."""
         idle_from = self._clock()
         most = 1 if single and self.terms.at_most_once else None
-        self._appetite.asked(idle_from)
+        self._pull_size.asked(idle_from)
         while True:
             call = self._pulling[0] if self._pulling else (yield from self._start_prefetch(idle_from, most))
             if (self.shards or self.by_prefix) and not call.done:
@@ -334,7 +334,7 @@ class Subscription:
             if stands(call):
                 # Nothing carries them that would be asked for anyway; and maybe nothing comes before they are told.
                 tell_s = self._tell_s
-                crowded = 2 * self._untold >= self.config.max_in_flight
+                crowded = 2 * self._unreported >= self.config.max_in_flight
                 if self.has_acts and (crowded or idle_from - self._told_at >= tell_s):
                     yield from self.start_settles()
             while not call.done:
@@ -357,12 +357,12 @@ class Subscription:
 
     def _hand_out(self, lease: Lease, *, one_by_one: bool = False) -> None:
         self._at_work = lease
-        self._appetite.handed_out(self._clock(), len(lease), one_by_one=one_by_one)
+        self._pull_size.handed_out(self._clock(), len(lease), one_by_one=one_by_one)
 
     def _note_done(self) -> None:
         """Who has settled all is done with it, however long it takes until more is asked for."""
         if not self._at_work.open_count:
-            self._appetite.asked(self._clock())
+            self._pull_size.asked(self._clock())
 
     def _start_prefetch(self, idle_from: float | None, most: int | None = None) -> Flow[Call]:
         wait_s = _POLL_S
@@ -371,8 +371,10 @@ class Subscription:
             wait_s = min(wait_s, max(self._idle_timeout_s - idle_s, 0.0))
         # Where acts free a shard, they must not wait; with no prefetch, nothing is to come ahead; and a full answer is
         # the last one anyway.
-        once = self.shards or self.by_prefix or not self.terms.prefetch or self._appetite.size <= 2
-        return self._start_pull(self.limits, most or self._appetite.size, wait_s, 1 if once else self._appetite.answers)
+        once = self.shards or self.by_prefix or not self.terms.prefetch or self._pull_size.size <= 2
+        return self._start_pull(
+            self.limits, most or self._pull_size.size, wait_s, 1 if once else self._pull_size.answers
+        )
 
     def _start_pull(self, limits: PullLimits, max_messages: int, wait_s: float, answers: int = 1) -> Flow[Call]:
         """Ask for messages; what is to be told rides along."""
@@ -459,7 +461,7 @@ class Subscription:
             lease.settle_all(ACK)
         else:
             lease.open()
-            self._untold += len(lease)
+            self._unreported += len(lease)
         return lease if lease.sections else None
 
     # Settling
@@ -476,7 +478,7 @@ class Subscription:
         settled = [lease, *(self._older(act) if act.up_to else ())]
         for one in settled:
             one.settle_all(act.what)
-            one.robbed = one.taken
+            one.lost_count = one.taken
         self._note_done()
         call = self._settle([*acts, act], confirmed=act)
         try:
@@ -489,7 +491,7 @@ class Subscription:
         for index, code, text in call.answer.refused:
             if index == len(acts) and act.pull not in self._told_by_place:
                 raise from_code(code, text)
-        if (lost := robbery(settled)) is not None:
+        if (lost := lost_parts(settled)) is not None:
             raise lost
 
     def flush(self) -> Flow[None]:
@@ -510,7 +512,7 @@ class Subscription:
 
     def _take_portions(self) -> list[list[Act]]:
         """What is to be told now: nacks first, in their order, then acks."""
-        self._untold = 0
+        self._unreported = 0
         acts = merged(drained(self.nacks)) if self.nacks else []
         while self._dirty:
             lease = self._dirty.popleft()
@@ -536,8 +538,8 @@ class Subscription:
 
     def _answered(self, acts: list[Act], answer: Pulled | Settled, confirmed: Act | None = None) -> None:
         for pull, lane, first, count, why in answer.lost:
-            robbed = self._leases.get(pull)
-            found = 0 if robbed is None else robbed.rob(lane, first, count, why)
+            lease = self._leases.get(pull)
+            found = 0 if lease is None else lease.lose_part(lane, first, count, why)
             if confirmed is not None and (pull == confirmed.pull or (confirmed.up_to and pull < confirmed.pull)):
                 # Whoever waits for the answer is told by an error.
                 self.losses.messages += found
@@ -592,7 +594,7 @@ class Subscription:
         """The requests under way that may carry acts."""
         return [*self._settling, *self._pulling]
 
-    def untold(self, acts: list[Act]) -> None:
+    def withdraw(self, acts: list[Act]) -> None:
         """These are not on their way any more."""
         for act in acts:
             lease = self._leases.get(act.pull)

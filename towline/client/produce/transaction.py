@@ -96,7 +96,7 @@ class TransactionCore:
         self.phase = Phase.NEW
         self._receipts: list[Receipt] | None = None
         self._answer: tuple[Sequence[int], int, Sequence[tuple[int, int, int, int, int]], Sequence[int]] | None = None
-        self._draft = TransactionBuffer(max_request_bytes - HEAD_ROOM)
+        self._buffer = TransactionBuffer(max_request_bytes - HEAD_ROOM)
         self._durability = durability
         self._shards = shards
         self._homes = homes
@@ -105,7 +105,7 @@ class TransactionCore:
         self._thread = threading.get_ident()
 
     def __len__(self) -> int:
-        return len(self._draft)
+        return len(self._buffer)
 
     @property
     def receipts(self) -> list[Receipt]:
@@ -113,7 +113,7 @@ class TransactionCore:
         if self._receipts is None:
             if self._answer is None:
                 return []
-            self._receipts = self._draft.receipts(*self._answer)
+            self._receipts = self._buffer.receipts(*self._answer)
         return self._receipts
 
     def add(
@@ -130,7 +130,7 @@ class TransactionCore:
         shard_key: str | None = None,
     ) -> int:
         self.check(Phase.OPEN)
-        return self._draft.add(
+        return self._buffer.add(
             topic,
             body,
             key=key,
@@ -152,11 +152,11 @@ class TransactionCore:
         shard_keys: Sequence[str | None] | None = None,
     ) -> range:
         self.check(Phase.OPEN)
-        return self._draft.add_many(topic, bodies, priority=priority, keys=keys, shard_keys=shard_keys)
+        return self._buffer.add_many(topic, bodies, priority=priority, keys=keys, shard_keys=shard_keys)
 
     def uncounted(self) -> list[str]:
         """The topics of which it must be known how many shards they have, before `home` can tell."""
-        return [topic for topic in self._draft.topics() if self._shards.get(topic) is None] if self._seeks_home else []
+        return [topic for topic in self._buffer.topics() if self._shards.get(topic) is None] if self._seeks_home else []
 
     @property
     def _seeks_home(self) -> bool:
@@ -166,7 +166,7 @@ class TransactionCore:
         """The broker that it must go to; empty if any will do."""
         if self._homes is None or not self._seeks_home:
             return ""
-        touched = self._draft.place(self._shards.get)
+        touched = self._buffer.place(self._shards.get)
         homes = {self._homes(topic, shard) for topic, shard in touched}
         if len(homes) > 1:
             shown = ", ".join(f"{topic}/{shard}" for topic, shard in touched[:5])
@@ -178,15 +178,15 @@ class TransactionCore:
 
     def _place(self) -> Flow[None]:
         """A topic is taken for a shared one until a broker says otherwise; but not where a shard key is given."""
-        for topic, needed in self._draft.topics().items():
+        for topic, needed in self._buffer.topics().items():
             if needed and not self._shards.get(topic):
                 yield from self._shards.find(topic, needed=True)
-        self._draft.place(self._shards.get)
+        self._buffer.place(self._shards.get)
 
     def _look_again(self) -> Flow[None]:
         """A broker says that a topic has another number of shards."""
         self._request = None
-        for topic in self._draft.topics():
+        for topic in self._buffer.topics():
             yield from self._shards.look_up(topic)
 
     def check(self, *phases: Phase) -> None:
@@ -261,7 +261,7 @@ class DirectTransaction(TransactionCore):
     def _packed(self) -> Flow[tuple[Request, list[Buffer]]]:
         yield from self._place()
         self._sender = sender = self._sender or self._senders.take()
-        heads, frames = self._draft.frames(
+        heads, frames = self._buffer.frames(
             lambda b, k, h, d, t, **lives: sender.frame(b, k, h, self._compress, d, t, **lives)
         )
         self._request = Send(heads, self._durability), frames
@@ -354,7 +354,7 @@ class StoredTransaction(TransactionCore):
 
     def _packed(self) -> Flow[tuple[Request, list[Buffer]]]:
         yield from self._place()
-        heads, frames = self._draft.frames(self._sender.loose_frame)
+        heads, frames = self._buffer.frames(self._sender.loose_frame)
         request = Prepare(self.id, self.producer_group, self.name, heads, self._check_after_s, self._durability)
         self._request = request, frames
         return self._request

@@ -171,7 +171,7 @@ class SettledPulls(OrderedDict[int, Lease]):
     def __init__(self) -> None:
         super().__init__()
         self._parts = 0
-        self.robbed: dict[int, Lease] = {}
+        self.reduced: dict[int, Lease] = {}
         """Those of which something was taken away."""
 
     def remember(self, lease: Lease) -> None:
@@ -181,13 +181,13 @@ class SettledPulls(OrderedDict[int, Lease]):
         self[lease.pull] = lease
         lease.forget_limits()
         if lease.gone:
-            self.robbed[lease.pull] = lease
+            self.reduced[lease.pull] = lease
         lease.size = sum(map(len, lease.settled.values())) + len(lease.gone)
         self._parts += lease.size
         while len(self) > SETTLED_MAX or (self._parts > SETTLED_PARTS_MAX and len(self) > 1):
             pull, oldest = self.popitem(last=False)
             self._parts -= oldest.size
-            self.robbed.pop(pull, None)
+            self.reduced.pop(pull, None)
 
 
 MISSING_MAX: Final = 1_000
@@ -197,11 +197,11 @@ def missing(group: Group, consumer: str, pull: int, *, up_to: bool) -> list[tupl
     """Messages of a pull, or also of those before it, that were taken away from their consumer; with the number of
     their pull, and why. The first so many ranges of them."""
     lease = group.leases.get(pull) or group.settled.get(pull)
-    robbed = [] if lease is None or not lease.taken or lease.consumer != consumer else [lease]
+    found = [] if lease is None or not lease.taken or lease.consumer != consumer else [lease]
     if up_to:
-        before = chain(group.leases.values(), group.settled.robbed.values())
-        robbed += [one for one in before if one.taken and one.consumer == consumer and one.pull < pull]
-    return list(islice(_parts(robbed), MISSING_MAX))
+        before = chain(group.leases.values(), group.settled.reduced.values())
+        found += [one for one in before if one.taken and one.consumer == consumer and one.pull < pull]
+    return list(islice(_parts(found), MISSING_MAX))
 
 
 def _parts(leases: list[Lease]) -> Iterator[tuple[int, Part, str]]:
