@@ -333,7 +333,7 @@ class RetryQueue:
 
 
 def _latest_us(kind: Kind, now_us: int) -> int:
-    """When it is due, but not after its whole back-off from now."""
+    """The due time, but not after the whole back-off from now."""
     _, due_us, wait_us = kind
     return min(due_us, now_us + wait_us) if wait_us else due_us
 

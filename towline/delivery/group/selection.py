@@ -157,7 +157,7 @@ def _new(group: Group, lanes: Sequence[int]) -> list[Part]:
 
 
 def _held_back(group: Group, room: int, max_bytes: int, *, fresh: bool) -> Held:
-    """By rank, the places and bytes that are not for it because they are held back for lower ranks."""
+    """The places and bytes held back for the lower ranks, by rank."""
     middle, low = (_some(group, lanes, room, fresh=fresh) for lanes in group.ranks[1:])
     if not middle and not low:
         return _NONE
