@@ -261,7 +261,7 @@ class Snapshots:
 
     async def pins(self, dispatchers: Callable[[], Iterable[Dispatcher]]) -> dict[str, int]:
         """The events that recovery still needs, by pull log: also if it has to begin with the snapshot before the last
-        one, because that is damaged. Of a group that no snapshot speaks of yet, all."""
+        one, because that is damaged. Of a group that is in no snapshot yet, all."""
         pins: dict[str, int] = {}
         part = TimeSlice()
         async for name in in_slices(list(self._written), part):
@@ -283,5 +283,5 @@ def _name(one: Dispatcher) -> Name:
 
 
 def _text(one: GroupSnapshot) -> bytes:
-    """As it stands in the file, for people."""
+    """A snapshot as it is in the file, for people."""
     return b"  " + msgspec.json.format(msgspec.json.encode(one), indent=1).replace(b"\n", b"\n  ")

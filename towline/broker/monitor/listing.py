@@ -1,4 +1,4 @@
-"""Lists by pages, read off the last walk of the census."""
+"""Lists by pages, read off the last walk of the statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def split_lines(setting: str) -> tuple[str, ...]:
 
 
 class Listing:
-    """Sorts once a walk: whoever pages through ten thousand topics has them sorted for them once."""
+    """Sorts once a walk: one who pages through ten thousand topics has them sorted once."""
 
     def __init__(self, stats: Stats, lines: Sequence[str] = ()) -> None:
         """`lines` are business lines in the order in which they are shown; others follow by name."""
@@ -30,7 +30,7 @@ class Listing:
         self._sorted: dict[tuple[str, str, bool], list[Any]] = {}
 
     async def survey(self, request: ListPage, may: May | None = None) -> PageListed:
-        """A page of what `may` says that one may describe; without it, of all."""
+        """A page of what `may` allows to describe; without it, of all."""
         await self._stats.refresh()
         search = request.search.strip().lower()
         if request.of == "groups":
@@ -40,7 +40,7 @@ class Listing:
 
     async def _seen(self, request: ListPage, may: May) -> list[TopicFacts]:
         """The topics that one may describe, summed up over the groups that one may describe, and sorted by these sums:
-        the order would tell of the others."""
+        other sums would give away the hidden groups."""
         topics = in_slices(list(self._stats.topics.values()))
         seen = [one.seen_by(may) async for one in topics if may("describe", "topic", one.config.name)]
         return self._in_order_of(seen, request)

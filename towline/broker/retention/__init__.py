@@ -1,2 +1,2 @@
 """Retention: `retention` drops what is old or too much, behind `holds` and open messages (`overdue_messages`);
-`group_expiry` removes groups that nobody uses; `backup` keeps what a copy still needs."""
+`group_expiry` removes unused groups; `backup` keeps the log for a copy under way."""

@@ -1,7 +1,8 @@
-"""Delayed messages, looked at, cancelled and moved while they wait.
+"""Delayed messages: listed, cancelled and rescheduled while they wait.
 
 Searching reads the schedule slot by slot, and messages move while it does. They move from coarse slots to fine ones, so
-that is the order in which slots are read; and what was found is looked at again in the very step that changes it.
+that is the order in which slots are read; and a message that was found is checked again in the very step that changes
+it.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ FOUND_MAX: Final = 100_000
 ROUNDS_MAX: Final = 20
 
 MOVED_BYTES: Final = 8 << 20
-"""Of parcels, unpacked, of which messages are moved in one unit."""
+"""Of records, unpacked, of which messages are moved in one unit."""
 
 
-# Looking
+# List
 
 
 async def list_delayed(scheduler: Scheduler, request: ListDelayed, may: May | None = None) -> Delayed:
-    """The next messages behind the one named in the request, of topics that `may` says that one may describe. Slots
-    are read in the order of their times, as far as needed."""
+    """The next messages behind the one named in the request, of topics that `may` allows to describe. Slots are read in
+    the order of their times, as far as needed."""
     if request.key or request.ids:
         return await _list_chosen(scheduler, request)
     journal, schedule = scheduler.journal, scheduler.schedule
@@ -108,7 +109,7 @@ def _soonest(rows: dict[int, DelayedMessage], count: int) -> dict[int, DelayedMe
 def _rows(
     scheduler: Scheduler, place: Place, seq: int, opened: OpenedRecord, only: int | None = None
 ) -> list[DelayedMessage]:
-    """The messages of a parcel that wait; or only the one at this place, if it does."""
+    """The messages of a record that wait; or only the one at this index, if it does."""
     frame, parcel = opened.frame, opened.parcel
     column = frame.text_column(0)
     assert column is not None, "the body column is always there"
@@ -126,17 +127,18 @@ def _rows(
     return rows
 
 
-# Finding
+# Find
 
 
 async def _find(
     journal: ScheduleJournal, topic: str, ids: Collection[int], key: str
 ) -> AsyncIterator[tuple[Position, OpenedRecord]]:
-    """Messages that wait, by id or key. To keep their parcels would be to keep them unpacked."""
+    """Messages that wait, by id or key. To keep their records would be to keep them unpacked."""
     schedule, packed, count = journal.schedule, key.encode(), 0
     missing = set(ids)
     seen: set[Place] = set()
-    # Coarse before fine: what moves meanwhile is seen where it goes to, also if that is a slot that was not there yet.
+    # Coarse before fine: a message that moves meanwhile is found in its new slot, also if that is a slot that was not
+    # there yet.
     while fresh := sorted(schedule.slots.keys() - seen, key=lambda place: (-place.level, place.number)):
         seen.update(fresh)
         for place in fresh:
@@ -176,7 +178,7 @@ def _with_key(opened: OpenedRecord, key: bytes) -> list[int]:
     column = opened.frame.text_column(KEY)
     if column is None:
         return []
-    # One look at the whole column spares most parcels the cutting of it.
+    # One look at the whole column spares most records the cutting of it.
     if key not in bytes(opened.frame.columns[column.data_at : column.data_at + column.data_length]):
         return []
     return [at for at, value in enumerate(opened.frame.texts(KEY) or ()) if value == key]
@@ -194,7 +196,7 @@ def _still_there(journal: ScheduleJournal, found: Iterable[Position]) -> list[Po
     return [position for position in found if journal.schedule.is_waiting(position)]
 
 
-# Changing
+# Change
 
 
 async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> DelayedCancelled:
@@ -239,7 +241,7 @@ async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMov
                 by_parcel.setdefault((position.place, position.seq), []).append(position)
             waiting, before = deque(by_parcel.values()), len(moved)
             while waiting:
-                # Until it is known that they are elsewhere, they are neither moved nor passed over where they were.
+                # Until their move is durable, they are neither moved nor passed over where they were.
                 async with scheduler.moving:
                     some = await _take(scheduler, waiting)
                     there = [one for one in some if journal.schedule.is_waiting(one[0])]
@@ -253,7 +255,7 @@ async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMov
 
 
 async def _take(scheduler: Scheduler, waiting: deque[list[Position]]) -> list[tuple[Position, OpenedRecord]]:
-    """The next of them, by parcels, with these opened: as many as are moved in one unit."""
+    """The next of them, by records, with these opened: as many as are moved in one unit."""
     taken: list[tuple[Position, OpenedRecord]] = []
     room = MOVED_BYTES
     while waiting and room > 0:
@@ -266,7 +268,7 @@ async def _take(scheduler: Scheduler, waiting: deque[list[Position]]) -> list[tu
 
 
 async def _move(scheduler: Scheduler, moving: Sequence[tuple[Position, OpenedRecord]], topic: str, at_us: int) -> None:
-    """Out of the slots they are in and into others, in one unit; they keep their ids."""
+    """Move them from their slots into others, in one unit; they keep their ids."""
     journal = scheduler.journal
     scheduler.follow_clock()
     until_us = journal.schedule.until_us
@@ -292,7 +294,7 @@ def _check_room(journal: ScheduleJournal, count: int) -> None:
 
 
 def _cancelled(found: Sequence[Position], topic: str, request: str = "", answer: int = 0) -> list[Cancelled]:
-    """The events that take these messages out of where they wait; for good if there is an `answer` to give."""
+    """The events that take these messages out of their slots; for good if there is an `answer` to give."""
     by_place: dict[Place, dict[int, list[int]]] = {}
     for position in found:
         by_place.setdefault(position.place, {}).setdefault(position.seq, []).append(position.at)

@@ -1,8 +1,8 @@
-"""The scheduler of delayed messages: takes them in, moves them nearer, and delivers what is due.
+"""The scheduler of delayed messages: books them, moves them nearer, and delivers them when they are due.
 
-What is due is copied into its lanes in one unit with the mark that says up to which time everything was: a crash undoes
-both or neither, so each message is delivered exactly once. Two loops run: one delivers, one keeps the near future in
-memory and moves slots that come near. Both sleep until time makes a difference.
+Due messages are copied into their lanes in one unit with the mark of the time up to which all were: a crash undoes both
+or neither, so each message is delivered exactly once. Two loops run: one delivers, one keeps the near future in memory
+and moves slots that come near. Both sleep until time makes a difference.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ log = logging.getLogger("towline.broker")
 UNIT_BYTES: Final = 1 << 20
 UNIT_PARCELS: Final = 2_000
 UNITS_MAX: Final = 4
-"""Units on their way to the disk at a time."""
+"""Units being written at a time."""
 MOVE_BYTES: Final = 1 << 20
 BOOK_LAG_US: Final = 8 * SECOND_US
 ROOM_US: Final = 3600 * SECOND_US
-"""Where the store is too large, what was written in so long a time is written anew at a time."""
+"""Where the store is too large, the records of so long a time are written anew at a time."""
 CANCELLED_PER_SLOT: Final = 20_000
 """A slot with more cancelled messages than this is rewritten without them."""
 
@@ -55,7 +55,7 @@ Source = tuple[str, int, bytes, bytes]
 
 
 class Arriving(NamedTuple):
-    """What goes to lanes: these, a frame for each, where the messages go, and how many of each topic there are."""
+    """A batch on its way to lanes: a frame for each, their destinations, and the number of messages of each topic."""
 
     lanes: list[tuple[Topic, Lane]]
     unit: list[Append]
@@ -67,23 +67,23 @@ NOTHING: Final = Arriving([], [], [], {})
 
 
 class Booking(NamedTuple):
-    """Frames that wait for their time: what is to be appended, and the id of the first message of each."""
+    """Frames that wait for their time: the records to append, and the id of the first message of each."""
 
     appends: list[Append]
     firsts: dict[int, int]
-    """By the frame's place in its unit."""
+    """By the frame's index in its unit."""
     lying: list[Placed]
     events: list[Due]
 
     def sent(self, appended: Appended, frames: int) -> Sent:
-        """The answer to a unit of so many frames: those that do not wait come first in what was appended."""
+        """The answer to a unit of so many frames: those that do not wait come first among the appended ones."""
         now = iter(appended.firsts)
         firsts = [self.firsts[number] if number in self.firsts else next(now) for number in range(frames)]
         return Sent(firsts, appended.at_us, delayed=sorted(self.firsts))
 
 
 def delay_mark(first: int) -> int:
-    """How the id of a delayed message is told from a sequence number where both are remembered; and back again."""
+    """The form of a delayed message's id where sequence numbers are remembered as well; and back again."""
     return ~first
 
 
@@ -103,10 +103,10 @@ class Scheduler:
         self._on_full = on_full
         self._unit_bytes = UNIT_BYTES
         self.changing = asyncio.Lock()
-        """RefusedMessages by whoever cancels or moves messages."""
+        """Held while messages are cancelled or rescheduled."""
         self._delivering = asyncio.Lock()
         self.moving = asyncio.Lock()
-        """RefusedMessages by whoever moves what waits in slots."""
+        """Held while messages are moved between slots."""
         self._deliver_loop = TimerLoop(journal.clock, "delivering what is due")
         self._move_loop = TimerLoop(journal.clock, "moving what comes near")
         self._under_way: deque[asyncio.Future[None]] = deque()
@@ -116,7 +116,7 @@ class Scheduler:
         journal.on_land = self._landed
 
     def loops(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """By the names of what they do."""
+        """The loops by name."""
         return {
             self._deliver_loop.what: self._deliver_loop.run(self.deliver_step, self.schedule.deliver_at_us),
             self._move_loop.what: self._move_loop.run(self.move_step, self.schedule.load_at_us),
@@ -127,7 +127,7 @@ class Scheduler:
         self._move_loop.soon.set()
 
     def watch_clock(self) -> None:
-        """Timers run on the steady clock. Where the other one was set, they are set anew."""
+        """Timers run on the steady clock. When the wall clock was set, they are set anew."""
         clock = self.journal.clock
         drift_us = clock.now_us() - round(clock.steady_s() * SECOND_US)
         jump_us, self._drift_us = drift_us - (drift_us if self._drift_us is None else self._drift_us), drift_us
@@ -138,8 +138,8 @@ class Scheduler:
             self.wake()
 
     def follow_clock(self) -> int:
-        """What is new is due by the clock as it is: also if that is behind what has been delivered, because it was
-        ahead. Gives the time."""
+        """New messages are due by the wall clock: also if that is behind what has been delivered, because it was ahead.
+        Returns the time."""
         now_us = self.journal.clock.now_us()
         mark = self.schedule.new_era(now_us)
         if mark is not None:
@@ -153,10 +153,10 @@ class Scheduler:
             )
         return now_us
 
-    # Taking in
+    # Book
 
     def book(self, frames: Sequence[tuple[int, str, int, Frame]], source: bytes) -> Booking | None:
-        """Put frames, each with its place in its unit, topic and lane number, into their slots; None if all of it is
+        """Put frames, each with its index in its unit, topic and lane number, into their slots; None if all of it is
         due by now. Nothing has happened before `booked`."""
         now_us = self.follow_clock()
         times = [resolve_times(frame, now_us, self.levels_us) for *_, frame in frames]
@@ -179,7 +179,7 @@ class Scheduler:
         return Booking(appends, firsts, lying, events)
 
     def check(self, frame: Frame) -> None:
-        """Raise what `book` would have against the times of a frame that is to be booked later."""
+        """Raise the errors of `book` about the times of a frame that is to be booked later."""
         resolve_times(frame, self.journal.clock.now_us(), self.levels_us)
 
     def booked(self, booking: Booking, appended: Appended, skip: int) -> None:
@@ -192,7 +192,7 @@ class Scheduler:
                 self._move_loop.not_after(place.begin_us - NEAR_US)
 
     def _landed(self) -> None:
-        """Parcels became durable, and what is due soon is in the near index."""
+        """Records became durable, and those that are due soon are in the due index."""
         next_us = self.schedule.near.next_us
         if next_us is not None:
             self._deliver_loop.not_after(next_us)
@@ -200,10 +200,10 @@ class Scheduler:
     def _is_quiet(self, now_us: int) -> bool:
         return self.schedule.is_quiet(now_us) and self.journal.limit_us(now_us) >= now_us
 
-    # Delivering
+    # Deliver
 
     async def deliver_step(self) -> bool:
-        """Deliver what is due, as much as one unit holds. False if there is nothing to do now."""
+        """Deliver due messages, as many as one unit holds. False if there is nothing to do now."""
         async with self._delivering:
             limit_us = self.journal.limit_us(self.journal.clock.now_us())
             if limit_us <= self.schedule.until_us:
@@ -217,7 +217,7 @@ class Scheduler:
                 appended = self._deliver(taken)
                 self._unit_bytes = min(self._unit_bytes * 2, UNIT_BYTES)
             except QueueFull:
-                # What does not fit at once may fit bit by bit, while consumers make room.
+                # A batch that does not fit at once may fit in parts, while consumers make room.
                 if len(taken) == 1:
                     await self._on_full()
                     raise
@@ -235,7 +235,7 @@ class Scheduler:
         return True
 
     def _pass_time(self, limit_us: int) -> bool:
-        """Nothing is due, but a slot has come near: say so, that it may be moved."""
+        """Nothing is due, but a slot has come near: record it, so that it may be moved."""
         ripe = any(self.schedule.until_us < ripe_at(place) <= limit_us for place in self.schedule.slots if place.level)
         if ripe:
             self.journal.append([], [self.schedule.due(limit_us)])
@@ -243,7 +243,7 @@ class Scheduler:
         return ripe
 
     async def _fetch(self, taken: Sequence[Entry]) -> list[Entry]:
-        """Read what the near index has no room for. What cannot be read is passed over."""
+        """Read records for which the due index has no room. Unreadable ones are skipped."""
         there = []
         for entry in taken:
             if entry.opened is None:
@@ -255,7 +255,7 @@ class Scheduler:
         return there
 
     def _deliver(self, taken: Sequence[Entry]) -> Appended | None:
-        """What is due of these parcels goes to its lanes, and the mark with it: decided and done in one step."""
+        """The due messages of these records go to their lanes, and the mark with them: decided and done in one step."""
         schedule = self.schedule
         limit_us = self.journal.limit_us(self.journal.clock.now_us())
         rest_us = schedule.near.next_us
@@ -292,7 +292,7 @@ class Scheduler:
         return appended
 
     def arriving(self, pieces: Mapping[Source, Pieces]) -> Arriving:
-        """What is due, as it goes to its lanes."""
+        """Due messages, as they go to their lanes."""
         found = Arriving([], [], [], {})
         firsts: dict[str, int] = {}
         arrivals: dict[str, list[Arrival]] = {}
@@ -333,8 +333,8 @@ class Scheduler:
         return appended
 
     def _frames(self, pieces: Mapping[Source, Pieces]) -> Iterator[tuple[Topic, int, bytes, Sequence[int], bytes]]:
-        """What is due, by where it came from, as frames for the lanes, and the ids of the messages. To a shard it comes
-        in the order of its times, whoever sent it: there, the order of arrival is what counts from then on."""
+        """Due messages, by their origin, as frames for the lanes, and the ids of the messages. To a shard they come in
+        the order of their times, whoever sent them: there, the order of arrival is what counts from then on."""
         shards: dict[tuple[str, int], tuple[Topic, Pieces]] = {}
         for (name, given, source, _), some in pieces.items():
             topic = self.find_topic(name)
@@ -351,7 +351,7 @@ class Scheduler:
     def runs_of(
         self, slot: Slot | None, seq: int, opened: OpenedRecord, start: int, stop: int
     ) -> Iterator[tuple[int, int]]:
-        """Which of these messages are to be delivered: (from, to)."""
+        """The messages of these to be delivered: (from, to)."""
         if self.schedule.is_dropped(opened.parcel):
             return
         gone = slot.cancelled.get(seq) if slot is not None else None
@@ -363,7 +363,7 @@ class Scheduler:
         if start < stop:
             yield start, stop
 
-    # Moving
+    # Move
 
     async def move_step(self) -> bool:
         """Read a slot into memory, or move a part of one nearer. False if there is nothing to do now."""
@@ -379,7 +379,7 @@ class Scheduler:
             if slot.place.level:
                 await self._move(slot)
             else:
-                async with self._delivering:  # nobody has taken any of it out of the near index
+                async with self._delivering:  # nobody has taken any of it out of the due index
                     if self._to_rewrite() is slot:
                         await self._move(slot)
             self._deliver_loop.soon.set()
@@ -397,7 +397,7 @@ class Scheduler:
         slot.loaded_to = slot.loading
 
     async def _move(self, slot: Slot) -> None:
-        """Put some parcels of a slot where they belong now: into finer slots, or anew into the same one."""
+        """Move some records of a slot to where they belong now: into finer slots, or anew into the same one."""
         schedule, stream = self.schedule, slot.place.stream
         if slot.next == slot.end:
             return
@@ -436,17 +436,17 @@ class Scheduler:
         return OpenedRecord(found[0]) if found else None
 
     def rewrite_older(self, before_us: int) -> None:
-        """Have everything that was written before then, or by a clock that was ahead, written anew: what is delayed for
-        years must not hold on to log files that retention would drop."""
+        """Write anew all records from before then, or from a clock that was ahead: messages delayed for years must not
+        keep log files that retention would drop."""
         for slot in self.schedule.older(before_us, self.follow_clock()):
             self._rewriting.setdefault(slot.place, slot.end)
         self._move_loop.soon.set()
 
     def make_room(self, streams: Collection[str], store_max_bytes: int) -> None:
-        """The store is larger than it should be, and what waits in these streams keeps it so: have the oldest written
-        anew. Where what waits is much of the store, that would go on for ever and free little."""
+        """The store is larger than it should be, and the records in these streams keep it so: write the oldest anew.
+        Where delayed messages are much of the store, that would go on for ever and free little."""
         bounds, slots, now_us = self.journal.store.bounds, self.schedule.slots, self.follow_clock()
-        # What has been written anew is let go of some time later.
+        # The old copies are trimmed some time later.
         times = [
             slot.since_us
             for place, slot in slots.items()
@@ -481,7 +481,7 @@ class Scheduler:
             await self.journal.append([], [Dropped(topic, self.schedule.next_id)]).done
 
     def pass_quietly(self) -> None:
-        """Where nothing is due, say now and then that time has passed: so old slots can go."""
+        """Where nothing is due, record now and then that time has passed: so old slots can go."""
         now_us = self.journal.clock.now_us()
         idle = self.schedule.slots and not self._delivering.locked() and now_us - self.schedule.until_us > BOOK_LAG_US
         if idle and self._is_quiet(now_us):
@@ -493,16 +493,16 @@ class Scheduler:
         waiting = sum(self.schedule.counts.values())
         return {"delayed": waiting, "delayed_delivered": self.delivered, "delayed_late_ms": late_us // 1000}
 
-    # The loops
+    # Loops
 
     async def catch_up(self) -> None:
-        """Do all there is to do now; consumers see it when this returns."""
+        """Do all there is to do now; it is visible to consumers when this returns."""
         while await self.move_step() or await self.deliver_step():
             pass
         await self.settle()
 
     async def settle(self) -> None:
-        """Wait until consumers see what has been delivered so far."""
+        """Wait until all delivered messages are visible."""
         seen = set[asyncio.Future[None]]()
         while more := [future for future in [*self._under_way, *self.held.under_way()] if future not in seen]:
             seen.update(more)
@@ -512,7 +512,7 @@ class Scheduler:
 
 
 def tell_jump(jump_us: int) -> None:
-    """The machine's clock was set, or the machine slept."""
+    """Log that the wall clock was set, or the machine slept."""
     if jump_us > 0:
         log.warning(
             "the clock jumped %s forward: what is due by the new time is delivered now, and lifetimes and retention go "
@@ -532,7 +532,7 @@ def _span(time_us: int) -> str:
 
 
 def _show(lanes: Sequence[tuple[Topic, Lane]], unit: Sequence[Append], appended: Appended) -> None:
-    """The messages are in their lanes: consumers see them once they are durable."""
+    """The messages are in their lanes: they are visible once they are durable."""
     for (_, lane), append, first in zip(lanes, unit, appended.firsts[: len(unit)], strict=True):
         lane.submitted(first, append, appended.at_us, appended.done)
 
