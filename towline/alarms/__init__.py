@@ -1,1 +1,5 @@
-"""Alarms: rules (`rule`), comparing readings with them (`watch`), the text of notices (`notice`). Pure."""
+"""Alarms, pure.
+
+rule        kind, scope, threshold, recipients            book            rules with the times of their changes
+watch       readings in, notices out                      notice          the text of a notice
+"""

@@ -1,2 +1,6 @@
-"""Retention: `retention` drops what is old or too much, behind `holds` and open messages (`overdue_messages`);
-`group_expiry` removes unused groups; `backup` keeps the log for a copy under way."""
+"""Retention.
+
+retention     drops what is old or too much               holds           others that retention waits for
+overdue_messages   open for too long                      group_expiry    unused groups
+backup        the log is held while a copy is made
+"""

@@ -1,3 +1,6 @@
-"""Delayed messages at work: `scheduler` books, moves and delivers them; `journal` keeps its events; `queries` lists,
-cancels and reschedules; `refused_messages` holds those that the store refuses; `delivered_ids` leads from an old id to
-the lane; `timer_loop` runs the scheduler's steps."""
+"""Delayed messages at work.
+
+scheduler     books, moves, delivers                      journal         its events and records on streams
+queries       list, cancel, reschedule                    timer_loop      steps at given times
+refused_messages   held, because the store refuses them   delivered_ids   from an old id to the lane
+"""

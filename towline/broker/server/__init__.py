@@ -1,3 +1,8 @@
-"""The server: `listener` accepts, `connection` moves bytes, `session` is one client, `requests` the table of requests,
-`pulls` and `subscriptions` belong to a session; `tls`, `metrics_http`, `console_process` and `busy_poll` serve the
-listener."""
+"""The server.
+
+listener      accepts connections                         connection      moves bytes, limits flow
+session       one client                                  requests        the table of requests
+pulls, subscriptions   of a session                       tls             certificates
+metrics_http  /metrics and /health                        console_process the web console beside the broker
+busy_poll     a busy loop stays awake
+"""
