@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import scratch
-from tests.sql.server import remove_server, use_mysqld
+from tests.store.sql.server import remove_server, use_mysqld
 
 # Tests may share their machine with others: none fails for being slow.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -15,9 +15,9 @@ import pytest
 
 import towline
 from tests.ports import free_port
-from tests.sql.server import new_database
+from tests.store.sql.server import new_database
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.hookimpl(tryfirst=True)
