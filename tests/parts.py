@@ -126,7 +126,7 @@ def start_java() -> None:
 
 
 def start_mariadb() -> None:
-    from tests.sql.server import MariaDb
+    from tests.store.sql.server import MariaDb
 
     server = MariaDb()
     try:
@@ -136,7 +136,7 @@ def start_mariadb() -> None:
 
 
 def start_galera() -> None:
-    from tests.sql.galera import Galera
+    from tests.store.sql.galera import Galera
 
     run_program(program("rsync"), "--version")
     with Galera(size=1) as cluster:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.system.cluster.conftest import _brokers, brokers, cluster_of, connect, pytest_pyfunc_call, topic
+from tests.system.cluster.conftest import _brokers, brokers, cluster_of, connect, topic
 
-__all__ = ["_brokers", "brokers", "cluster_of", "connect", "pytest_pyfunc_call", "topic"]
+__all__ = ["_brokers", "brokers", "cluster_of", "connect", "topic"]

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import towline
-from tests.client.conftest import connect, pytest_pyfunc_call
+from tests.client.conftest import connect
 from tests.eventually import DEADLINE_S, eventually, eventually_done
 from tests.ports import free_ports
 from towline.protocol.cluster import BrokerState
 
-__all__ = ["connect", "eventually", "eventually_done", "pytest_pyfunc_call"]
+__all__ = ["connect", "eventually", "eventually_done"]
 
 ROOT = Path(__file__).resolve().parents[3]
 

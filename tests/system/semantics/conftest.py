@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.conftest import Served, connect, pytest_pyfunc_call, serve, shared_sql_broker, topic
+from tests.client.conftest import Served, connect, serve, shared_sql_broker, topic
 
-__all__ = ["connect", "pytest_pyfunc_call", "serve", "shared_sql_broker", "topic"]
+__all__ = ["connect", "serve", "shared_sql_broker", "topic"]
 
 
 @pytest.fixture(scope="session")
