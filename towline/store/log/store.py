@@ -130,7 +130,7 @@ class LogStore:
 
     def _begin(self, recovered: Recovered, active: Segment) -> None:
         self._streams = recovered.streams
-        self._shelf = SealedSegments(
+        self._sealed = SealedSegments(
             self._folder,
             recovered.streams,
             recovered.sealed,
@@ -138,11 +138,11 @@ class LogStore:
             executor=self._clerk,
             settings=self._settings,
         )
-        self._shelf.files.adopt(active)
-        self._reader = StreamReader(self._shelf.files, self._shelf.entries, self._io, self.stats, self._readers)
+        self._sealed.files.adopt(active)
+        self._reader = StreamReader(self._sealed.files, self._sealed.entries, self._io, self.stats, self._readers)
         self._keys = KeyBuilder(self._folder, REAL)
         self._search = KeySearch(
-            self._shelf.files, self._shelf.entries, self._io, executor=self._readers, builder=self._keys
+            self._sealed.files, self._sealed.entries, self._io, executor=self._readers, builder=self._keys
         )
         stamps = [Era(one.number, one.first_at_us, one.last_at_us) for one in recovered.sealed]
         stamps.append(Era(active.number, active.first_at_us, active.last_at_us))
@@ -176,8 +176,8 @@ class LogStore:
         )
         for stream in self._streams.values():
             first, stream.first = stream.first, 0
-            stream.size_bytes = stream.bytes_until(stream.end, self._shelf.entries)
-            stream.raise_first(first, self._shelf.entries)
+            stream.size_bytes = stream.bytes_until(stream.end, self._sealed.entries)
+            stream.raise_first(first, self._sealed.entries)
 
     @property
     def failure(self) -> StoreFailed | None:
@@ -306,11 +306,11 @@ class LogStore:
         self._writer.poison(error, place)
 
     def _note_sealed(self, segment: Segment, runs: list[Run]) -> None:
-        self._shelf.add(segment, runs)
+        self._sealed.add(segment, runs)
         self._keys.build_soon(segment.number)
 
     def _note_roll(self) -> None:
-        self._shelf.files.adopt(self._tail.active)
+        self._sealed.files.adopt(self._tail.active)
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
@@ -353,7 +353,7 @@ class LogStore:
 
     def _first_at(self, found: Stream, time_us: int) -> int:
         times = self.times
-        for segment, entries in found.runs_since(self._shelf.first_since(time_us, times), self._shelf.entries):
+        for segment, entries in found.runs_since(self._sealed.first_since(time_us, times), self._sealed.entries):
             index = first_at(segment, entries, time_us, times)
             if index < len(entries) // ENTRY:
                 return max(entries[ENTRY * index], found.first)
@@ -383,7 +383,7 @@ class LogStore:
 
         def note_done(done: asyncio.Future[None]) -> None:
             if not done.cancelled() and done.exception() is None:
-                found.raise_first(before, self._shelf.entries)
+                found.raise_first(before, self._sealed.entries)
 
         unit.done.add_done_callback(note_done)
         self._writer.submit(unit)
@@ -401,7 +401,7 @@ class LogStore:
         while True:
             verdict = await what_may_go(
                 self._streams,
-                list(self._shelf.sealed),
+                list(self._sealed.sealed),
                 active_bytes=self._tail.position,
                 times=self.times,
                 max_age_us=max_age_us,
@@ -410,7 +410,7 @@ class LogStore:
             )
             if not verdict.segments:
                 break
-            freed += await self._shelf.delete(verdict.segments)
+            freed += await self._sealed.delete(verdict.segments)
         self._tail.retry()
         return Trimmed(freed, verdict.held_back, verdict.holders, verdict.surplus_bytes)
 
@@ -465,7 +465,7 @@ class LogStore:
             try:
                 await asyncio.to_thread(self._let_go)
             finally:
-                self._shelf.close()
+                self._sealed.close()
                 self._lock.release()
 
     def _let_go(self) -> None:

@@ -86,21 +86,21 @@ def archive(
     """
     begin = time.monotonic()
     stop = stop or threading.Event()
-    with Writable.opened(to) as shelf:
-        job = _Job(spark, source, shelf, options or Options(), Hold(source, hold) if hold else None, clock)
+    with Writable.opened(to) as archive:
+        job = _Job(spark, source, archive, options or Options(), Hold(source, hold) if hold else None, clock)
         while True:
             job.catch_up(stop, told)
             job.total.seconds = time.monotonic() - begin
             if not follow_s or stop.wait(follow_s):
                 return job.total
-            shelf.renew()
+            archive.renew()
 
 
 @dataclass
 class _Job:
     spark: SparkSession
     source: Source
-    shelf: Writable
+    archive: Writable
     options: Options
     hold: Hold | None
     clock: Clock
@@ -111,7 +111,7 @@ class _Job:
         """Of streams that are wanted but not archived yet, nothing is done."""
         if self.hold is not None:
             begun = dict.fromkeys(self.streams, 0)
-            self.hold.move(begun | self.shelf.positions, self.clock.now_us())
+            self.hold.move(begun | self.archive.positions, self.clock.now_us())
 
     def catch_up(self, stop: threading.Event, told: Callable[[Archived, int], None]) -> None:
         pending = self._pending()
@@ -127,7 +127,7 @@ class _Job:
             self.report()
             told(self.total, left)
         if self.options.compact_files:
-            self.total.compacted += compact(self.spark, self.shelf, self.options.compact_files, self.clock)
+            self.total.compacted += compact(self.spark, self.archive, self.options.compact_files, self.clock)
 
     def _pending(self) -> list[tuple[Range, Lost | None]]:
         """What is to be archived, in pieces for tasks; each stream in its order, with what is missing before it."""
@@ -136,7 +136,7 @@ class _Job:
         missing: list[Lost | None] = []
         streams: list[str] = []
         for lane in self._lanes():
-            position = self.shelf.positions.get(lane.key, 0)
+            position = self.archive.positions.get(lane.key, 0)
             if lane.stream.partition("/")[0] not in wanted:
                 continue
             streams.append(lane.key)
@@ -154,10 +154,10 @@ class _Job:
 
     def _lanes(self) -> list[Lane]:
         lanes = self.source.lanes()
-        before, now = {"@" in stream for stream in self.shelf.positions}, {bool(lane.node) for lane in lanes}
+        before, now = {"@" in stream for stream in self.archive.positions}, {bool(lane.node) for lane in lanes}
         if before and now and before != now:
             one, other = ("a cluster", "one broker") if True in before else ("one broker", "a cluster")
-            raise Conflict(f"{self.shelf.place} is the archive of {one}, and this is {other}: give another folder")
+            raise Conflict(f"{self.archive.place} is the archive of {one}, and this is {other}: give another folder")
         return lanes
 
     def _overtaken(self, lane: Lane, position: int) -> Lost | None:
@@ -176,7 +176,7 @@ class _Job:
         return Lost(lane.key, position, lane.first - position, "retention dropped it before it was archived")
 
     def _commit(self, step: list[tuple[Range, Lost | None]]) -> None:
-        place, source, skip, total = self.shelf.place, self.source, self.options.skip_lost, self.total
+        place, source, skip, total = self.archive.place, self.source, self.options.skip_lost, self.total
 
         def work(spans: list[Range]) -> _Written:
             return _write(place, source, spans, skip)
@@ -188,7 +188,7 @@ class _Job:
         positions: dict[str, int] = {}
         for span, _ in step:
             positions[span.key] = max(span.end, positions.get(span.key, 0))
-        self.shelf.commit(self.clock.now_us(), files, positions=positions, lost=lost)
+        self.archive.commit(self.clock.now_us(), files, positions=positions, lost=lost)
         total.commits += 1
         total.rows += sum(entry.rows for _, entry in files)
         total.files += len(files)

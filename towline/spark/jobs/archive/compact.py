@@ -25,24 +25,24 @@ JOINED_BYTES: Final = 256 << 20
 BATCH_ROWS: Final = 50_000
 
 
-def compact(spark: SparkSession, shelf: Writable, at_least: int, clock: Clock) -> int:
+def compact(spark: SparkSession, archive: Writable, at_least: int, clock: Clock) -> int:
     """Join small files wherever at least so many lie side by side; how many were joined."""
-    chosen = [run for run in _runs(shelf) if len(run) >= max(2, at_least)]
+    chosen = [run for run in _runs(archive) if len(run) >= max(2, at_least)]
     if not chosen:
         return 0
-    place = shelf.place
+    place = archive.place
 
     def work(run: list[Entry]) -> tuple[str, Entry]:
         return join(place, run)
 
     written = in_tasks(spark, work, chosen, tuple[str, Entry], f"compact {place}")
-    shelf.commit(clock.now_us(), written, removed=[entry.path for run in chosen for entry in run])
+    archive.commit(clock.now_us(), written, removed=[entry.path for run in chosen for entry in run])
     return sum(map(len, chosen))
 
 
-def _runs(shelf: Writable) -> Iterator[list[Entry]]:
+def _runs(archive: Writable) -> Iterator[list[Entry]]:
     run: list[Entry] = []
-    for entry in shelf.files():
+    for entry in archive.files():
         fits = (
             run
             and _folder(run[-1]) == _folder(entry)
