@@ -1,4 +1,4 @@
-"""The last scene: Spark archives what the demo did, traces every order, and makes a page of it."""
+"""The last scene: Spark archives the demo's messages, traces every order, and makes a page of it."""
 
 from __future__ import annotations
 

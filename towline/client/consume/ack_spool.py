@@ -116,7 +116,7 @@ class AckSpool:
         return kept
 
     def keep(self, acts: list[SpooledAck]) -> bool:
-        """Write them to the disk. What has no room is not kept: its messages may come again."""
+        """Write them to the disk. Acts without room are not kept: their messages may come again."""
         try:
             self._file.append(_encode(act) for act in acts)
             return True

@@ -107,8 +107,8 @@ def fits(call: Call, limits: PullLimits) -> bool:
 
 
 def is_full(call: Call) -> bool:
-    """More is waiting, most likely. Where it is not, the message at hand is better off without a request before it, and
-    the next pull can carry its ack."""
+    """Whether more is waiting, most likely. Where it is not, the message at hand is better off without a request before
+    it, and the next pull can carry its ack."""
     request, answer = call.request, call.answer
     assert isinstance(request, Pull)
     assert isinstance(answer, Pulled)

@@ -26,7 +26,7 @@ BATCH_ROWS: Final = 50_000
 
 
 def compact(spark: SparkSession, archive: Writable, at_least: int, clock: Clock) -> int:
-    """Join small files wherever at least so many lie side by side; how many were joined."""
+    """Join small files wherever at least so many lie side by side; returns how many were joined."""
     chosen = [run for run in _runs(archive) if len(run) >= max(2, at_least)]
     if not chosen:
         return 0
@@ -63,7 +63,7 @@ def _folder(entry: Entry) -> str:
 
 
 def join(place: ArchiveFolder, run: list[Entry]) -> tuple[str, Entry]:
-    """One file of several, in a task. The day is that of the files, whatever the times in them say."""
+    """Join several files, in a task. The day is that of the files, whatever the times in them."""
     written = shelve(
         place, run[0].stream, run[0].first, run[-1].end, _batches(place, run), only_day=_folder(run[0])[-10:]
     )
