@@ -4,11 +4,12 @@ A store states its number when it is made. A broker that knows a lower one does 
 one reads what is there, and raises the number, after which no version before can open the store.
 
 The number covers all that is written: records and index files, frame flags, columns of tables, events and marks, heads,
-snapshots and documents, with each of their fields, and the words that some of these may hold. `tests/formats/` lists
-them by number, and a test fails when something is added, or changed, without another number. So nothing that a broker
-meets in a store of a number that it knows is unknown to it. If something is, the store was written by something else,
-and the start is refused: no record is passed over, no field or value of one, and no value in a document. Only what else
-a map holds (JSON documents, and settings in changes of topics and groups) is not looked at: the number stands for it.
+snapshots and documents, with each of their fields, and the words that some of these may hold. `tests/unit/formats/`
+lists them by number, and a test fails when something is added, or changed, without another number. So nothing that a
+broker meets in a store of a number that it knows is unknown to it. If something is, the store was written by something
+else, and the start is refused: no record is passed over, no field or value of one, and no value in a document. Only
+what else a map holds (JSON documents, and settings in changes of topics and groups) is not looked at: the number stands
+for it.
 """
 
 from __future__ import annotations

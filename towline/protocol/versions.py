@@ -6,7 +6,8 @@ without: it is left out. What a request *means* is never left out: the request f
 `Unsupported`, whose text names the feature, the peer, and the version from which on it can.
 
 Whoever adds a request, a field, or a value of a field to the wire, or makes one longer, adds it here;
-`tests/protocol/version-1.txt`, `limits-1.txt` and their like list what each released version has, and a test compares.
+`tests/unit/protocol/version-1.txt`, `limits-1.txt` and their like list what each released version has, and a test
+compares.
 Errors that are new say in `errors.py` what older peers take them for.
 """
 

@@ -5,7 +5,8 @@ unless it is forgotten. Its *kind* is what its name begins with, up to the first
 Each kind has a *floor*: 0, or the highest next number of a stream of this kind that was forgotten. Streams of the kind
 that are not there begin at it, so that no number is given twice under one name, and no name need be kept for that.
 A *frame* holds some consecutive records of one stream. A *unit* is one or more frames, for one or more streams, that
-survive a crash all or not at all. The docstrings here are the contract; `tests/contract/` checks it on every store.
+survive a crash all or not at all. The docstrings here are the contract; `tests/store/contract/` checks it on every
+store.
 
 A store is used from one event loop. Sequence numbers are given when `append` is *called*, in the order of the calls:
 the first call is first in the stream, whatever the order in which the appends become durable.
