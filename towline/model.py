@@ -142,7 +142,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """When a failed message is tried again, and when it is given up.
+    """The policy of retries: the back-off after each failure, and the number of attempts.
 
     RetryPolicy(max_attempts=5, delays_s=(1, 10, 60))
     RetryPolicy(kind="exponential", first_s=1, factor=2, cap_s=600, jitter=0.2)
