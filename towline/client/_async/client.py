@@ -38,7 +38,7 @@ from towline.client.produce.encode import Body, Lifetimes, as_body, as_durabilit
 from towline.client.produce.receipts import Receipts
 from towline.client.produce.transaction import Senders
 from towline.client.telemetry import instrument
-from towline.errors import Closed, WrongShard
+from towline.errors import WrongShard
 from towline.model import Durability, Priority, Receipt
 
 if TYPE_CHECKING:
@@ -126,7 +126,6 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
         self._sender = options.sender()
         self._senders = Senders(options.token)
         self._shards = sharding.ShardMap()
-        self._started: AioLink | None = None
         instrument(self)
 
     async def start(self) -> None:
@@ -137,7 +136,7 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
 
             self._embedded = await acquire_here(options.target, options.timeout_s)
         try:
-            self._started = self._new_link()
+            self._link = self._new_link()
             brokers = await self._link.run(requests.brokers())
             if brokers.clustered and not options.target.embedded:
                 self._cluster = Cluster(ClusterBrokers(brokers), self._link_to, options.timeout_s)
@@ -171,7 +170,7 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
         try:
             async with AsyncExitStack() as stack:
                 # The last one first; and all of them, though one may raise what it could not send.
-                for link in (self._started, self._cluster, self._follower):
+                for link in (getattr(self, "_link", None), self._cluster, self._follower):
                     if link is not None:
                         stack.push_async_callback(link.close)
                 for child in children:
@@ -338,12 +337,6 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
                 return await self._cluster.run(*place)
             return await self._cluster.outcomes_by(place.make_flow)
         return await self._link.run(place.flow)
-
-    @property
-    def _link(self) -> AioLink:
-        if self._started is None:
-            raise Closed("the client is not connected: await it, or enter it with `async with`")
-        return self._started
 
     @property
     def _max_request_bytes(self) -> int:

@@ -1,9 +1,7 @@
-"""Transactions for asyncio. The counterpart of `transaction`."""
+"""Transactions of the asyncio client; and the tasks by which brokers ask what became of prepared ones."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
@@ -11,6 +9,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from towline.client import requests
 from towline.client.admin.delayed import Time, as_deliver_at
+from towline.client.concurrency.tasks import Event, Worker, current, outcome_of
 from towline.client.link.aio import AioLink
 from towline.client.link.backoff import Backoff
 from towline.client.produce.encode import Body, FrameEncoder, as_durability, as_lives
@@ -119,7 +118,7 @@ class _Gathering(Generic[U]):
 class Transaction(_Gathering[DirectTransaction]):
     """Messages for any topics, stored together or not at all. Made by `Client.transaction`.
 
-        async with mq.transaction() as tx:          # leaves: commit; raises: abort
+        async with mq.transaction() as tx:        # leaves: commit; raises: abort
             await tx.send("orders", b"...")
             await tx.send("stock", b"...")
 
@@ -144,7 +143,7 @@ class Transaction(_Gathering[DirectTransaction]):
         self._core.abort()
 
     async def __aenter__(self) -> Self:
-        self._core.begin(asyncio.current_task())
+        self._core.begin(current())
         return self
 
     async def __aexit__(
@@ -154,12 +153,19 @@ class Transaction(_Gathering[DirectTransaction]):
             if kind is None and self._core.phase is Phase.OPEN:
                 await self.commit()
         finally:
-            self._core.leave(asyncio.current_task())
+            self._core.leave(current())
 
 
 class PreparedTransaction(_Gathering[StoredTransaction]):
     """Messages that the broker keeps, durably and out of sight, while you carry out a transaction of your own. Made by
-    `Client.prepare`; see `towline.PreparedTransaction`."""
+    `Client.prepare`.
+
+        async with mq.prepare("shop", name="order-4423") as tx:
+            await tx.send("orders", b"...")
+            await tx.store()                # from here on the broker has it, and will ask what became of it
+            await database.commit()
+        # leaves: commit; raises after store(): the broker asks your `on_check`, because your commit may have happened
+    """
 
     def __repr__(self) -> str:
         return f"<PreparedTransaction {self.id} of {len(self)} messages, {self.state}>"
@@ -206,15 +212,15 @@ class Checker:
         self._links = links
         self._group = check_producer_group(producer_group)
         self._callback = callback
-        loop, name = asyncio.get_running_loop(), f"towline-checks-{producer_group}"
-        self._tasks = [loop.create_task(self._work(link), name=name) for link in links]
+        self._stopped = Event()
+        self._workers = [Worker(f"towline-checks-{producer_group}", self._work, link) for link in links]
 
     def __repr__(self) -> str:
         return f"<Checker of producer group {self._group}>"
 
     @property
     def closed(self) -> bool:
-        return all(task.done() for task in self._tasks)
+        return self._stopped.is_set()
 
     async def __aenter__(self) -> Self:
         return self
@@ -226,17 +232,15 @@ class Checker:
 
     async def close(self) -> None:
         """Do not answer any more."""
+        self._stopped.set()
         for link in self._links:
             await link.close()
-        others = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        if others:
-            await asyncio.wait(others)
+        for worker in self._workers:
+            await worker.end()
 
     async def _work(self, link: AioLink) -> None:
         backoff = Backoff(0.1, 10.0, eager=False)
-        while True:
+        while not self._stopped.is_set():
             try:
                 for check in await link.run(await_checks(self._group)):
                     await self._answer(link, check)
@@ -245,14 +249,11 @@ class Checker:
                 return
             except TowlineError as error:
                 log.warning("producer group %s cannot be asked after its transactions now: %s", self._group, error)
-                await asyncio.sleep(backoff.next_s())
+                await self._stopped.wait(backoff.next_s())
 
     async def _answer(self, link: AioLink, check: Check) -> None:
         try:
-            said = self._callback(check)
-            if inspect.isawaitable(said):
-                said = await said
-            commit = verdict(said, check.transaction)
+            commit = verdict(await outcome_of(self._callback(check)), check.transaction)
             if commit is not None:
                 await link.run(decide(check.transaction, commit=commit))
         except Conflict as error:
@@ -272,9 +273,7 @@ class Transacting:
     _senders: Senders
     _shards: ShardMap
 
-    @property
-    def _link(self) -> AioLink:
-        raise NotImplementedError
+    _link: AioLink
 
     @property
     def _max_request_bytes(self) -> int:
@@ -355,7 +354,8 @@ class Transacting:
 
     async def find_transaction(self, transaction: str) -> TransactionState:
         """A prepared transaction by its id, decided or not."""
-        return (await self._link.run(requests.transactions(transaction, False, 1)))[0]
+        [found] = await self._link.run(requests.transactions(transaction, False, 1))
+        return found
 
     async def resolve_transaction(
         self, transaction: str, verdict: Literal["commit", "rollback"], *, reason: str = ""

@@ -1,15 +1,16 @@
-"""Blocking transactions; and the thread by which a broker asks what became of prepared ones."""
+# Generated from towline/client/_async/transaction.py by scripts/unasync.py: change it there.
+"""Transactions of the blocking client; and the threads by which brokers ask what became of prepared ones."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from towline.client import requests
 from towline.client.admin.delayed import Time, as_deliver_at
+from towline.client.concurrency.threads import Event, Worker, current, outcome_of
 from towline.client.link.backoff import Backoff
 from towline.client.link.blocking import Link
 from towline.client.produce.encode import Body, FrameEncoder, as_durability, as_lives
@@ -143,7 +144,7 @@ class Transaction(_Gathering[DirectTransaction]):
         self._core.abort()
 
     def __enter__(self) -> Self:
-        self._core.begin(threading.get_ident())
+        self._core.begin(current())
         return self
 
     def __exit__(
@@ -153,7 +154,7 @@ class Transaction(_Gathering[DirectTransaction]):
             if kind is None and self._core.phase is Phase.OPEN:
                 self.commit()
         finally:
-            self._core.leave(threading.get_ident())
+            self._core.leave(current())
 
 
 class PreparedTransaction(_Gathering[StoredTransaction]):
@@ -162,7 +163,7 @@ class PreparedTransaction(_Gathering[StoredTransaction]):
 
         with mq.prepare("shop", name="order-4423") as tx:
             tx.send("orders", b"...")
-            tx.store()                      # from here on the broker has it, and will ask what became of it
+            tx.store()                # from here on the broker has it, and will ask what became of it
             database.commit()
         # leaves: commit; raises after store(): the broker asks your `on_check`, because your commit may have happened
     """
@@ -212,11 +213,8 @@ class Checker:
         self._links = links
         self._group = check_producer_group(producer_group)
         self._callback = callback
-        self._stopped = threading.Event()
-        name = f"towline-checks-{producer_group}"
-        self._threads = [threading.Thread(target=self._work, args=(link,), name=name, daemon=True) for link in links]
-        for thread in self._threads:
-            thread.start()
+        self._stopped = Event()
+        self._workers = [Worker(f"towline-checks-{producer_group}", self._work, link) for link in links]
 
     def __repr__(self) -> str:
         return f"<Checker of producer group {self._group}>"
@@ -238,9 +236,8 @@ class Checker:
         self._stopped.set()
         for link in self._links:
             link.close()
-        for thread in self._threads:
-            if threading.current_thread() is not thread:
-                thread.join(timeout=5.0)
+        for worker in self._workers:
+            worker.end()
 
     def _work(self, link: Link) -> None:
         backoff = Backoff(0.1, 10.0, eager=False)
@@ -257,7 +254,7 @@ class Checker:
 
     def _answer(self, link: Link, check: Check) -> None:
         try:
-            commit = verdict(self._callback(check), check.transaction)
+            commit = verdict(outcome_of(self._callback(check)), check.transaction)
             if commit is not None:
                 link.run(decide(check.transaction, commit=commit))
         except Conflict as error:
@@ -357,7 +354,8 @@ class Transacting:
 
     def find_transaction(self, transaction: str) -> TransactionState:
         """A prepared transaction by its id, decided or not."""
-        return self._link.run(requests.transactions(transaction, False, 1))[0]
+        [found] = self._link.run(requests.transactions(transaction, False, 1))
+        return found
 
     def resolve_transaction(
         self, transaction: str, verdict: Literal["commit", "rollback"], *, reason: str = ""
