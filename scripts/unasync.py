@@ -24,10 +24,8 @@ HAND: Final = {
     for name in (
         "__init__.py",
         "client.py",
-        "cluster.py",
         "cluster_consumer.py",
-        "consumer.py",
-        "opening.py",
+        "process_end.py",
         "producer.py",
     )
 }
@@ -59,6 +57,7 @@ REPLACEMENTS: Final = [
         (r"\basyncio\b", "blocking"),
         (r"\ban blocking\b", "a blocking"),
         (r"\btask(s?)\b", r"thread\1"),
+        (r"; `message\.ack\(\)` and its kin are not awaited", ""),
         (r"; it may be a\s+coroutine function\b", ""),
     )
 ]

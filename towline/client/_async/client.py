@@ -17,7 +17,6 @@ from towline.client._async.cluster import Cluster
 from towline.client._async.cluster_consumer import ClusterConsumer
 from towline.client._async.cluster_producer import ClusterProducer
 from towline.client._async.consumer import Batch, Consumer
-from towline.client._async.opening import Opening
 from towline.client._async.producer import Pending, Producer
 from towline.client._async.transaction import Checker, PreparedTransaction, Transacting, Transaction
 from towline.client.admin.access import AioAccess
@@ -27,6 +26,7 @@ from towline.client.admin.messages import Messages
 from towline.client.admin.monitoring import Monitoring
 from towline.client.cluster.brokers import ClusterBrokers
 from towline.client.cluster.routing import count_shards
+from towline.client.concurrency.tasks import Opening
 from towline.client.factories import Factories
 from towline.client.link.aio import AioLink
 from towline.client.link.dial import Route
@@ -306,11 +306,7 @@ class Client(Later, Factories[Producer, Opening[Consumer]], Transacting, Monitor
             link, of_broker = cluster.new_link(broker), named.at(broker, self._options.spool_dir)
             timeout_s, link.timeout_s = link.timeout_s, min(link.timeout_s, _ATTACH_S)
             consumer = Consumer(link, of_broker.subscription(self._options.timeout_s, self._options.spool_dir))
-            try:
-                await consumer.start()
-            except BaseException:
-                await link.close()
-                raise
+            await consumer.start()
             link.timeout_s = timeout_s
             return consumer
 

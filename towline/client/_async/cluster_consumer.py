@@ -59,7 +59,7 @@ class ClusterBatch(Batch):
                     continue
                 assert isinstance(step, Call), "settling asks, and does not wait for anything else"
                 await link.start(step)
-                while not await link.wait(step, max(0.0, min(deadline - time.monotonic(), _SETTLE_S))):
+                while not await link.wait(step, min(deadline, time.monotonic() + _SETTLE_S)):
                     if not link.connection.ready or liveness.is_away(time.monotonic(), link):
                         return
                     if time.monotonic() >= deadline:

@@ -25,6 +25,7 @@ from towline.client.admin.messages import Messages
 from towline.client.admin.monitoring import Monitoring
 from towline.client.cluster.brokers import ClusterBrokers
 from towline.client.cluster.routing import count_shards
+from towline.client.concurrency.threads import opened
 from towline.client.factories import Factories
 from towline.client.link.blocking import Link
 from towline.client.link.dial import Route, connect_socket
@@ -276,16 +277,10 @@ class Client(Now, Factories[Producer, Consumer], Transacting, Monitoring, Messag
 
     def _consumer(self, link: Link, options: ConsumerOptions, attach_s: float | None = None) -> Consumer:
         subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
-        try:
-            timeout_s, link.timeout_s = link.timeout_s, min(link.timeout_s, attach_s or link.timeout_s)
-            consumer = Consumer(link, subscription)
-            link.timeout_s = timeout_s
-            return consumer
-        except BaseException:
-            link.close()
-            if subscription.spool is not None:
-                subscription.spool.close()
-            raise
+        timeout_s, link.timeout_s = link.timeout_s, min(link.timeout_s, attach_s or link.timeout_s)
+        consumer = opened(Consumer(link, subscription))
+        link.timeout_s = timeout_s
+        return consumer
 
     # The broker
 

@@ -249,6 +249,12 @@ class Link:
         finally:
             self._leave_pump()
 
+    def pump_until_ready(self, timeout_s: float) -> None:
+        """Connect again, but for no longer than this."""
+        until = time.monotonic() + timeout_s
+        while not self.connection.ready and time.monotonic() < until:
+            self.pump(_PAUSE_S)
+
     def _pump_once(self, timeout_s: float, connect_s: float) -> None:
         transport = self._transport
         if transport is None:
