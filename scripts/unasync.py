@@ -24,7 +24,6 @@ HAND: Final = {
     for name in (
         "__init__.py",
         "client.py",
-        "cluster_consumer.py",
         "process_end.py",
         "producer.py",
     )

@@ -273,7 +273,7 @@ class Client(Now, Factories[Producer, Consumer], Transacting, Monitoring, Messag
             return self._consumer(cluster.new_link(broker), named.at(broker, self._options.spool_dir), _ATTACH_S)
 
         about = named._replace(spool_dir=None).subscription(self._options.timeout_s)
-        return self._adopt(ClusterConsumer(cluster, make, about, self._sender, options.idle_timeout))
+        return self._adopt(opened(ClusterConsumer(cluster, make, about, self._sender, options.idle_timeout)))
 
     def _consumer(self, link: Link, options: ConsumerOptions, attach_s: float | None = None) -> Consumer:
         subscription = options.subscription(self._options.timeout_s, self._options.spool_dir)
