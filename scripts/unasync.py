@@ -17,17 +17,9 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CLIENT: Final = Path("towline/client")
-FOLDERS: Final = (CLIENT,)
+FOLDERS: Final = (CLIENT, CLIENT / "admin")
 """Those that have a folder `_async`, of which `_sync` is made."""
-HAND: Final = {
-    CLIENT / "_async" / name
-    for name in (
-        "__init__.py",
-        "client.py",
-        "process_end.py",
-        "producer.py",
-    )
-}
+HAND: Final = {CLIENT / "_async" / name for name in ("process_end.py", "producer.py")}
 MARK: Final = "# Generated from {} by scripts/unasync.py: change it there."
 
 REPLACEMENTS: Final = [
@@ -38,6 +30,7 @@ REPLACEMENTS: Final = [
         (r"\b(\w+) \| Awaitable\[\1\]", r"\1"),
         (r"\bAwaitable\[((?:[^][]|\[[^][]*\])*)\]", r"\1"),
         # Syntax
+        (r"\(await ((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)(?=[.\[])", r"\1"),
         (r"\basync (def|for|with)\b", r"\1"),
         (r"\bawait (?=[\w(\[])", ""),
         (r"\b__a(enter|exit|iter)__\b", r"__\1__"),
@@ -63,7 +56,7 @@ REPLACEMENTS: Final = [
 
 
 def sources() -> list[Path]:
-    found = [path for folder in FOLDERS for path in sorted((ROOT / folder / "_async").glob("*.py"))]
+    found = [path for folder in FOLDERS for path in sorted((ROOT / folder / "_async").glob("[!_]*.py"))]
     return [path for path in found if path.relative_to(ROOT) not in HAND]
 
 
@@ -89,17 +82,24 @@ def _ruff(*given: str, text: str) -> str:
 
 
 def stale() -> dict[Path, str]:
-    """The files that are not as they would be made, and how they would be."""
+    """The files that are not as they would be made, and how they would be; empty are those whose source has gone."""
     made = {target_of(source): generated(source) for source in sources()}
-    return {path: text for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text}
+    files = [path for folder in FOLDERS for path in (ROOT / folder / "_sync").glob("*.py")]
+    there = {path: path.read_text(encoding="utf-8") for path in files}
+    gone = {path: "" for path, text in there.items() if text.startswith(MARK[:11]) and path not in made}
+    return {path: text for path, text in made.items() if there.get(path) != text} | gone
 
 
 def main(*given: str) -> int:
     differing = stale()
     for path, text in differing.items():
         print(path.relative_to(ROOT))
-        if "--check" not in given:
+        if "--check" in given:
+            continue
+        if text:
             path.write_text(text, encoding="utf-8")
+        else:
+            path.unlink()
     return 1 if differing and "--check" in given else 0
 
 

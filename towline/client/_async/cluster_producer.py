@@ -12,19 +12,17 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, suppress
-from typing import Any
 
 from towline.client import process_end
 from towline.client._async.cluster import Cluster
+from towline.client._async.cluster_sender import count_shards
 from towline.client._async.producer import Pending, Producer, drained, end_all
 from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.cluster.brokers import DEDUP, Liveness
 from towline.client.cluster.reshard import Recount, not_asked
-from towline.client.cluster.routing import Outcome, count_shards
+from towline.client.cluster.routing import Outcome
 from towline.client.concurrency.tasks import Lock, Worker
 from towline.client.link.blocking import MADE_BEFORE_FORK
-from towline.client.link.flow import drive_later
-from towline.client.operation import Place, There
 from towline.client.produce.batch_sender import raise_unseen
 from towline.client.produce.encode import Body, as_body, as_dedup_id, as_headers, as_key, as_lives
 from towline.client.produce.sharding import ShardMap, shard_of
@@ -134,7 +132,7 @@ class ClusterProducer(Producer):
         shards = 0
         if needed or not self._keeps or self._fleet.pick(topic) is not None:
             try:
-                shards = await drive_later(count_shards(self._fleet, self._shards, topic, needed=needed), self._go)
+                shards = await count_shards(self._cluster, self._shards, topic, needed=needed)
             except (Unavailable, Refused, TooMany):
                 if needed:
                     raise
@@ -152,10 +150,6 @@ class ClusterProducer(Producer):
         except (Unavailable, Refused, TooMany):
             if needed:
                 raise
-
-    async def _go(self, place: Place) -> Any:
-        assert isinstance(place, There), "one broker is asked after the other"
-        return await self._cluster.run(*place)
 
     def _route(self, topic: str) -> Producer:
         with self._guard:

@@ -6,19 +6,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
-from towline.client import requests
 from towline.client.admin.delayed import Time, as_deliver_at
 from towline.client.concurrency.threads import Event, Worker, current, outcome_of
 from towline.client.link.backoff import Backoff
 from towline.client.link.blocking import Link
-from towline.client.produce.encode import Body, FrameEncoder, as_durability, as_lives
-from towline.client.produce.sharding import ShardMap
+from towline.client.produce.encode import Body, as_lives
 from towline.client.produce.transaction import (
     DirectTransaction,
     Phase,
-    Senders,
     StoredTransaction,
     TransactionCore,
     Verdict,
@@ -27,10 +24,10 @@ from towline.client.produce.transaction import (
     verdict,
 )
 from towline.errors import Closed, Conflict, TowlineError
-from towline.model import Durability, Priority, Receipt, check_producer_group
-from towline.protocol.transactions import Check, TransactionState
+from towline.model import Priority, Receipt, check_producer_group
+from towline.protocol.transactions import Check
 
-__all__ = ["Checker", "OnCheck", "PreparedTransaction", "Transacting", "Transaction"]
+__all__ = ["Checker", "OnCheck", "PreparedTransaction", "Transaction"]
 
 log = logging.getLogger("towline.client")
 
@@ -265,100 +262,3 @@ class Checker:
             log.exception(
                 "what became of transaction %s could not be told; the broker will ask again", check.transaction
             )
-
-
-class Transacting:
-    """What a client can do about transactions."""
-
-    _sender: FrameEncoder
-    _senders: Senders
-    _shards: ShardMap
-
-    _link: Link
-
-    @property
-    def _max_request_bytes(self) -> int:
-        raise NotImplementedError
-
-    def _one_link(self, broker: str = "") -> Link:
-        """To one broker, and no other."""
-        raise NotImplementedError
-
-    def _count_shards(self, topic: str) -> int:
-        """Asked where each broker keeps messages of its own."""
-        raise NotImplementedError
-
-    def _homes(self) -> Callable[[str, int], str] | None:
-        """Where each broker keeps messages of its own: which one has a shard of a topic."""
-        raise NotImplementedError
-
-    def _links_of_all(self) -> list[Link]:
-        """New ones, to all brokers there are."""
-        raise NotImplementedError
-
-    def _adopt(self, child: Any) -> Any:
-        raise NotImplementedError
-
-    def transaction(
-        self, *, timeout: float | None = 60.0, durability: Durability | str | None = None, compress: bool = False
-    ) -> Transaction:
-        """A transaction: messages for any topics, seen by nobody until it is committed, then all at once; each lane
-        gets them in order and with nothing between. They are gathered here, so nobody is held up meanwhile, and sent as
-        one unit: up to 100,000 messages, 200 lanes and the broker's `max_frame_bytes` (16 MiB). One that began longer
-        than `timeout` seconds ago is aborted instead of committed."""
-        core = DirectTransaction(
-            self._senders,
-            shards=self._shards,
-            homes=self._homes(),
-            max_request_bytes=self._max_request_bytes,
-            durability=as_durability(durability),
-            timeout_s=timeout,
-            compress=compress,
-        )
-        return Transaction(self._one_link, self._count_shards, core)
-
-    def prepare(
-        self,
-        producer_group: str,
-        name: str = "",
-        *,
-        check_after: float | None = None,
-        durability: Durability | str | None = None,
-    ) -> PreparedTransaction:
-        """A prepared transaction, for messages that belong to a transaction of your own database: the broker keeps them
-        out of sight (`store`), you commit your own, then `commit` or `rollback`. If the broker hears nothing for
-        `check_after` seconds (60, unless set otherwise there), it asks any client that has said `on_check` for this
-        producer group; `name` is your own reference, by which that client finds out."""
-        core = StoredTransaction(
-            self._sender,
-            producer_group,
-            name,
-            check_after,
-            shards=self._shards,
-            homes=self._homes(),
-            max_request_bytes=self._max_request_bytes,
-            durability=as_durability(durability),
-        )
-        return PreparedTransaction(self._one_link, self._count_shards, core)
-
-    def on_check(self, producer_group: str, callback: OnCheck) -> Checker:
-        """Have `callback(check)` called, in the background, when the broker wants to know what became of a prepared
-        transaction of this producer group. It says "commit", "rollback", or None if it cannot tell yet."""
-        checker: Checker = self._adopt(Checker(self._links_of_all(), producer_group, callback))
-        return checker
-
-    def transactions(self, *, parked: bool = False, limit: int = 1_000) -> list[TransactionState]:
-        """The prepared transactions that are not decided yet, the oldest first; or only those that are parked, because
-        nobody could tell what became of them."""
-        return self._link.run(requests.transactions("", parked, limit))
-
-    def find_transaction(self, transaction: str) -> TransactionState:
-        """A prepared transaction by its id, decided or not."""
-        [found] = self._link.run(requests.transactions(transaction, False, 1))
-        return found
-
-    def resolve_transaction(
-        self, transaction: str, verdict: Literal["commit", "rollback"], *, reason: str = ""
-    ) -> None:
-        """Decide a prepared transaction by hand."""
-        self._link.run(requests.resolve_transaction(transaction, verdict, reason))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar, cast
@@ -17,12 +19,32 @@ from towline.client.link.flow import Flow, Start, Wait, drive_later
 from towline.errors import Closed, NotOwner, TowlineError, Unavailable
 from towline.protocol.messages import Beat
 
-__all__ = ["AioDial", "AioLink"]
+__all__ = ["AioDial", "AioLink", "dialler"]
 
 T = TypeVar("T")
 _FOLLOW_S: Final = 0.02
 _PAUSE_S: Final = 0.05
 AioDial = Callable[[Route, Callable[[], asyncio.Protocol]], Awaitable[None]]
+
+
+def dialler(context: ssl.SSLContext | None, embedded: Callable[[], socket.socket] | None) -> AioDial:
+    """How to connect: to the broker in this process, if there is one, or else where a route leads, maybe with TLS."""
+
+    async def dial(route: Route, protocol: Callable[[], asyncio.Protocol]) -> None:
+        loop = asyncio.get_running_loop()
+        if embedded is not None:
+            ours = embedded()
+            ours.setblocking(False)
+            await loop.create_connection(protocol, sock=ours)
+            return
+        host, port = route.address
+        transport, _ = await loop.create_connection(protocol, host, port, ssl=context)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    return dial
 
 
 class AioLink:
