@@ -126,6 +126,7 @@ class Transaction(_Gathering[DirectTransaction]):
         return f"<Transaction of {len(self)} messages, {self.state}>"
 
     def begin(self) -> Self:
+        """Begin it, outside of a block."""
         self._core.begin()
         return self
 

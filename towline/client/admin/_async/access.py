@@ -25,6 +25,7 @@ class Access(Noun):
         return await self._ask(wire.WhoAmI(as_grants(may)), wire.Me)
 
     async def users(self) -> list[wire.UserState]:
+        """All users, with their roles and identities."""
         return (await self._ask(wire.ListUsers(), wire.Users)).users
 
     async def create_user(
@@ -36,6 +37,7 @@ class Access(Noun):
         identities: Sequence[str] = (),
         quota: wire.Quota | None = None,
     ) -> None:
+        """Make a user. Without a password it comes in by a token, or by an identity in its certificate."""
         await self._ask(
             wire.PutUser(name, True, password or None, roles=list(roles), identities=list(identities), quota=quota),
             Done,
@@ -70,6 +72,7 @@ class Access(Noun):
         await self._ask(wire.DeleteUser(name), Done)
 
     async def tokens(self, owner: str = "") -> list[wire.TokenState]:
+        """All tokens, or those of a user; their secrets are told nowhere. Everyone may list the own ones."""
         return (await self._ask(wire.ListTokens(owner), wire.Tokens)).tokens
 
     async def create_token(
@@ -95,9 +98,11 @@ class Access(Noun):
         await self._ask(wire.RevokeToken(name, secret_id), Done)
 
     async def rules(self, subject: str = "") -> wire.Rules:
+        """The rules of a subject, or all of them."""
         return await self._ask(wire.ListRules(subject), wire.Rules)
 
     async def allow(self, subject: str, action: str, resource: str, name: str = "*") -> int:
+        """Let a subject do this to what has the name. The number of the rule."""
         return (
             await self._ask(wire.AddRule(wire.Rule(0, subject, "allow", action, resource, name)), wire.RuleAdded)
         ).id
@@ -108,6 +113,7 @@ class Access(Noun):
         return (await self._ask(wire.AddRule(rule), wire.RuleAdded)).id
 
     async def drop_rule(self, number: int) -> None:
+        """Delete a rule, by its number."""
         await self._ask(wire.DropRule(number), Done)
 
     async def audit(self, /, **filters: Any) -> wire.Audit:

@@ -20,6 +20,7 @@ class Groups(Noun):
         return merge_groups(await self._router.gather(topic, lambda: requests.groups(topic)))
 
     async def group(self, topic: str, name: str) -> GroupState:
+        """A group as it is; in a cluster, with the figures of all brokers together."""
         states = await self._router.gather(topic, lambda: requests.group(topic, name))
         return merge_groups([[state] for state in states])[0]
 
@@ -54,6 +55,7 @@ class Groups(Noun):
         await self._router.tell(topic, lambda: requests.pause(topic, group, paused=True, reason=reason), what)
 
     async def resume(self, topic: str, group: str) -> None:
+        """Let a group that was paused go on."""
         what = f"resuming group {group} of topic {topic}"
         await self._router.tell(topic, lambda: requests.pause(topic, group, paused=False, reason=""), what)
 

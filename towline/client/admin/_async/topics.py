@@ -59,6 +59,7 @@ class Topics(Noun):
         return await self._router.consult("", broker, lambda _: requests.template(), merge.join_templates)
 
     async def topics(self) -> list[TopicState]:
+        """All topics, by name; in a cluster, with the figures of all brokers together."""
         return merge_topics(await self._router.gather("", requests.topics))
 
     async def topic(self, name: str, *, broker: str | None = None) -> TopicState:

@@ -26,6 +26,7 @@ class Access(Noun):
         return self._ask(wire.WhoAmI(as_grants(may)), wire.Me)
 
     def users(self) -> list[wire.UserState]:
+        """All users, with their roles and identities."""
         return self._ask(wire.ListUsers(), wire.Users).users
 
     def create_user(
@@ -37,6 +38,7 @@ class Access(Noun):
         identities: Sequence[str] = (),
         quota: wire.Quota | None = None,
     ) -> None:
+        """Make a user. Without a password it comes in by a token, or by an identity in its certificate."""
         self._ask(
             wire.PutUser(name, True, password or None, roles=list(roles), identities=list(identities), quota=quota),
             Done,
@@ -71,6 +73,7 @@ class Access(Noun):
         self._ask(wire.DeleteUser(name), Done)
 
     def tokens(self, owner: str = "") -> list[wire.TokenState]:
+        """All tokens, or those of a user; their secrets are told nowhere. Everyone may list the own ones."""
         return self._ask(wire.ListTokens(owner), wire.Tokens).tokens
 
     def create_token(
@@ -96,9 +99,11 @@ class Access(Noun):
         self._ask(wire.RevokeToken(name, secret_id), Done)
 
     def rules(self, subject: str = "") -> wire.Rules:
+        """The rules of a subject, or all of them."""
         return self._ask(wire.ListRules(subject), wire.Rules)
 
     def allow(self, subject: str, action: str, resource: str, name: str = "*") -> int:
+        """Let a subject do this to what has the name. The number of the rule."""
         return (self._ask(wire.AddRule(wire.Rule(0, subject, "allow", action, resource, name)), wire.RuleAdded)).id
 
     def deny(self, subject: str, action: str, resource: str, name: str = "*") -> int:
@@ -107,6 +112,7 @@ class Access(Noun):
         return self._ask(wire.AddRule(rule), wire.RuleAdded).id
 
     def drop_rule(self, number: int) -> None:
+        """Delete a rule, by its number."""
         self._ask(wire.DropRule(number), Done)
 
     def audit(self, /, **filters: Any) -> wire.Audit:

@@ -30,6 +30,7 @@ class Alarms(Noun):
         self._router.tell("", lambda: ask(PutAlarm(rule), Done), f"making alarm {rule.name}", catch_up=True)
 
     def drop_alarm(self, name: str) -> None:
+        """Delete an alarm rule. A broker of a cluster that is away hears of it when it returns."""
         self._router.tell("", lambda: ask(DropAlarm(name[:100]), Done), f"dropping alarm {name}", catch_up=True)
 
     def silence_alarm(

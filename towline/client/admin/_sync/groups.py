@@ -21,6 +21,7 @@ class Groups(Noun):
         return merge_groups(self._router.gather(topic, lambda: requests.groups(topic)))
 
     def group(self, topic: str, name: str) -> GroupState:
+        """A group as it is; in a cluster, with the figures of all brokers together."""
         states = self._router.gather(topic, lambda: requests.group(topic, name))
         return merge_groups([[state] for state in states])[0]
 
@@ -51,6 +52,7 @@ class Groups(Noun):
         self._router.tell(topic, lambda: requests.pause(topic, group, paused=True, reason=reason), what)
 
     def resume(self, topic: str, group: str) -> None:
+        """Let a group that was paused go on."""
         what = f"resuming group {group} of topic {topic}"
         self._router.tell(topic, lambda: requests.pause(topic, group, paused=False, reason=""), what)
 

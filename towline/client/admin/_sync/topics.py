@@ -60,6 +60,7 @@ class Topics(Noun):
         return self._router.consult("", broker, lambda _: requests.template(), merge.join_templates)
 
     def topics(self) -> list[TopicState]:
+        """All topics, by name; in a cluster, with the figures of all brokers together."""
         return merge_topics(self._router.gather("", requests.topics))
 
     def topic(self, name: str, *, broker: str | None = None) -> TopicState:
