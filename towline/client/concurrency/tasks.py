@@ -1,4 +1,7 @@
-"""Concurrency of the asyncio client: locks, events, conditions, tasks."""
+"""Concurrency of the asyncio client: locks, events, conditions, tasks.
+
+A lock guards what awaits nothing, and all tasks run in one thread: it is always free.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import inspect
 from asyncio import current_task as current
 from asyncio import sleep, to_thread
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from threading import RLock as Lock
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
@@ -30,25 +34,15 @@ U = TypeVar("U")
 IN_TASKS: Final = True
 
 
-class Lock:
-    """Guards what awaits nothing: tasks take turns only where one awaits, so there is nothing to do."""
+class Condition:
+    def __init__(self) -> None:
+        self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *_: object) -> None:
         pass
-
-    def acquire(self, *, timeout: float) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass
-
-
-class Condition(Lock):
-    def __init__(self) -> None:
-        self._change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def notify_all(self) -> None:
         change, self._change = self._change, asyncio.get_running_loop().create_future()
