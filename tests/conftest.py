@@ -1,7 +1,9 @@
-"""What all tests share: options, one temporary folder, and patience with slow machines."""
+"""Shared by all tests: options, one temporary folder, coroutines as tests, and patience with slow machines."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import signal
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import scratch
-from tests.sql.server import remove_server, use_mysqld
+from tests.store.sql.server import remove_server, use_mysqld
 
 # Tests may share their machine with others: none fails for being slow.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -28,6 +30,16 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         config.add_cleanup(scratch.begin())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(pyfuncitem.obj(**arguments))
+    return True
 
 
 @pytest.hookimpl(trylast=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.sql.server import new_database
+from tests.store.sql.server import new_database
 from towline.broker.broker import Broker
 from towline.broker.consume.member import Member
 from towline.broker.consume.prefix_subscription import PrefixSubscription

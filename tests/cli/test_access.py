@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.access.declared import declared
+from tests.broker.access.declared import declared
 from tests.certificates import KIND, openssl
 from tests.cli.conftest import Cli
 from towline.load.broker import BrokerProcess

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.broker.monitor.test_metrics import address_of, fresh
+from tests.broker.process import BrokerProcess
+from tests.broker.raw_client import RawClient
 from tests.cli.conftest import Cli
 from tests.eventually import eventually
-from tests.metrics.test_metrics import address_of, fresh
-from tests.server.process import BrokerProcess
-from tests.server.raw_client import RawClient
 from towline.cli.check import WARNING, _look_at_retention
 
 

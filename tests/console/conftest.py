@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 import towline
 from tests.console.browser import launch
 from tests.console.process import ConsoleProcess
-from tests.console.visiting import PATIENCE_MS, come_to_rest, visitor
+from tests.console.resting_page import PATIENCE_MS, come_to_rest, visitor
 from towline.load.broker import BrokerProcess
 from towline.model import RetryPolicy
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, expect
 import towline
 from tests.console.conftest import bury
 from tests.console.process import ConsoleProcess
-from tests.console.visiting import visitor
+from tests.console.resting_page import visitor
 from tests.eventually import eventually
 from towline.load.broker import BrokerProcess
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from tests.rest.door import Http, rest_door
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
+from tests.rest.process import Http, rest_door
 from towline.console.rest import access, alarms, cluster, groups, messages, topics
 from towline.console.rest.app import rest_app
 from towline.console.rest.fields import body_model, query_names

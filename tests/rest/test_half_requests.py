@@ -17,11 +17,11 @@ import uvicorn
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
+from tests.broker.monitor.test_metrics import address_of
+from tests.broker.process import BrokerProcess
 from tests.console.process import ConsoleProcess
 from tests.eventually import eventually
-from tests.metrics.test_metrics import address_of
-from tests.rest.door import rest_door
-from tests.server.process import BrokerProcess
+from tests.rest.process import rest_door
 from towline.connection_limit import ConnectionLimit
 from towline.console.security.http_connection import (
     BODY_S,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx
 
-from tests.access.secured import PASSWORD, secured
-from tests.rest.door import rest_door
-from tests.server.process import BrokerProcess
+from tests.broker.access.secured import PASSWORD, secured
+from tests.broker.process import BrokerProcess
+from tests.rest.process import rest_door
 from towline.console.sessions import TRIES
 
 

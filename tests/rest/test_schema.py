@@ -16,8 +16,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.rest.door import rest_door
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
+from tests.rest.process import rest_door
 from towline.console.rest.app import rest_app
 
 schema = schemathesis.openapi.from_dict(rest_app("towline://127.0.0.1:1").openapi())

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.rest.door import Http, rest_door
-from tests.server.process import BrokerProcess
-from tests.server.raw_client import RawClient
+from tests.broker.process import BrokerProcess
+from tests.broker.raw_client import RawClient
+from tests.rest.process import Http, rest_door
 from towline.client.admin import messages
 from towline.console.rest.held_leases import HELD_BYTES
 from towline.frame import encode

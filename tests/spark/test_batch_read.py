@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import towline
-from tests.access.declared import declared
-from tests.server.process import BrokerProcess
+from tests.broker.access.declared import declared
+from tests.broker.process import BrokerProcess
 from towline.spark.arrow.from_frames import NEVER_NULL
 
 if TYPE_CHECKING:

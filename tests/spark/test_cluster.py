@@ -11,8 +11,8 @@ import duckdb
 import pytest
 
 import towline
-from tests.cluster.conftest import Brokers
 from tests.spark.session import run_to_end
+from tests.system.cluster.conftest import Brokers
 from towline.client.bulk.publish import Addressed, Publisher
 from towline.client.cluster.brokers import rendezvous
 from towline.errors import Conflict, NotFound, Unavailable

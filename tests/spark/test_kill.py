@@ -27,7 +27,7 @@ def driver(master: str, url: str, how: str, folder: Path) -> Iterator[subprocess
     """In a process group of its own, with its JVM and its workers, so that all of it can be killed at once."""
     log = (folder / "driver.log").open("ab")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.copying", master, url, how, str(folder)],
+        [sys.executable, "-m", "tests.spark.copy_driver", master, url, how, str(folder)],
         cwd=ROOT,
         env=os.environ | environment(),
         stdout=log,

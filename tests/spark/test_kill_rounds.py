@@ -193,7 +193,7 @@ def test_a_sink_writes_the_log_again_in_its_order(
         return max((int(name) + 1 for name in names if name.isdigit()), default=0)
 
     with Rounds(cluster, tmp_path, [], batches) as rounds:
-        rounds.command = [sys.executable, "-m", "tests.spark.copying", cluster.url, rounds.broker.url, "live"]
+        rounds.command = [sys.executable, "-m", "tests.spark.copy_driver", cluster.url, rounds.broker.url, "live"]
         rounds.command += [str(tmp_path)]
         rounds.play(request.config.getoption("--rounds"))
         log = rounds.log("orders")

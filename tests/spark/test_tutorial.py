@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
 from tests.spark.session import ROOT
 from towline.spark.options import READ_OPTIONS, WRITE_OPTIONS
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import towline
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
 from tests.spark.jobs.history import MIDDLE, NOON, SECOND, Group, Life, Writer, play
 from towline.clock import ManualClock
 from towline.delivery.group.events import Acked, Part, Pulled, Started

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import towline
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
 from tests.spark.jobs.history import NOON, SECOND, Group, Writer, play
 from towline.clock import ManualClock
 from towline.errors import Conflict, NotFound, StoreDamaged

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import towline
-from tests.access.declared import declared
-from tests.server.process import BrokerProcess
+from tests.broker.access.declared import declared
+from tests.broker.process import BrokerProcess
 from tests.spark.session import PATIENCE_S, environment
 from towline.cli import run
 from towline.spark.jobs.session import why_not

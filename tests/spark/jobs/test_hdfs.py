@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import towline
+from tests.broker.process import BrokerProcess
 from tests.parts import named
-from tests.server.process import BrokerProcess
 from towline.errors import Conflict
 from towline.spark.jobs.analysis.reconcile import reconcile
 from towline.spark.jobs.analysis.report import report, write_tables

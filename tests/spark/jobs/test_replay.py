@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import towline
-from tests.server.process import BrokerProcess
+from tests.broker.process import BrokerProcess
 from tests.spark.jobs.history import NOON, SECOND, Writer
 from towline.errors import BadRequest, Conflict, NotFound
 from towline.spark.jobs import replay as module

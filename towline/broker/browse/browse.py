@@ -1,4 +1,4 @@
-"""Looking without touching: the state of a group, and messages read past their delivery."""
+"""Browsing and searching messages; the state of a group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AT_ONCE: Final = 200
 
 
 async def figures_in_slices(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
-    """The same, of very many: others have their turn in between."""
+    """`figures_of` over very many groups: others run in between."""
     sums, part = Counter(figures_of(())), TimeSlice()
     for at in range(0, len(dispatchers), AT_ONCE):
         sums.update(figures_of(dispatchers[at : at + AT_ONCE]))
@@ -34,7 +34,7 @@ async def figures_in_slices(dispatchers: Sequence[Dispatcher]) -> dict[str, int]
 
 
 def figures_of(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
-    """What all groups of a broker come to."""
+    """Sums over all groups of a broker."""
     return {
         "groups": len(dispatchers),
         "members": sum(len(one.members) for one in dispatchers),
@@ -101,7 +101,7 @@ async def _browse(
 
 
 ROUND: Final = 1_000
-"""Messages that are read at once when no key is asked for."""
+"""Messages that are read at once when no key is given."""
 
 
 async def find(store: Store, lane: Lane, request: Find) -> tuple[Found, Buffers]:

@@ -1,6 +1,6 @@
-"""One client and its requests: who it is, what it may, what runs for it, which consumers it has.
+"""One client: its principal, its running requests, its consumers.
 
-What a client can occupy is bounded: `max_pending_bytes` of frames not yet durable, its share of answers not taken,
+A client's resources are bounded: `max_pending_bytes` of frames not yet durable, its share of unread answers,
 `RUNNING_MAX` requests, and one pull for each of `SUBSCRIPTIONS_MAX` subscriptions (`subscriptions.py`).
 """
 
@@ -82,7 +82,7 @@ __all__ = ["RUNNING_MAX", "Session"]
 log = logging.getLogger("towline.server")
 
 HEAD_MAX_BYTES = 64 << 10
-"""What a request may have on top of the largest frame."""
+"""The size of a request beyond the largest frame."""
 RUNNING_MAX = 1_000
 REFUSAL_DELAY_S = 0.25
 """Guessing secrets is slow, and a refusal takes as long whatever was wrong."""
@@ -94,11 +94,11 @@ class Session(Connection):
     def __init__(self, line: ServerState, broker: Broker, access: Access) -> None:
         super().__init__(line)
         self._broker = broker
-        """Of the request that is taken just now: where there are several realms, each has its own."""
+        """Of the request that is being taken: where there are several realms, each has its own."""
         self._realms = broker.realms
         self._access = access
         self._guard: Guard | None = None
-        """With security: asked before everything. Without it, None."""
+        """With security: checks everything. Without it, None."""
         self._name = ""
         self._token = b""
         self._login: asyncio.Task[None] | None = None
@@ -127,7 +127,7 @@ class Session(Connection):
         return ", ".join(some) or f"client {self._name or self._software}"
 
     def describe(self) -> list[ClientState]:
-        """Who this is, for the registry: one for each consumer, or one for the connection."""
+        """The client's states for the membership: one for each consumer, or one for the connection."""
         now_s = self._loop.time()
         role = "broker" if self._software == "broker" else "producer" if self._sends else "client"
         open_s, silent_s, token = round(now_s - self._opened_s, 3), round(now_s - self._seen_s, 3), self._token.decode()
@@ -140,8 +140,8 @@ class Session(Connection):
             member.broker.consumers.beat(member)
 
     def gone(self) -> None:
-        # Only pulls are broken off, and waiting to be asked: nobody is there to take the messages, or to answer. All
-        # else was asked for, and is carried out.
+        # Only pulls are broken off, and waits for checks: nobody is there to take the messages, or to answer. All else
+        # was asked for, and is carried out.
         self._pulls.cancel_all()
         if self._awaiting is not None:
             self._awaiting.cancel()
@@ -155,7 +155,7 @@ class Session(Connection):
             self._guard.leave()
             self._guard = None
 
-    # Opening
+    # Hello
 
     def _welcome(self, envelope: Envelope) -> None:
         number = envelope.number
@@ -180,7 +180,7 @@ class Session(Connection):
         except (Refused, TooMany) as error:
             self._turn_away(number, request, error)
             return
-        # It takes a while, in a thread; nothing else is taken from this client meanwhile.
+        # It takes a while, in a thread; no other request of this client is taken meanwhile.
         self.hold(HOLD_LOGIN)
         work = self._log_in(
             number, request, self._access.admit_user(request.token, request.secret, self._origin(request))
@@ -220,7 +220,7 @@ class Session(Connection):
                 self._access.audit.note(principal.name, self.peer.address, "login", f"by {principal.kind}")
         settings = self._settings
         self._name = principal.name
-        self._token = principal.name.encode()  # of a certificate it is its user, whatever the client has said
+        self._token = principal.name.encode()  # of a certificate it is its user, whatever name the client gave
         self._software = request.software
         self._decoder.limit = settings.max_frame_bytes + HEAD_MAX_BYTES
         self.state = State.OPEN
@@ -230,7 +230,7 @@ class Session(Connection):
         )
         self.answer(number, welcome)
 
-    # Staying
+    # Permissions
 
     def sweep(self, now_s: float) -> None:
         super().sweep(now_s)
@@ -262,7 +262,7 @@ class Session(Connection):
             self._start_leaving(one)
 
     def _release_pulls(self) -> None:
-        """Ending waits for what runs; a pull that only waits for messages is not worth it."""
+        """The end waits for running requests; a pull that only waits for messages is not worth it."""
         self._pulls.cancel_all()
         if self._awaiting is not None:
             self._awaiting.cancel()
@@ -291,7 +291,7 @@ class Session(Connection):
         try:
             request = decode_request(envelope)
             guard = self._guard
-            if self._realms is not None:  # first: rights depend on what is there, which its owner knows
+            if self._realms is not None:  # first: permissions depend on what exists, which its owner knows
                 self._broker = self._realms.choose(request, self._members)
             if guard is not None:
                 guard.check(request)
@@ -334,13 +334,13 @@ class Session(Connection):
         return held
 
     def _wrong_shard(self, envelope: Envelope, error: WrongShard) -> None:
-        """Before it is said, other brokers are asked for the topics that are not known here."""
+        """Before the refusal, other brokers are asked for topics that are not known here."""
         request: Any = decode_request(envelope)
         if not self.put_off(envelope, self._broker.topics.look_first(request.frames)):
             self.fail(envelope.number, error, envelope.kind)
 
     def pay(self, guard: Guard, size: int) -> None:
-        """Count bytes against the quota; beyond it nothing is read from this client for a while."""
+        """Count bytes against the quota; beyond it this client is not read for a while."""
         wait_s = guard.meter.take(size, self._loop.time())
         if wait_s > 0:
             self.hold(HOLD_QUOTA)
@@ -506,7 +506,7 @@ class Session(Connection):
     def _may_consume(self, topic: str) -> bool:
         return self._guard is None or self._guard.may("consume", "topic", topic)
 
-    # Producers that can be asked
+    # Checks of transactions
 
     def _await_checks(self, number: int, request: AwaitChecks) -> None:
         if self._awaiting is not None:

@@ -14,9 +14,10 @@ __all__ = ["count_shards", "send_many"]
 
 
 async def count_shards(cluster: Cluster, shards: ShardMap, topic: str, *, needed: bool) -> int:
-    """How many shards a topic has where brokers keep their own messages. One that does not know the topic cannot tell,
-    because it may have been made without it: then the others are asked, but for those that are away. What none of them
-    knows is made by the first send, as a shared one. `needed`: by a shard key, which a shared topic has no use for."""
+    """The number of shards of a topic where brokers keep their own messages. A broker that does not know the topic
+    cannot tell, because it may have been made without it: then the others are asked, but for those that are away. A
+    topic that none of them knows is made by the first send, as a shared one. `needed`: by a shard key, which a shared
+    topic has no use for."""
     fleet, served = cluster.fleet, list[str]()
     answer = await cluster.run(topic, sharding.count_shards(topic), "", served)
     others = [one.id for one in fleet.members if one.id not in served and fleet.usable(one.id)]
@@ -32,7 +33,7 @@ async def count_shards(cluster: Cluster, shards: ShardMap, topic: str, *, needed
 
 
 async def send_many(cluster: Cluster, common: Common, topic: str, content: Content) -> Receipts:
-    """Each message to the broker that it belongs to, or all to any."""
+    """Send each message to the broker that it belongs to, or all to any."""
     fleet = cluster.fleet
     if fleet.shared:
         return await cluster.run(topic, sharding.send_many(common, topic, content))

@@ -11,7 +11,7 @@ __all__ = ["Heartbeat"]
 
 
 class Heartbeat:
-    """Calls `tend` again and again; it says how many seconds later it wants to be called again, at the latest."""
+    """Calls `tend` again and again; it returns how many seconds later it wants to be called again, at the latest."""
 
     def __init__(self, tend: Callable[[], Awaitable[float]], name: str) -> None:
         self._tend = tend
@@ -21,7 +21,7 @@ class Heartbeat:
         self._worker = Worker(name, self._run)
 
     def nudge(self, by: float) -> None:
-        """There is something to look after by this time."""
+        """Call `tend` by this time."""
         if self._sleeps_until > by:
             self._sleeps_until = 0.0
             self._nudged.set()

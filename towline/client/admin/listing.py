@@ -15,7 +15,7 @@ PAGE: Final = 1_000
 
 
 def whole_list(request: ListPage) -> Flow[PageListed]:
-    """All that a broker has to tell, page by page: what is added up with others' cannot be cut before."""
+    """The whole list of a broker, page by page: a list that is added up with others' cannot be cut before."""
     first, topics, groups = 0, list[TopicRow](), list[GroupRow]()
     while True:
         page = yield from ask(msgspec.structs.replace(request, first=first, limit=PAGE), PageListed)

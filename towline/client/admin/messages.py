@@ -25,7 +25,7 @@ __all__ = ["find", "message"]
 
 MAX_BYTES: Final = 4 << 20
 FOUND_BYTES: Final = 64 << 20
-"""All that is found fits into this, unpacked: it is in memory at once."""
+"""All messages found fit into this, unpacked: they are in memory at once."""
 
 
 def message(message_id: str) -> Flow[Message]:
@@ -69,7 +69,7 @@ def find(
 
 
 def _find_in(request: Find, shards: int, found: list[Message], before: int) -> Flow[int]:
-    """Add what is in one lane; how many bytes that is. So many were found `before`."""
+    """Add messages of one lane; returns how many bytes they are. So many were found `before`."""
     first, room, size = 0, len(found) + request.max_messages, 0
     while True:
         asked = Find(

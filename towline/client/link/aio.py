@@ -72,7 +72,7 @@ class AioLink:
     def __repr__(self) -> str:
         return f"<AioLink to {self.route.name}, {self.connection.state.value}>"
 
-    # Running flows
+    # Flows
 
     def run(self, flow: Flow[T]) -> Coroutine[Any, Any, T]:
         return drive_later(flow, self.do)
@@ -110,20 +110,20 @@ class AioLink:
         return call.answer
 
     def _forget(self, call: Call) -> None:
-        """Nobody waits for it any more; except where its answer is noted by itself, whoever waits."""
+        """Nobody waits for the call any more; except where its answer is noted by itself, whoever waits."""
         if call.on_done is None:
             self.connection.abandon(call)
 
     async def start(self, call: Call, until: float = math.inf, deadline: float = math.inf) -> bool:
-        """Ask. False if there was no room `until` then, so that nothing of it left. (The `deadline` is for a thread,
-        which writes until the broker has taken all of it.)"""
+        """Send the request. False if there was no room `until` then, so that nothing of it left. (The `deadline` is for
+        a thread, which writes until the broker has taken all of it.)"""
         if not await self.room(until):
             return False
         self.start_now(call)
         return True
 
     async def room(self, until: float = math.inf) -> bool:
-        """Wait while too much is on the way already; False if that is so `until` then."""
+        """Wait while too much is in flight; False if that is so `until` then."""
         while self._room is not None and not self._closed:
             left_s = until - time.monotonic()
             if left_s <= 0:
@@ -132,7 +132,7 @@ class AioLink:
         return True
 
     def start_now(self, call: Call) -> None:
-        """Ask without regard for how much is on the way already."""
+        """Send the request without regard for how much is in flight."""
         if self._closed:
             raise Closed(CLOSED)
         buffers = self.connection.submit(call)
@@ -155,10 +155,10 @@ class AioLink:
             call.wake = None
         return call.done
 
-    # The socket comes and goes
+    # The socket
 
     def reconnect(self) -> None:
-        """See to it that there is a connection, or will be."""
+        """Make a connection, or begin to."""
         if self._wire is None and not self._closed and (self._connecting is None or self._connecting.done()):
             self._connecting = self._loop.create_task(self._connect(), name="towline-connect")
 
@@ -219,7 +219,7 @@ class AioLink:
             self._wire.write(buffers)
 
     def follow(self) -> None:
-        """Its route leads to brokers that share a store: go to the one that serves what is asked for."""
+        """Its route leads to brokers that share a store: switch to the one that serves the topic."""
         self.connection.follows = True
         self._backoff = Backoff(0.02, 0.3)
 

@@ -51,7 +51,7 @@ def ask(request: Request, expected: type[A], call: Call | None = None) -> Flow[A
 
 
 def drive(steps: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
-    """Do all steps, one after the other."""
+    """Run all steps, one after the other."""
     result, error = None, None
     try:
         while True:

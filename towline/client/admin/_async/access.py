@@ -21,7 +21,7 @@ class Access(Noun):
     """Needs a broker with security; all but what concerns oneself is for administrators."""
 
     async def who_am_i(self, may: Granted = ()) -> wire.Me:
-        """Who this client is to the broker, and whether it may do these: (action, resource, name) each."""
+        """The principal of this client, and whether it may do these: (action, resource, name) each."""
         return await self._ask(wire.WhoAmI(as_grants(may)), wire.Me)
 
     async def users(self) -> list[wire.UserState]:
@@ -54,7 +54,7 @@ class Access(Noun):
         identities: Sequence[str] | None = None,
         quota: wire.Quota | None = None,
     ) -> None:
-        """Change what is given. Everyone may change the own password, saying the old one."""
+        """Change the fields that are given. Everyone may change the own password, giving the old one."""
         request = wire.PutUser(
             name,
             False,

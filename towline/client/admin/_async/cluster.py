@@ -14,18 +14,18 @@ __all__ = ["ClusterAdmin"]
 
 class ClusterAdmin(Noun):
     async def brokers(self) -> list[BrokerState]:
-        """The brokers of the cluster, as the one that we are connected to sees them; it is the first."""
+        """The brokers of the cluster, as the one that we are connected to knows them; it is the first."""
         return (await self._router.here(requests.brokers())).brokers
 
     def separate_brokers(self) -> list[str]:
-        """In a cluster whose brokers keep their own messages: what they are called, for `broker=…`. Else none."""
+        """The names of the brokers for `broker=…`, in a cluster whose brokers keep their own messages. Else none."""
         fleet = self._router.separate
         return [] if fleet is None else sorted(fleet.label(one.id) for one in fleet.members)
 
     async def clients(self, topic: str = "", group: str = "", *, everywhere: bool = True) -> list[ClientState]:
-        """Who is connected to the broker, or to all of its cluster: a consumer each, with its rank among those of its
-        group, or a connection without consumers. Of one topic or group, if they are named. Not `everywhere`: of
-        the broker that we are connected to."""
+        """The clients of the broker, or of all of its cluster: a consumer each, with its rank among those of its group,
+        or a connection without consumers. Of one topic or group, if they are named. Not `everywhere`: of the broker
+        that we are connected to."""
         if self._router.fleet is None or not everywhere:
             return await self._router.here(requests.clients(topic, group))
         found = await self._router.outcomes(lambda: requests.clients(topic, group))
@@ -43,10 +43,10 @@ class ClusterAdmin(Noun):
 
     async def begin_backup(self) -> BackupBegun:
         """Have the broker that we are connected to save all snapshots, and drop nothing from its log until
-        `hold_backup` says that the backup is done, or has not been called for as long as the answer says.
-        `towline backup` is what uses it."""
+        `hold_backup` is called with `done`, or has not been called for the lease in the answer. For `towline
+        backup`."""
         return await self._router.here(requests.begin_backup())
 
     async def hold_backup(self, ticket: str, *, done: bool = False) -> BackupHeld:
-        """Where the log ends now: all before it is on the disk."""
+        """Extend the backup; the answer has the end of the log: all before it is on the disk."""
         return await self._router.here(requests.hold_backup(ticket, done=done))

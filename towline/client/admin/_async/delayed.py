@@ -23,8 +23,8 @@ class Delayed(Noun):
         id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
         broker: str | None = None,
     ) -> list[DelayedEntry]:
-        """The messages of a topic, or of all, that wait for their time: soonest first, `after` a time or an entry. Of a
-        topic, only those with this `key`, or the one with this `id`, if it still waits."""
+        """Delayed messages of a topic, or of all: soonest first, `after` a time or an entry. Of a topic, only those
+        with this `key`, or the one with this `id`, if it still waits."""
         if id is not None:
             broker = ids.whose(id, broker) or None
         fleet = self._router.fleet
@@ -45,8 +45,8 @@ class Delayed(Noun):
         dry_run: bool = False,
         broker: str | None = None,
     ) -> int:
-        """Cancel a delayed message by its id or receipt, or all with this key. How many it were: they will not be
-        delivered. `Conflict` if the one with this id does not wait any more."""
+        """Cancel a delayed message by its id or receipt, or all with this key: they will not be delivered. Returns how
+        many. `Conflict` if the one with this id does not wait any more."""
         if id is not None:
             its = ids.whose(id, broker)
             return await self._router.at_its_own(
@@ -66,7 +66,7 @@ class Delayed(Noun):
         dry_run: bool = False,
         broker: str | None = None,
     ) -> int:
-        """Deliver a delayed message, or all with this key, at another time. How many it were; they keep their ids.
+        """Deliver a delayed message, or all with this key, at another time. Returns how many; they keep their ids.
         `Conflict` if the one with this id does not wait any more."""
         at_us = as_new_time(delay, deliver_at, delay_level)
         if id is not None:

@@ -30,7 +30,7 @@ class Messages(Noun):
     ) -> Page[Message]:
         """Read messages of a lane (a priority, or the number of a shard) without consuming them, from number `first`
         on. Where each broker keeps its own messages: those of one `broker` (its name, address or id), or the oldest of
-        all, and `page.next` knows where it goes on at each."""
+        all, and `page.next` knows the next position at each."""
         return await self._router.consult(
             topic,
             broker,
@@ -75,9 +75,9 @@ class Messages(Noun):
     async def trace(
         self, message_id: str, *, group: str | None = None, whole: bool = False, broker: str | None = None
     ) -> Trace:
-        """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
-        It is told up to the ack; with `whole`, also what came behind it in a group that was set back. The id that a
-        message got when it was delayed (`orders/delay/17`) will do as well, once it is in its lane."""
+        """The life of a message (`orders/middle/42`): the message as it was sent, and its events in each group, or in
+        one. It ends with the ack; with `whole`, it includes later deliveries in a group that was set back. The id that
+        a message got when it was delayed (`orders/delay/17`) will do as well, once it is in its lane."""
         plain, named = ids.split_broker(message_id)
         join = ids.join_trace(plain)
         return await self._router.consult(

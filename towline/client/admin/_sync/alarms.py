@@ -20,13 +20,13 @@ __all__ = ["Alarms"]
 
 class Alarms(Noun):
     def alarms(self) -> Told:
-        """The rules, what is an alarm now, and the last notices."""
+        """The rules, the present alarms, and the last notices."""
         if self._router.fleet is None:
             return self._router.here(ask(ListAlarms(), Told))
         return merge.join_alarms(self._router.outcomes(lambda: ask(ListAlarms(), Told)))
 
     def put_alarm(self, rule: AlarmRule) -> None:
-        """Make an alarm rule, or change it. A broker of a cluster that is away hears of it when it returns."""
+        """Make an alarm rule, or change it. A broker of a cluster that is away gets it when it returns."""
         self._router.tell("", lambda: ask(PutAlarm(rule), Done), f"making alarm {rule.name}", catch_up=True)
 
     def drop_alarm(self, name: str) -> None:
@@ -36,8 +36,8 @@ class Alarms(Noun):
     def silence_alarm(
         self, name: str, reason: str, *, for_s: float | None = None, until: datetime | float | None = None
     ) -> None:
-        """Tell nobody of an alarm for so many seconds, or until a time, and say why. It is still listed; and if it is
-        still an alarm when that is over, it is told then."""
+        """Send no notices of an alarm for so many seconds, or until a time, with the reason. It is still listed; and if
+        it is still an alarm when that is over, a notice is sent then."""
         until_us = end_of_silence(name, for_s, until)
         if len(reason) > REASON_MAX:
             raise BadRequest(f"alarm {name}: the reason has more than {REASON_MAX} characters")
@@ -45,7 +45,7 @@ class Alarms(Noun):
         self._router.tell("", lambda: ask(request, Done), f"silencing alarm {name}", catch_up=True)
 
     def unsilence_alarm(self, name: str) -> None:
-        """Tell of an alarm again, before its silence is over."""
+        """End the silence of an alarm."""
         request = SilenceAlarm(name[:100], 0, "")
         self._router.tell("", lambda: ask(request, Done), f"ending the silence of alarm {name}", catch_up=True)
 

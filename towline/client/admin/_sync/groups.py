@@ -38,16 +38,17 @@ class Groups(Noun):
         self._router.tell(topic, lambda: requests.delete_group(topic, name), f"deleting group {name} of topic {topic}")
 
     def seek(self, topic: str, group: str, to: requests.Target, *, dry_run: bool = False) -> Sought:
-        """Let a group go on elsewhere: at the `"earliest"` message or behind the `"latest"`, at a time, or at sequence
-        numbers by lane (`{"middle": 17}`; of an ordered topic `{3: 17}`), where lanes that are not named stay.
+        """Move a group: to the `"earliest"` message or behind the `"latest"`, to a time, or to sequence numbers by lane
+        (`{"middle": 17}`; of an ordered topic `{3: 17}`), where lanes that are not named stay.
 
-        Backwards, all from there on is delivered again. Forwards, all up to there is passed over, also what waits to be
-        tried again. Consumers lose what they hold of these messages. A `dry_run` only says how many that would be."""
+        Backwards, all from there on is delivered again. Forwards, all up to there is skipped, retries as well.
+        Consumers lose what they hold of these messages. A `dry_run` only returns how many that would be.
+        """
         what = f"moving group {group} of topic {topic}"
         return merge_sought(self._router.tell(topic, lambda: requests.seek(topic, group, to, dry_run=dry_run), what))
 
     def pause(self, topic: str, group: str, reason: str = "") -> None:
-        """Let a group rest: its consumers get nothing until it is resumed, also after a restart of the broker."""
+        """Pause a group: its consumers get nothing until it is resumed, also after a restart of the broker."""
         what = f"pausing group {group} of topic {topic}"
         self._router.tell(topic, lambda: requests.pause(topic, group, paused=True, reason=reason), what)
 

@@ -40,7 +40,7 @@ class Monitor(Noun):
         return merge.join_pages(request, found)
 
     def pulse(self, topic: str = "", group: str = "") -> Pulsed:
-        """Figures of the broker, or of a group of a topic, now and in the last while."""
+        """Present and recent figures of the broker, or of a group of a topic."""
         request = Pulse(check_topic(topic), check_group(group)) if topic else Pulse()
         if self._router.fleet is None or (topic and self._router.fleet.shared):
             return self._router.run(topic, ask(request, Pulsed))

@@ -38,11 +38,11 @@ class Router:
         return None if self._cluster is None or self._cluster.fleet.shared else self._cluster.fleet
 
     def here(self, flow: Flow[T]) -> T:
-        """At the broker that we are connected to."""
+        """Run at the broker that we are connected to."""
         return self._link.run(flow)
 
     def run(self, topic: str, flow: Flow[T]) -> T:
-        """At the broker that we are connected to; where brokers share a store, at the one that has the topic."""
+        """Run at the broker that we are connected to; where brokers share a store, at the one that has the topic."""
         if self._cluster is None or not self._cluster.fleet.shared:
             return self._link.run(flow)
         return self._cluster.run(topic, flow)
@@ -53,14 +53,13 @@ class Router:
         return self._cluster.outcomes_by(lambda _: make_flow())
 
     def tell(self, topic: str, make_flow: Callable[[], Flow[T]], what: str, *, catch_up: bool = False) -> list[T]:
-        """At all brokers that have messages of the topic. `catch_up`: one that is away will hear of it when it
-        returns."""
+        """Run at all brokers that have messages of the topic. `catch_up`: one that is away gets it when it returns."""
         if self.separate is None:
             return [self.run(topic, make_flow())]
         return merge_outcomes(self.outcomes(make_flow), what, catch_up=catch_up)
 
     def gather(self, topic: str, make_flow: Callable[[], Flow[T]]) -> list[T]:
-        """What all brokers say that are there."""
+        """The outcomes at all brokers that are there."""
         if self._cluster is None or (self._cluster.fleet.shared and topic):
             return [self.run(topic, make_flow())]
         return merge_outcomes(self.outcomes(make_flow), "asking", catch_up=True)
@@ -79,7 +78,7 @@ class Router:
         return join([Outcome(state, result, None)], cluster.fleet.label)
 
     def at_its_own(self, topic: str, broker: str, what: str, flow: Flow[T]) -> T:
-        """What counts at one broker only. Where there are several, it must be known which."""
+        """Run where it counts at one broker only. Where there are several, it must be known which."""
         cluster = self._cluster
         if cluster is not None and not cluster.fleet.shared:
             if broker:

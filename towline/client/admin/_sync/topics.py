@@ -31,8 +31,9 @@ class Topics(Noun):
         """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)
 
         With `shards` it is an ordered one: messages of one shard key are delivered in order, each shard to one consumer
-        at a time. One shard is serial consumption. The business line and the author say whose it is; the e-mail
-        addresses are told of alarms about it."""
+        at a time. One shard is serial consumption. The business line and the author are for people; the e-mail
+        addresses get notices of alarms about it.
+        """
 
         def create() -> Flow[None]:
             return requests.create_topic(
@@ -43,18 +44,17 @@ class Topics(Noun):
         self._router.shards.forget(name)
 
     def put_topic(self, config: TopicConfig, *, template: bool = False) -> None:
-        """Change the settings of a topic, or with `template` those that topics made by the first send take over."""
+        """Change the settings of a topic, or with `template` those of topics made by the first send."""
         what = "changing the template" if template else f"changing topic {config.name}"
         self._router.tell(config.name, lambda: requests.put_topic(config, template=template), what)
 
     def edit_topic(self, name: str, *, retention_s: float | None) -> None:
-        """Change how long a topic keeps its messages: 0 is for ever, None as the broker does."""
+        """Change how long a topic keeps its messages: 0 is for ever, None is the broker's setting."""
         self._router.tell(name, lambda: requests.edit_topic(name, retention_s), f"changing topic {name}")
 
     def template(self, *, broker: str | None = None) -> TopicConfig:
-        """The settings that a topic takes over when it is made by the first send to it. Where each broker keeps its own
-        messages: the one that all have (`Conflict` if they differ, because one was away when it was changed), or that
-        of one `broker`."""
+        """The settings of topics made by the first send. Where each broker keeps its own messages: the template that
+        all have (`Conflict` if they differ, because one was away when it was changed), or that of one `broker`."""
         if self._router.separate is None:
             return self._router.here(requests.template())
         return self._router.consult("", broker, lambda _: requests.template(), merge.join_templates)
@@ -64,14 +64,14 @@ class Topics(Noun):
         return merge_topics(self._router.gather("", requests.topics))
 
     def topic(self, name: str, *, broker: str | None = None) -> TopicState:
-        """A topic as it is; where each broker keeps its own messages, the sum of all, or as one `broker` has it."""
+        """A topic; where each broker keeps its own messages, the sum of all, or as one `broker` has it."""
         if broker is not None:
             return self._router.at_its_own(name, broker, f"topic {name}", requests.topic(name))
         states = self._router.gather(name, lambda: requests.topic(name))
         return merge_topics([[state] for state in states])[0]
 
     def purge(self, topic: str, *, dry_run: bool = False) -> Purged:
-        """Drop all messages of a topic; its groups go on with what comes then. Dead letters are kept."""
+        """Drop all messages of a topic; its groups continue with later ones. Dead letters are kept."""
         what = f"purging topic {topic}"
         return merge_purged(self._router.tell(topic, lambda: requests.purge(topic, dry_run=dry_run), what))
 

@@ -1,0 +1,245 @@
+"""Every action of the console × every role and right, and every page × every role.
+
+What the console does, it does by its session's client: the calls are read off its source, so that one without an entry
+fails, and are made by a session of the console's own. The pages are asked for over HTTP, from a real console."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import http.client
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+
+from tests.broker.access.expected import BILLING, CLUSTER, SEE_ALL, Need, furnish, granted, group, hold_against, topic
+from tests.broker.access.secured import Secured, secured
+from tests.console.process import ConsoleProcess
+from towline.alarms.rule import AlarmRule
+from towline.broker.access.rules import ROLES
+from towline.client._async.client import Client
+from towline.console import sessions as console_sessions
+from towline.console.sessions import Sessions
+from towline.errors import Refused, TowlineError
+from towline.model import GroupConfig, TopicConfig
+
+CONSOLE = Path(console_sessions.__file__).parent
+ORDERS = topic("orders")
+ADMIN: list[Need] = [("admin", CLUSTER)]
+SEE: list[Need] = [("describe", CLUSTER)]
+ALTER: list[Need] = [("alter", CLUSTER)]
+READ: list[Need] = [("consume", ORDERS), ("consume", BILLING)]
+LOOK: list[Need] = [("describe", ORDERS)]
+
+
+def of_group(action: str, name: str = "none") -> list[Need]:
+    return [(action, group(name)), ("describe", ORDERS)]
+
+
+ACTIONS: dict[str, tuple[Callable[[Client], Awaitable[object]], list[Need]]] = {
+    "access.allow": (lambda mq: mq.access.allow("none", "send", "topic"), ADMIN),
+    "access.audit": (lambda mq: mq.access.audit(), ADMIN),
+    "access.change_user": (lambda mq: mq.access.change_user("none", password="a long password"), ADMIN),
+    "access.create_token": (lambda mq: mq.access.create_token("xxx", owner="none"), ADMIN),
+    "access.create_user": (lambda mq: mq.access.create_user("root", "a long password"), ADMIN),
+    "access.delete_user": (lambda mq: mq.access.delete_user("none"), ADMIN),
+    "access.deny": (lambda mq: mq.access.deny("none", "send", "topic"), ADMIN),
+    "access.drop_rule": (lambda mq: mq.access.drop_rule(999_999), ADMIN),
+    "access.revoke_token": (lambda mq: mq.access.revoke_token("none"), ADMIN),
+    "access.rules": (lambda mq: mq.access.rules(), ADMIN),
+    "access.tokens": (lambda mq: mq.access.tokens("root"), ADMIN),
+    "access.users": (lambda mq: mq.access.users(), ADMIN),
+    "access.who_am_i": (lambda mq: mq.access.who_am_i(), []),
+    "alarms": (lambda mq: mq.alarms(), SEE),
+    "brokers": (lambda mq: mq.brokers(), []),
+    "browse": (lambda mq: mq.browse("orders", "middle"), [("consume", ORDERS)]),
+    "cancel": (lambda mq: mq.cancel("orders", "orders/delay/9"), [("send", ORDERS)]),
+    "clients": (lambda mq: mq.clients(), SEE),
+    "create_topic": (lambda mq: mq.create_topic("orders"), [("create", ORDERS)]),
+    "dead_letter": (lambda mq: mq.dead_letter("orders", "billing", 0), READ),
+    "dead_letters": (lambda mq: mq.dead_letters("orders", "billing"), READ),
+    "delayed": (lambda mq: mq.delayed("orders"), LOOK),
+    "delete_group": (lambda mq: mq.delete_group("orders", "none"), of_group("delete")),
+    "delete_topic": (lambda mq: mq.delete_topic("nowhere"), [("delete", topic("nowhere"))]),
+    "drop_alarm": (lambda mq: mq.drop_alarm("none"), ALTER),
+    "find": (lambda mq: mq.find("orders", key="k"), [("consume", ORDERS)]),
+    "group": (lambda mq: mq.group("orders", "billing"), of_group("describe", "billing")),
+    "kick": (lambda mq: mq.kick("orders", "none", "c"), of_group("alter")),
+    "locate": (lambda mq: mq.locate("orders", "middle", 0.0), LOOK),
+    "message": (lambda mq: mq.message("orders/middle/0"), [("consume", ORDERS)]),
+    "pause": (lambda mq: mq.pause("orders", "none"), of_group("alter")),
+    "pulse": (lambda mq: mq.pulse(), SEE),
+    "purge": (lambda mq: mq.purge("nowhere"), [("delete", topic("nowhere"))]),
+    "purge_dead": (lambda mq: mq.purge_dead("orders", "none", 0), of_group("delete")),
+    "put_alarm": (lambda mq: mq.put_alarm(AlarmRule("late", "age", 300)), [*ALTER, *SEE_ALL]),
+    "put_group": (lambda mq: mq.put_group(GroupConfig("orders", "billing")), of_group("alter", "billing")),
+    "put_topic": (lambda mq: mq.put_topic(TopicConfig("orders")), [("alter", ORDERS)]),
+    "reschedule": (lambda mq: mq.reschedule("orders", "orders/delay/9", delay=60), [("send", ORDERS)]),
+    "resend": (lambda mq: mq.resend("orders", "none", [0]), of_group("alter")),
+    "resolve_transaction": (lambda mq: mq.resolve_transaction("none", "commit"), ALTER),
+    "resume": (lambda mq: mq.resume("orders", "none"), of_group("alter")),
+    "revise": (
+        lambda mq: mq.revise("orders", "none", 0, body=b"y"),
+        [("alter", group("none")), ("send", ORDERS)],
+    ),
+    "seek": (lambda mq: mq.seek("orders", "none", "latest"), of_group("alter")),
+    "send": (lambda mq: mq.send("orders", b"x"), [("send", ORDERS)]),
+    "storage": (lambda mq: mq.storage(), SEE),
+    "survey": (lambda mq: mq.survey("groups", topic="orders"), LOOK),
+    "silence_alarm": (lambda mq: mq.silence_alarm("none", "x", for_s=60), ALTER),
+    "test_alarm": (lambda mq: mq.test_alarm("none"), ALTER),
+    "unsilence_alarm": (lambda mq: mq.unsilence_alarm("none"), ALTER),
+    "topic": (lambda mq: mq.topic("orders"), LOOK),
+    "trace": (lambda mq: mq.trace("orders/middle/0", group="billing"), [("describe", ORDERS), ("describe", BILLING)]),
+    "transactions": (lambda mq: mq.transactions(), SEE),
+}
+PAGES: dict[str, list[Need]] = {
+    "/": [],
+    "/topics": [],
+    "/topics/orders": LOOK,
+    "/groups": [],
+    "/groups/orders/billing": of_group("describe", "billing"),
+    "/messages": [],
+    "/message/orders/middle/0": LOOK,
+    "/dead": [],
+    "/dead?topic=orders&group=billing": READ,
+    "/dead/orders/billing/0": READ,
+    "/delayed": SEE,
+    "/transactions": SEE,
+    "/cluster": SEE,
+    "/alarms": SEE,
+    "/access": [],
+    "/audit": ADMIN,
+    "/download/message?id=orders/middle/0": [("consume", ORDERS)],
+    "/download/letter?topic=orders&group=billing&number=0": READ,
+    "/download/dead?topic=orders&group=billing": READ,
+}
+
+
+def calls() -> set[str]:
+    """What the console asks its clients to do: `….mq.NAME(` and `client.NAME(`, wherever it stands in its source."""
+    found = set()
+    files = [*CONSOLE.glob("*.py"), *(CONSOLE / "pages").glob("*.py")]
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
+        if isinstance(node, ast.Attribute):
+            parts = re.sub(r"\(.*?\)", "", ast.unparse(node)).rstrip(")").split(".")
+            for at, part in enumerate(parts[:-1]):
+                if part in ("mq", "client", "_client"):
+                    rest = parts[at + 1 :]
+                    found.add(".".join(rest[:2]) if rest[0] == "access" else rest[0])
+    return found
+
+
+def test_every_action_is_in_the_table() -> None:
+    local = {"access", "close", "host"}
+    """Not asked of the broker. (`request.client.host` is the browser's.)"""
+    assert calls() - local == set(ACTIONS)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("console-matrix")
+    with secured(folder, store=f"file:{folder}/data", durability="os") as one:
+        furnish(one)
+        yield one
+        assert "Traceback" not in one.process.errors, one.process.errors
+
+
+class Console:
+    """Sessions of the console, with a loop to run them on."""
+
+    def __init__(self, broker: Secured) -> None:
+        self._broker = broker
+        self._loop = asyncio.new_event_loop()
+        self._sessions = self._loop.run_until_complete(self._make())
+
+    async def _make(self) -> Sessions:
+        return Sessions(self._broker.url, {"timeout": 10.0})
+
+    def login(self, name: str, *roles: str) -> Client:
+        secret = self._broker.admin.access.create_token(name, roles=list(roles)).secret
+        return self._loop.run_until_complete(self._sessions.login("127.0.0.1", name, secret)).client
+
+    def refused(self, client: Client, action: str) -> bool:
+        async def attempt() -> None:
+            await ACTIONS[action][0](client)
+
+        try:
+            self._loop.run_until_complete(attempt())
+        except Refused:
+            return True
+        except TowlineError:
+            pass  # there is no such thing; but it might
+        return False
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._sessions.close())
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def console(broker: Secured) -> Iterator[Console]:
+    one = Console(broker)
+    yield one
+    one.close()
+
+
+@pytest.fixture(scope="module")
+def nobody(console: Console) -> Client:
+    return console.login("nobody")
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_works_with_all_its_rights_and_is_refused_without_any_one(
+    broker: Secured, console: Console, nobody: Client, action: str
+) -> None:
+    hold_against(broker, "nobody", ACTIONS[action][1], lambda: console.refused(nobody, action))
+
+
+@pytest.mark.parametrize("role", [*ROLES, "no-role"])
+def test_a_role_may_do_what_its_grants_say_and_nothing_else(broker: Secured, console: Console, role: str) -> None:
+    client = console.login(f"acts-{role}", role)
+    wrong = [name for name, (_, needs) in ACTIONS.items() if console.refused(client, name) == granted(role, needs)]
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def face(broker: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleProcess]:
+    with ConsoleProcess(broker.url, tmp_path_factory.mktemp("face")) as process:
+        yield process
+        assert "Traceback" not in process.log, process.log
+
+
+def ask(url: str, path: str, cookie: str = "", form: dict[str, str] | None = None) -> tuple[int, str, list[str]]:
+    """The status, the text, and the cookies that were set."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+    kind = {"Content-Type": "application/x-www-form-urlencoded"} if form else {}
+    body = urlencode(form) if form else None
+    connection.request("POST" if form else "GET", path, body, {"Cookie": cookie, **kind})
+    answer = connection.getresponse()
+    text, cookies = answer.read().decode(), answer.headers.get_all("Set-Cookie") or []
+    connection.close()
+    return answer.status, text, [one.partition(";")[0] for one in cookies]
+
+
+@pytest.mark.parametrize("role", [*ROLES, "no-role"])
+def test_a_page_shows_what_the_role_of_whoever_looks_may_see(broker: Secured, face: ConsoleProcess, role: str) -> None:
+    name = f"looks-{role}"
+    secret = broker.admin.access.create_token(name, roles=[role]).secret
+    _, _, [csrf] = ask(face.url, "/login")
+    form = {"name": name, "secret": secret, "csrf": csrf.partition("=")[2]}
+    status, _, [session] = ask(face.url, "/login", csrf, form)
+    assert status == 303
+    for path, needs in PAGES.items():
+        status, text, _ = ask(face.url, path, session)
+        denied = status in (403, 404) or "You may not see this" in text
+        assert denied != granted(role, needs), (role, path, status)
+        assert denied or status == 200, (path, status)
+    broker.admin.access.revoke_token(name)
+    for path in ("/topics/orders", "/cluster", "/download/message?id=orders/middle/0"):
+        status, text, _ = ask(face.url, path, session)
+        assert status != 200 or "not let in any more" in text or "This did not work" in text, (path, "after it")
