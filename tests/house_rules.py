@@ -74,10 +74,9 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "client": (
         ("link",),
         ("consume", "produce", "requests", "results"),
-        ("operation", "options", "embedded"),
+        ("options", "embedded"),
         ("cluster",),
         ("admin",),
-        ("factories",),
         ("_sync", "_async"),
         ("app", "bulk"),
     ),

@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 
+from scripts.unasync import stale
 from tests.house_rules import (
     HEAVY,
     MAY_IMPORT,
@@ -83,6 +84,10 @@ def test_every_package_has_a_map_of_its_modules(sources: dict[str, str]) -> None
 
 def test_functions_fit_on_a_screen(sources: dict[str, str]) -> None:
     assert [name for module, source in sources.items() for name in long_functions(module, source)] == []
+
+
+def test_the_blocking_client_is_made_of_the_asyncio_one() -> None:
+    assert stale() == {}, "./dev lint --fix makes it anew"
 
 
 def test_importing_towline_is_light() -> None:

@@ -1,16 +1,14 @@
-"""The heartbeat of a consumer: the timer, and the thread that sends it while the user's code is busy."""
+"""The times of a consumer's heartbeats."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from typing import Final, Protocol
 
 from towline.client.consume.subscription import Subscription
 from towline.client.link.connection import Call, Connection
 
-__all__ = ["Heartbeat", "HeartbeatTimer"]
+__all__ = ["HeartbeatTimer"]
 
 
 _WATCH_S: Final = 0.1
@@ -91,38 +89,3 @@ class HeartbeatTimer:
         if beat is None:
             self._beat, self._beaten_at = call, now
         return call
-
-
-class Heartbeat:
-    """Calls `tend` again and again; it returns how many seconds later it wants to be called again, at the latest."""
-
-    def __init__(self, tend: Callable[[], float], name: str) -> None:
-        self._tend = tend
-        self._nudged = threading.Event()
-        self._stopped = False
-        self._sleeps_until = 0.0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def nudge(self, by: float) -> None:
-        """Call `tend` by this time."""
-        if self._sleeps_until > by:
-            self._sleeps_until = 0.0
-            self._nudged.set()
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._nudged.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5.0)
-
-    def _run(self) -> None:
-        wait_s = 0.0
-        while True:
-            self._sleeps_until = time.monotonic() + wait_s
-            self._nudged.wait(wait_s)
-            self._sleeps_until = 0.0
-            self._nudged.clear()
-            if self._stopped:
-                return
-            wait_s = self._tend()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -24,7 +25,7 @@ from towline.client.link.transport import Transport, make_transport
 from towline.errors import Closed, NotOwner, Timeout, TooManyConnections, TowlineError, Unavailable
 from towline.protocol.messages import Beat
 
-__all__ = ["CLOSED", "MADE_BEFORE_FORK", "Dial", "Link", "no_answer"]
+__all__ = ["CLOSED", "MADE_BEFORE_FORK", "Dial", "Link", "dialler", "no_answer"]
 
 T = TypeVar("T")
 Dial = Callable[[Route, float], socket.socket]
@@ -45,6 +46,28 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+def dialler(context: ssl.SSLContext | None, embedded: Callable[[], socket.socket] | None) -> Dial:
+    """How to connect: to the broker in this process, if there is one, or else where a route leads, maybe with TLS.
+    Raises OSError."""
+
+    def dial(route: Route, timeout_s: float) -> socket.socket:
+        if embedded is not None:
+            return embedded()
+        host, port = route.address
+        sock = socket.create_connection((host, port), timeout=timeout_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if context is not None:
+                return context.wrap_socket(sock, server_hostname=host)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    return dial
 
 
 class Link:
@@ -249,6 +272,12 @@ class Link:
                 timeout_s = 0.0
         finally:
             self._leave_pump()
+
+    def pump_until_ready(self, timeout_s: float) -> None:
+        """Connect again, but for no longer than this."""
+        until = time.monotonic() + timeout_s
+        while not self.connection.ready and time.monotonic() < until:
+            self.pump(_PAUSE_S)
 
     def _pump_once(self, timeout_s: float, connect_s: float) -> None:
         transport = self._transport

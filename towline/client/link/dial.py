@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from towline.client.link.url import Target, show_address
 from towline.errors import BadRequest, Refused
 
-__all__ = ["CONNECT_S", "Certificates", "Route", "connect_socket", "explain", "make_ssl_context", "never_better"]
+__all__ = ["CONNECT_S", "Certificates", "Route", "explain", "make_ssl_context", "never_better"]
 
 CONNECT_S: Final = 5.0
 """How long one address may take to answer before the next is tried."""
@@ -63,25 +62,6 @@ class Route:
         """Continue with the next address. True when all of them were tried."""
         self._at = (self._at + 1) % max(1, len(self.target.addresses))
         return self._at == 0
-
-
-def connect_socket(
-    route: Route, timeout_s: float, context: ssl.SSLContext | None, embedded: Callable[[], socket.socket] | None
-) -> socket.socket:
-    """A connected socket, with TLS if the target asks for it. Raises OSError."""
-    if embedded is not None:
-        return embedded()
-    host, port = route.address
-    sock = socket.create_connection((host, port), timeout=timeout_s)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if context is not None:
-            return context.wrap_socket(sock, server_hostname=host)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def never_better(route: Route, error: OSError) -> Refused | None:
