@@ -17,6 +17,7 @@ from towline.broker.access.rules import May
 from towline.broker.schedule.delivered_ids import find_arrivals
 from towline.broker.schedule.journal import ScheduleJournal
 from towline.broker.schedule.scheduler import Scheduler
+from towline.broker.topics.topics import Topics
 from towline.delivery.schedule.events import Cancelled
 from towline.delivery.schedule.record import OpenedRecord, ScheduleRecord, join, resolve_delay
 from towline.delivery.schedule.schedule import CANCELLED_MAX, Position, Slot
@@ -34,7 +35,7 @@ from towline.protocol.messages import (
     MoveDelayed,
 )
 
-__all__ = ["cancel_delayed", "list_delayed", "move_delayed"]
+__all__ = ["DelayedMessages"]
 
 FOUND_MAX: Final = 100_000
 """Messages cancelled or moved by one request."""
@@ -44,10 +45,31 @@ MOVED_BYTES: Final = 8 << 20
 """Of parcels, unpacked, of which messages are moved in one unit."""
 
 
+class DelayedMessages:
+    """Those of a broker, as they are looked at and changed."""
+
+    def __init__(self, topics: Topics, scheduler: Scheduler) -> None:
+        self._topics = topics
+        self._scheduler = scheduler
+
+    async def list(self, request: ListDelayed, may: May | None = None) -> Delayed:
+        if request.topic:
+            self._topics.named(request.topic)
+        return await _list(self._scheduler, request, may)
+
+    async def cancel(self, request: CancelDelayed) -> DelayedCancelled:
+        self._topics.named(request.topic)
+        return await _cancel(self._scheduler, request)
+
+    async def move(self, request: MoveDelayed) -> DelayedMoved:
+        self._topics.named(request.topic)
+        return await _move(self._scheduler, request)
+
+
 # Looking
 
 
-async def list_delayed(scheduler: Scheduler, request: ListDelayed, may: May | None = None) -> Delayed:
+async def _list(scheduler: Scheduler, request: ListDelayed, may: May | None = None) -> Delayed:
     """The next messages behind the one named in the request, of topics that `may` says that one may describe. Slots
     are read in the order of their times, as far as needed."""
     if request.key or request.ids:
@@ -197,7 +219,7 @@ def _still_there(agenda: ScheduleJournal, found: Iterable[Position]) -> list[Pos
 # Changing
 
 
-async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> DelayedCancelled:
+async def _cancel(scheduler: Scheduler, request: CancelDelayed) -> DelayedCancelled:
     _check(scheduler, request.topic, request.ids, request.key)
     agenda, ids = scheduler.agenda, set(request.ids)
     name = f"{request.topic} {request.key or request.ids[0]}" if len(ids) <= 1 else ""
@@ -222,7 +244,7 @@ async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> Delaye
     return DelayedCancelled(count, sorted(ids), before)
 
 
-async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMoved:
+async def _move(scheduler: Scheduler, request: MoveDelayed) -> DelayedMoved:
     _check(scheduler, request.topic, request.ids, request.key)
     agenda, ids = scheduler.agenda, set(request.ids)
     at_us = resolve_delay(request.deliver_at_us, agenda.clock.now_us(), scheduler.levels_us)
@@ -245,7 +267,7 @@ async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMov
                     there = [one for one in some if agenda.schedule.is_waiting(one[0])]
                     if there:
                         _check_room(agenda, len(there))
-                        await _move(scheduler, there, request.topic, at_us)
+                        await _move_some(scheduler, there, request.topic, at_us)
                         moved |= {position.id for position, _ in there}
             if len(moved) - before == len(found):
                 break
@@ -265,7 +287,9 @@ async def _take(scheduler: Scheduler, waiting: deque[list[Position]]) -> list[tu
     return taken
 
 
-async def _move(scheduler: Scheduler, moving: Sequence[tuple[Position, OpenedRecord]], topic: str, at_us: int) -> None:
+async def _move_some(
+    scheduler: Scheduler, moving: Sequence[tuple[Position, OpenedRecord]], topic: str, at_us: int
+) -> None:
     """Out of the slots they are in and into others, in one unit; they keep their ids."""
     agenda = scheduler.agenda
     scheduler.follow_clock()
