@@ -80,8 +80,8 @@ _DURABILITY = (Durability.RECEIVED, Durability.OS, Durability.FSYNC, None)  # -1
 
 
 class Session(Connection):
-    def __init__(self, line: ServerState, broker: Broker, access: Access) -> None:
-        super().__init__(line)
+    def __init__(self, server: ServerState, broker: Broker, access: Access) -> None:
+        super().__init__(server)
         self._broker = broker
         self._realms = broker.realms
         self.access = access
@@ -353,14 +353,14 @@ class Session(Connection):
         self._pending_bytes += size
         if self._pending_bytes > self._settings.max_pending_bytes:
             self.hold(HOLD_PENDING)
-        self._line.press(self, size)
+        self.server.press(self, size)
         future.add_done_callback(partial(self._sent, number, size))
 
     def _sent(self, number: int, size: int, future: asyncio.Future[Any]) -> None:
         self._sending -= 1
         self._answer_send(number, future)
         self._pending_bytes -= size
-        self._line.relieve(size)
+        self.server.relieve(size)
         if self._pending_bytes * 2 <= self._settings.max_pending_bytes:
             self.release(HOLD_PENDING)
         self.finish()
