@@ -89,6 +89,7 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     cluster.ListBrokers: [],
     cluster.ListClients: [("describe", BILLING), ("describe", ORDERS)],
     cluster.ForgetBroker: [("admin", CLUSTER)],
+    cluster.CloseConnection: [("admin", CLUSTER)],
     backup.BeginBackup: [("admin", CLUSTER)],
     backup.HoldBackup: [("admin", CLUSTER)],
     cluster.HandBack: [("consume", ORDERS), ("consume", BILLING)],

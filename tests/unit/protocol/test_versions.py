@@ -19,6 +19,7 @@ from towline.protocol import versions
 from towline.protocol.access import GroupFigures, Measured
 from towline.protocol.backup import BeginBackup
 from towline.protocol.base import Newer
+from towline.protocol.cluster import CloseConnection
 from towline.protocol.envelope import Decoder, decode_answer, decode_request, encode_envelope
 from towline.protocol.monitor import Alarms, PutAlarm
 from towline.protocol.publications import AskSink, Publish
@@ -159,6 +160,7 @@ def test_what_a_request_means_is_never_left_out() -> None:
     named = re.escape(f"(Towline {versions.RELEASED.get(2, towline.__version__)})")
     for request, what in [
         (BeginBackup(), "be backed up while it runs"),
+        (CloseConnection("10.1.2.3:51234"), "close a connection"),
         (Publish("spark:7f", 4, [17], digest=b"\0"), "compare the contents of a sink's epochs"),
         (PutAlarm(rule), "raise alarms of what holds retention back"),
         (Publish("s" * 151, 4, [17]), "hear of a sink with a name of more than 150 characters"),

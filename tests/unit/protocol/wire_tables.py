@@ -37,6 +37,7 @@ DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGrou
     access.RevokeToken,
     access.DropRule,
     cluster.ForgetBroker,
+    cluster.CloseConnection,
     monitor.PutAlarm,
     monitor.DropAlarm,
     monitor.TestAlarm,

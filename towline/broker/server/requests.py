@@ -19,7 +19,7 @@ from towline.broker.access.permissions import Permission, anyone, cluster, group
 from towline.broker.access.rules import Need
 from towline.broker.answer_budget import ANSWER_BYTES, LISTS, LOOKUPS
 from towline.broker.cluster.routing import HERE, HERE_OR_TOPIC, SUBSCRIPTION, TOPIC, Scope, whole
-from towline.errors import BadRequest, TowlineError
+from towline.errors import BadRequest, NotFound, TowlineError, Unavailable
 from towline.protocol import access, backup, monitor, publications, scan
 from towline.protocol import cluster as clusters
 from towline.protocol import messages as m
@@ -161,6 +161,15 @@ def _meet(broker: Broker, request: clusters.Meet, session: Session) -> m.Answer:
 
 async def _forget(broker: Broker, request: clusters.ForgetBroker, session: Session) -> None:
     broker.registry.forget(request.id)
+
+
+async def _close_connection(broker: Broker, request: clusters.CloseConnection, session: Session) -> None:
+    """What it has asked for is still answered, as far as that takes no longer than a moment."""
+    found = [one for one in session.server.connections if one.peer.address == request.address]
+    if not found:
+        raise NotFound(f"nobody is connected to this broker from {request.address}")
+    for one in found:
+        one.end(Unavailable(f"{session.name or 'an administrator'} has closed this connection"))
 
 
 async def _list_brokers(broker: Broker, request: clusters.ListBrokers, session: Session) -> m.Answer:
@@ -461,6 +470,13 @@ TABLE: Final[dict[type[m.Request], Row]] = {
         needs=permissions.clients,
         scope=HERE,
         filter=permissions.consumers_seen,
+    ),
+    clusters.CloseConnection: Later(
+        _close_connection,
+        needs=cluster("admin"),
+        scope=HERE,
+        audited=True,
+        target=lambda request: f"connection {request.address}",
     ),
     backup.BeginBackup: Later(
         lambda broker, _, __: broker.begin_backup(), needs=cluster("admin"), scope=HERE, audited=True

@@ -13,7 +13,7 @@ from towline.client import requests
 from towline.client.admin.access import measure
 from towline.client.admin.topics import TopicsAndGroups
 from towline.client.cluster import merge
-from towline.client.cluster.routing import merge_figures
+from towline.client.cluster.routing import merge_figures, merge_outcomes
 from towline.client.link.connection import Call
 from towline.client.link.flow import Flow
 from towline.client.operation import Errand, offered
@@ -23,7 +23,7 @@ from towline.errors import BadRequest, ProtocolError
 from towline.model import check_group, check_topic
 from towline.protocol.access import Measured
 from towline.protocol.backup import BackupBegun, BackupHeld
-from towline.protocol.cluster import BrokerState, ClientState
+from towline.protocol.cluster import BrokerState, ClientState, CloseConnection
 from towline.protocol.messages import Answer, Done, Request
 from towline.protocol.monitor import (
     Alarms,
@@ -112,6 +112,10 @@ def silence_alarm(name: str, until_us: int, reason: str) -> Flow[None]:
 
 def test_alarm(name: str) -> Flow[None]:
     yield from _ask(TestAlarm(name[:100]), Done)
+
+
+def _close_connection(address: str) -> Flow[None]:
+    yield from _ask(CloseConnection(address), Done)
 
 
 def kick(topic: str, group: str, consumer: str) -> Flow[None]:
@@ -220,6 +224,16 @@ class Monitoring(TopicsAndGroups):
             return (yield from self._here(requests.clients(topic, group)))
         found = yield from self._outcomes(lambda: requests.clients(topic, group))
         return merge.join_clients(found, self._fleet.label)
+
+    @offered
+    def close_connection(self, address: str) -> Errand[None]:
+        """Close the connections from this address (as `clients` tells it), at whichever broker they are. A client may
+        connect again: it is its token that must be revoked to keep it out."""
+        if self._fleet is None:
+            yield from self._here(_close_connection(address))
+        else:
+            found = yield from self._outcomes(lambda: _close_connection(address))
+            merge_outcomes(found, f"closing connections from {address}")
 
     @offered
     def begin_backup(self) -> Errand[BackupBegun]:
