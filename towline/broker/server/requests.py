@@ -7,7 +7,7 @@ the one who asks.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,8 @@ from towline.broker.access.permissions import Permission, anyone, cluster, group
 from towline.broker.access.rules import Need
 from towline.broker.answer_budget import ANSWER_BYTES, LISTS, LOOKUPS
 from towline.broker.cluster.routing import HERE, HERE_OR_TOPIC, SUBSCRIPTION, TOPIC, Scope, whole
+from towline.broker.server.connection import Buffers
+from towline.broker.server.session import Session
 from towline.errors import BadRequest, NotFound, TowlineError, Unavailable
 from towline.protocol import access, backup, monitor, publications, scan
 from towline.protocol import cluster as clusters
@@ -30,40 +32,33 @@ from towline.protocol.topics import EditTopic, Purge, ShardCount, Sharded
 
 if TYPE_CHECKING:
     from towline.broker.broker import Broker
-    from towline.broker.server.session import Session
 
-__all__ = ["TABLE", "AtOnce", "Buffers", "Framed", "Later", "Own", "Row"]
+__all__ = ["TABLE", "AnyRow", "AtOnce", "Framed", "Later", "Own", "Row"]
 
-Buffers = Sequence[bytes | memoryview]
+Handler = Callable[[Any, Any, Session], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(Permission):
-    handler: Callable[..., Any] = field(kw_only=False)
     scope: Scope = TOPIC
     makes_topics: bool = False
     """A topic that is not there yet is made for it."""
     has_frames: bool = False
     """Frames follow it."""
 
-    def begin(self, session: Session, broker: Any, number: int, request: Any, frames: memoryview) -> None:
-        """Take a request that is allowed."""
-        raise AssertionError
 
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Own(Row):
     """The session sees to it."""
 
-    __slots__ = ()
-
-    def begin(self, session: Session, broker: Any, number: int, request: Any, frames: memoryview) -> None:
-        self.handler(session, broker, number, request, frames)
+    begin: Callable[[Session, Any, int, Any, memoryview], None] = field(kw_only=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AtOnce(Row):
     """Answered without waiting for anything."""
 
-    __slots__ = ()
+    handler: Handler = field(kw_only=False)
 
     def begin(self, session: Session, broker: Any, number: int, request: Any, frames: memoryview) -> None:
         answer = self.handler(broker, request, session)
@@ -74,6 +69,7 @@ class AtOnce(Row):
 class Framed(Row):
     """Answered when its frames are stored; its handler is given them as well."""
 
+    handler: Callable[[Any, Any, Session, memoryview], Coroutine[Any, Any, m.Answer]] = field(kw_only=False)
     has_frames: bool = True
 
     def begin(self, session: Session, broker: Any, number: int, request: Any, frames: memoryview) -> None:
@@ -85,6 +81,7 @@ class Later(Row):
     """Answered when the work is done, by what that gives: an answer, or one with the frames that go behind it, or
     nothing, which is `Done`."""
 
+    handler: Handler = field(kw_only=False)
     reads: int | None = None
     """It only reads, and may have a long answer: of which kind. It waits until there is room for that."""
 
@@ -126,18 +123,21 @@ class Later(Row):
             share.free(kept)  # it is written in this very moment, and counts as unread then
 
 
+AnyRow = Own | AtOnce | Framed | Later
+
+
 # What is more than a line
 
 
-def _send(session: Session, broker: Broker, number: int, request: m.Send, frames: memoryview) -> None:
-    session.send(broker, number, request, frames)
-
-
-def _prepare(broker: Broker, request: tx.Prepare, session: Session, frames: memoryview) -> Awaitable[m.Answer]:
+def _prepare(
+    broker: Broker, request: tx.Prepare, session: Session, frames: memoryview
+) -> Coroutine[Any, Any, m.Answer]:
     return broker.transactions.prepare(request, _cut(broker, request, frames), **session.sender)
 
 
-def _stage(broker: Broker, request: publications.Stage, session: Session, frames: memoryview) -> Awaitable[m.Answer]:
+def _stage(
+    broker: Broker, request: publications.Stage, session: Session, frames: memoryview
+) -> Coroutine[Any, Any, m.Answer]:
     return broker.staging.stage(request, _cut(broker, request, frames), **session.sender)
 
 
@@ -233,7 +233,7 @@ def _token(request: access.CreateToken | access.RevokeToken) -> str:
 
 _SINK: Final = whole("a sink for any topic needs", topic=True)
 
-TABLE: Final[dict[type[m.Request], Row]] = {
+TABLE: Final[dict[type[m.Request], AnyRow]] = {
     # The connection
     m.Hello: AtOnce(_hello, needs=anyone),
     m.Beat: AtOnce(lambda _, request, session: session.held(request) or m.Done(), needs=anyone, scope=SUBSCRIPTION),
@@ -243,15 +243,13 @@ TABLE: Final[dict[type[m.Request], Row]] = {
         scope=HERE,
     ),
     # Sending
-    m.Send: Own(_send, needs=permissions.send, makes_topics=True, has_frames=True),
+    m.Send: Own(Session.send, needs=permissions.send, makes_topics=True, has_frames=True),
     tx.Prepare: Framed(_prepare, needs=permissions.send, scope=whole("prepared transactions need"), makes_topics=True),
     tx.Decide: Later(
         lambda broker, request, session: broker.transactions.decide(request, token=session.token),
         needs=permissions.decide,
     ),
-    tx.AwaitChecks: Own(
-        lambda session, broker, number, request, _: session.await_checks(broker, number, request), needs=anyone
-    ),
+    tx.AwaitChecks: Own(Session.await_checks, needs=anyone),
     tx.ListTransactions: Later(
         lambda broker, request, session: broker.transactions.told(request, session.sight()),
         needs=cluster("describe"),
@@ -278,11 +276,7 @@ TABLE: Final[dict[type[m.Request], Row]] = {
     m.Attach: Later(
         lambda broker, request, session: session.attach(broker, request), needs=permissions.attach, makes_topics=True
     ),
-    m.Pull: Own(
-        lambda session, _, number, request, __: session.pull(number, request),
-        needs=permissions.subscribed,
-        scope=SUBSCRIPTION,
-    ),
+    m.Pull: Own(Session.pull, needs=permissions.subscribed, scope=SUBSCRIPTION),
     m.Settle: Later(
         lambda broker, request, session: broker.consumers.settle(session.subscribed(request), request.acts),
         needs=permissions.subscribed,

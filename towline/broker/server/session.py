@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from towline.broker.access.authentication import Access, Principal
 from towline.broker.access.authorization import Guard
@@ -29,7 +29,6 @@ from towline.broker.server.connection import (
     State,
 )
 from towline.broker.server.pulls import Pulls
-from towline.broker.server.requests import TABLE
 from towline.broker.server.subscriptions import Subscriptions, View
 from towline.broker.server.tls import identities_of
 from towline.errors import (
@@ -59,12 +58,16 @@ from towline.protocol.messages import (
     Failed,
     Hello,
     Pull,
+    Request,
     Send,
     Settle,
     Welcome,
 )
 from towline.protocol.transactions import AwaitChecks
 from towline.version import __version__
+
+if TYPE_CHECKING:
+    from towline.broker.server.requests import AnyRow
 
 __all__ = ["RUNNING_MAX", "Session"]
 
@@ -80,8 +83,11 @@ _DURABILITY = (Durability.RECEIVED, Durability.OS, Durability.FSYNC, None)  # -1
 
 
 class Session(Connection):
-    def __init__(self, server: ServerState, broker: Broker, access: Access) -> None:
+    def __init__(
+        self, server: ServerState, broker: Broker, access: Access, table: Mapping[type[Request], AnyRow]
+    ) -> None:
         super().__init__(server)
+        self._table = table
         self._broker = broker
         self._realms = broker.realms
         self.access = access
@@ -198,7 +204,7 @@ class Session(Connection):
             self.guard = Guard(
                 self.access,
                 principal,
-                TABLE,
+                self._table,
                 View(self._broker, self._members, principal.name.encode()),
                 address=self.peer.address,
                 holds=self._members.in_flight,
@@ -280,7 +286,7 @@ class Session(Connection):
         broker = self._broker
         try:
             request = decode_request(envelope)
-            row = TABLE[type(request)]
+            row = self._table[type(request)]
             guard, realms = self.guard, self._realms
             if realms is not None:  # first: rights depend on what is there, which its owner knows
                 broker = realms.choose(request, row.scope, self._members)
@@ -418,7 +424,7 @@ class Session(Connection):
         held: Answer = member.broker.consumers.held(member, request.holding)
         return held
 
-    def pull(self, number: int, request: Pull) -> None:
+    def pull(self, broker: Broker, number: int, request: Pull, _: memoryview) -> None:
         self._pulls.start(self, number, self.subscribed(request), request, self.guard)
 
     async def detach(self, request: Detach) -> None:
@@ -445,7 +451,7 @@ class Session(Connection):
 
     # Producers that can be asked
 
-    def await_checks(self, broker: Broker, number: int, request: AwaitChecks) -> None:
+    def await_checks(self, broker: Broker, number: int, request: AwaitChecks, _: memoryview) -> None:
         if self._awaiting is not None:
             raise Conflict("this connection waits to be asked already: once at a time")
         self._awaiting = self._loop.create_task(self._run_await(number, request, broker))
