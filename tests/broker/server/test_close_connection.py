@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 import towline
-from tests.eventually import eventually
-from tests.broker.server.conftest import connected
 from tests.broker.raw_client import RawClient
+from tests.broker.server.conftest import connected
+from tests.eventually import eventually
 from towline.broker.broker import Broker
 from towline.broker.server.listener import Server
 from towline.errors import NotFound
