@@ -51,7 +51,7 @@ from towline.broker.topics.gone_streams import GoneStreams, streams_of_topic
 from towline.broker.topics.topics import Topics
 from towline.broker.topics.uncatalogued import find_uncatalogued
 from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock, TimeSlice, in_slices
-from towline.delivery import Dedup
+from towline.delivery import Dedup, Producers
 from towline.errors import NewerFormat, QueueFull, TowlineError
 from towline.format import FORMAT, NOTE, Note, instead_of, writer_in
 from towline.frame import FRAME_MAX
@@ -139,10 +139,48 @@ class Broker:
         self.groups.on_installed = self.homes.install
         self.holds = Holds(store, clock, settings)
         self.overdue = OverdueMessages(store, clock, settings)
+        self.outlook = Monitor(
+            self.topics,
+            lambda: self.scheduler.schedule.counts,
+            store=store,
+            clock=clock,
+            settings=settings,
+            overdue=self.overdue,
+        )
         self.group_expiry = GroupExpiry(store, clock, settings, self.topics, self.groups)
         self.backups = Backups(store, clock, settings.store)
         self.answers = AnswerBudget(settings.max_unread_total_bytes)
         self._maintaining = asyncio.Lock()
+        self._join_produce()
+
+    def _join_produce(self) -> None:
+        """All that appends messages."""
+        self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
+        self._producers = Producers()
+        self._recollection = Remembered(self._producers, self._dedup, self.time)
+        self._handbacks = Handbacks(self._producers, self._durability)
+        self._sender = Appender(
+            self.store,
+            self._producers,
+            self._dedup,
+            self.topics.for_send,
+            durability=self._durability,
+            max_frame_bytes=self.settings.max_frame_bytes,
+            max_message_bytes=getattr(self.store, "max_message_bytes", FRAME_MAX),
+            clock=self.clock,
+            time=self.time,
+            scheduler=self.scheduler,
+        )
+        self.commit_times = self._sender.commit_times
+        self.transactions = PreparedTransactions(
+            self.store,
+            self.clock,
+            self._sender,
+            self.settings,
+            self._reclaim,
+            time=self.time,
+            expect_shards=self.topics.expect_shards,
+        )
 
     # Opening and closing
 
@@ -196,13 +234,12 @@ class Broker:
         await self._recover_topics(part)
         await self._recover_schedule(part)
         await self._recover_producers(part)
-        self._open_for_sends()
         await self._recover_transactions()
         await self._catalog.renew()
         await self._catalog.save()
         if note != (mine := msgspec.json.encode(Note(FORMAT, __version__))):
             await self.store.save(NOTE, mine)
-        await self._open_monitor()
+        await self.outlook.alarms.load()
         self.consumers.await_orphans()
         self.consumers.recall_limits()
         self._start(self.groups.forget_left(), "forgetting streams of deleted groups")
@@ -244,51 +281,15 @@ class Broker:
             async for name, topic in in_slices(self.topics.items(), part)
             for number, lane in enumerate(topic.lanes)
         }
-        self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
-        self._producers = await recover_producers(
-            self.store, self._producers_file, lanes, list(self._agenda.ends()), self._dedup, self.time.now_us(), part
-        )
+        slots, known = list(self._agenda.ends()), (self._producers, self._dedup)
+        await recover_producers(self.store, self._producers_file, lanes, slots, *known, self.time.now_us(), part)
         await part.rest()
-
-    def _open_for_sends(self) -> None:
-        """All that appends messages, which needs the producers."""
-        self._recollection = Remembered(self._producers, self._dedup, self.time)
-        self._handbacks = Handbacks(self._producers, self._durability)
-        self._sender = Appender(
-            self.store,
-            self._producers,
-            self._dedup,
-            self.topics.for_send,
-            durability=self._durability,
-            max_frame_bytes=self.settings.max_frame_bytes,
-            max_message_bytes=getattr(self.store, "max_message_bytes", FRAME_MAX),
-            clock=self.clock,
-            time=self.time,
-            scheduler=self.scheduler,
-        )
-        self.commit_times = self._sender.commit_times
 
     async def _recover_transactions(self) -> None:
         """Transactions that are prepared, and what is staged: both may append what they wait with."""
-        self.transactions = PreparedTransactions(
-            self.store,
-            self.clock,
-            self._sender,
-            self.settings,
-            self._reclaim,
-            time=self.time,
-            expect_shards=self.topics.expect_shards,
-        )
         await self.transactions.recover()
         self.registry.prepared = self.transactions.lanes
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
-
-    async def _open_monitor(self) -> None:
-        delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
-        self.outlook = Monitor(
-            self.topics, delayed, store=self.store, clock=self.clock, settings=self.settings, overdue=self.overdue
-        )
-        await self.outlook.alarms.load()
 
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""
