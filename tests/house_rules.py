@@ -417,6 +417,20 @@ def riddles(name: str, source: str) -> list[str]:
     return [name] if re.match(r"(What|Who|Where|How|When|Why|Whose|Which) ", text) else []
 
 
+UNMAPPED = FLAT | {"towline", "towline.client._async", "towline.client._sync"}
+"""Where the names of the modules are the map; and the two clients, which are mapped with the whole client."""
+
+
+def unmapped(sources: Sources) -> list[str]:
+    """Modules and folders that the map in their package's docstring does not name."""
+    found = []
+    for name in sorted(packages_in(sources) & set(sources) - UNMAPPED):
+        words = set(re.findall(r"\w+", ast.get_docstring(ast.parse(sources[name])) or ""))
+        parts = {one.rpartition(".")[2] for one in sources if one.rpartition(".")[0] == name} - {"__main__"}
+        found += [f"{name}.{part}" for part in sorted(parts - words)]
+    return found
+
+
 def long_functions(name: str, source: str) -> list[str]:
     return [
         f"{name}:{node.lineno} {node.name}"

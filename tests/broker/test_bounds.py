@@ -342,7 +342,7 @@ def test_consumers_that_are_gone_leave_nothing_in_tables(disk: World) -> None:
         consumers = broker.consumers
         await eventually_done(lambda: len(broker.topics["orders"].groups) == 2)
         group: Dispatcher = broker.groups.named("orders", "billing")
-        assert (consumers._deserted, consumers._orphans, consumers._fans._fans) == ({}, {}, set())
+        assert (consumers._deserted, consumers._orphans, consumers._subscriptions._subscriptions) == ({}, {}, set())
         assert (group.members, list(group._waiters), group._watching, group.copying) == ({}, [], [], {})
         assert (group.group.leases, group.group.in_flight, group._limits._pulls) == ({}, {}, {})
         assert {len(lane._watchers) for lane in broker.topics["orders"].lanes} == {2}
@@ -369,7 +369,7 @@ def test_pulls_of_a_prefix_and_consumers_that_may_come_back_are_limited(
             config = GroupConfig("orders", f"~e{number}", ephemeral=True)
             one = await bench.broker.consumers.fan(Attach("ord*", config.name, "c", config), may=lambda _: True)
             bench.broker.consumers.disconnected(one)
-        assert len(bench.broker.consumers._fans._away) <= MOST
+        assert len(bench.broker.consumers._subscriptions._away) <= MOST
 
     disk.run(scenario)
 

@@ -34,7 +34,7 @@ async def look_for_alarms(broker: Broker) -> None:
         lambda broker: broker.stat(),
         lambda broker: broker.homes.review(),
         look_for_alarms,
-        lambda broker: cast("LogStore", broker.store)._shelf._raise_bounds(0),
+        lambda broker: cast("LogStore", broker.store)._sealed._raise_bounds(0),
     ],
     ids=["topics", "groups", "figures", "homes", "alarms", "segments that go"],
 )

@@ -21,6 +21,7 @@ from tests.house_rules import (
     open_files,
     read_sources,
     riddles,
+    unmapped,
     unsafe_code,
     vague_names,
     verbs_as_names,
@@ -74,6 +75,10 @@ def test_no_folder_is_crowded(sources: dict[str, str]) -> None:
 def test_modules_are_named_by_nouns_and_their_docstrings_name_the_thing(sources: dict[str, str]) -> None:
     assert verbs_as_names(sources) == []
     assert [name for module, source in sources.items() for name in riddles(module, source)] == []
+
+
+def test_every_package_has_a_map_of_its_modules(sources: dict[str, str]) -> None:
+    assert unmapped(sources) == []
 
 
 def test_functions_fit_on_a_screen(sources: dict[str, str]) -> None:
@@ -279,5 +284,7 @@ def test_a_crowded_folder_a_verb_a_riddle_and_a_long_function_are_found() -> Non
     assert crowded_folders({f"towline.cli.x{number}": "" for number in range(15)}) == []
     assert verbs_as_names(["towline.broker.delivering", "towline.client.sharding"]) == ["towline.broker.delivering"]
     assert riddles("towline.x", '"""What becomes of it."""') != []
+    sources = {"towline.x": '"""The map: `a`."""', "towline.x.a": "", "towline.x.b": ""}
+    assert unmapped(sources) == ["towline.x.b"]
     assert long_functions("towline.x", "def f():\n" + "    pass\n" * 70) != []
     assert long_functions("towline.x", "def f():\n" + "    pass\n" * 69) == []

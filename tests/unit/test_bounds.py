@@ -21,7 +21,7 @@ def test_a_container_is_found_however_it_is_written() -> None:
     assert {
         "broker.Topics",
         "broker.Topics._asked",
-        "delivery.SettledPulls.robbed",
+        "delivery.SettledPulls.reduced",
     } <= found
     assert {
         "broker.Dispatcher._waiters",

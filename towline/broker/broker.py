@@ -81,7 +81,7 @@ class Broker:
     """Open it with `Broker.open`; close it to leave everything durable and tidy."""
 
     realms: Any = None
-    """Where brokers share a database: what there is of it here."""
+    """The realms of this node, where brokers share a database."""
 
     def __init__(self, store: Store, settings: BrokerSettings, clock: Clock, lag: LoopLag | None = None) -> None:
         self.store = store
@@ -89,9 +89,9 @@ class Broker:
         self.clock = clock
         self.time = SteadyClock(clock)
         self.lag = lag or LoopLag()
-        """One for each event loop: realms have it in common."""
+        """One for each event loop: realms share it."""
         self.epoch = 0
-        """How many there are; the server says so, where there is one."""
+        """The number of starts, this one included."""
         self.store_id = 0
         """The same for as long as the store exists."""
         self.closing = False
@@ -133,7 +133,7 @@ class Broker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._opened_s = self._saved_s = clock.steady_s()
         self._saving_took_s = 0.0
-        """Of the last snapshots that were complete."""
+        """Duration of the last complete snapshots."""
         self.registry = Membership(store, settings, clock, lambda: len(self.topics))
         self.homes = ShardHomes(self.registry, self.topics, clock)
         self.groups.on_installed = self.homes.install
@@ -154,7 +154,7 @@ class Broker:
         self._join_produce()
 
     def _join_produce(self) -> None:
-        """All that appends messages."""
+        """The parts that append messages."""
         self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
         self._producers = Producers()
         self._recollection = Remembered(self._producers, self._dedup, self.time)
@@ -206,7 +206,7 @@ class Broker:
     async def recovered(
         cls, store: Store, settings: BrokerSettings, *, clock: Clock = SYSTEM, lag: LoopLag | None = None
     ) -> Broker:
-        """A broker that has come back, and does nothing by itself. If it cannot, the store is closed."""
+        """A recovered broker that does no work by itself yet. If recovery fails, the store is closed."""
         broker = cls(store, settings, clock, lag)
         try:
             await broker._recover()
@@ -221,7 +221,7 @@ class Broker:
         return broker
 
     def _writers(self) -> str:
-        """Which version wrote what this one does not understand, and what to do."""
+        """The version that wrote the store, for errors about a newer format."""
         others = (
             f"Towline {self._writer} has written to this store last" if self._writer else "Another version wrote it"
         )
@@ -229,7 +229,7 @@ class Broker:
 
     async def _recover(self) -> None:
         note = await self._begin_epoch()
-        # On a broker that is at work, whoever is served by it goes on meanwhile.
+        # Where a broker is at work already, its clients are served meanwhile.
         part = TimeSlice()
         await self._recover_topics(part)
         await self._recover_schedule(part)
@@ -245,7 +245,7 @@ class Broker:
         self._start(self.groups.forget_left(), "forgetting streams of deleted groups")
 
     async def _begin_epoch(self) -> bytes | None:
-        """Count this start of the broker. Returns the note of whoever wrote to the store last."""
+        """Count this start of the broker. Returns the note of the version that wrote to the store last."""
         note = await self.store.load(NOTE)
         self._writer = writer_in(note or b"")
         document = await self.store.load(EPOCH)
@@ -258,7 +258,7 @@ class Broker:
         return note
 
     async def _recover_topics(self, part: TimeSlice) -> None:
-        """Topics and their groups, and what is left of those that are gone."""
+        """Topics and their groups, and the streams of deleted ones."""
         await self._catalog.load(part)
         await find_uncatalogued(self.store, self._catalog, self.clock, part)
         await self._snapshots.load(part)
@@ -275,7 +275,7 @@ class Broker:
             self.topics.of_delayed(name)
 
     async def _recover_producers(self, part: TimeSlice) -> None:
-        """What is known of producers and of dedup ids, from the file and from what was appended since."""
+        """Producers and dedup ids, from the file and from later frames."""
         lanes = {
             lane.stream: (name, number)
             async for name, topic in in_slices(self.topics.items(), part)
@@ -286,7 +286,7 @@ class Broker:
         await part.rest()
 
     async def _recover_transactions(self) -> None:
-        """Transactions that are prepared, and what is staged: both may append what they wait with."""
+        """Prepared transactions, and staged frames: both may append messages."""
         await self.transactions.recover()
         self.registry.prepared = self.transactions.lanes
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
@@ -319,7 +319,7 @@ class Broker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        """Let it run by itself. By its name people learn of steps of it that take too long."""
+        """Run a loop in the background. Its name is in the log when one of its steps takes too long."""
         task = asyncio.get_running_loop().create_task(self.lag.timed(name, coroutine), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -358,7 +358,7 @@ class Broker:
         return await self._sender.send(frames, durability, source, token)
 
     async def _reclaim(self) -> None:
-        """A memory store has little room."""
+        """Make room: a memory store has little."""
         if not self.settings.store.startswith("memory:"):
             return
         await self._agenda.save()
@@ -369,11 +369,11 @@ class Broker:
     # Consuming
 
     async def hand_back(self, request: HandBack, data: bytes | memoryview, *, token: bytes = b"") -> HandedBack:
-        """Messages of another broker, which a consumer failed with and cannot give back there."""
+        """Take over messages of another broker, with which a consumer failed and which it cannot give back there."""
         check_topic(request.topic)
         check_group(request.group)
         if request.config is not None and request.config.ephemeral:
-            self.groups.named(request.topic, request.group)  # only its consumer knows where it begins
+            self.groups.named(request.topic, request.group)  # only its consumer knows its start
         frame = self._sender.check(data, token).let_go()
         dispatcher = await self.groups.for_consumer(wire.Attach(request.topic, request.group, "", request.config))
         return await self._handbacks.take(dispatcher, request, frame)
@@ -401,14 +401,14 @@ class Broker:
             self._catalog.drop_topic(name)
             await self._catalog.save()
         if len(self._dedup):
-            # As after a purge: a crash must not bring back its ids, which would stand for messages that are gone.
+            # As after a purge: a crash must not bring back its ids, whose messages are gone.
             await self._save_snapshots()
 
     async def purge(self, request: Purge) -> Purged:
         topic = self.topics.named(request.topic)
         purged = await purge(topic, self.store, self._durability, self._save_snapshots, dry_run=request.dry_run)
         if not request.dry_run:
-            # An id stands for a message that is gone: who sends it again means it.
+            # An id whose message is gone no longer counts: a new message with it is meant.
             self._dedup.forget_topic(request.topic, self.time.now_us(), delayed=False)
             await self._save_snapshots()
         return purged
@@ -465,7 +465,7 @@ class Broker:
         return "the broker is shutting down" if self.closing else str(self.store.failure or "")
 
     async def stat(self) -> dict[str, Any]:
-        """The figures, for whoever asks; very many groups are gone through while others have their turn."""
+        """The figures; others run while very many groups are gone through."""
         return self._figures(await figures_in_slices(list(self.topics.dispatchers())))
 
     def figures(self) -> dict[str, Any]:
@@ -498,10 +498,10 @@ class Broker:
             **self.remains.figures(),
         }
 
-    # By itself
+    # Maintenance
 
     async def begin_backup(self) -> BackupBegun:
-        """Snapshots are saved, and the log behind them is kept, until the backup is done."""
+        """Save snapshots, and keep the log behind them until the backup is done."""
         self.backups.check()
         async with self._maintaining:
             begun = self.backups.begin()
@@ -510,7 +510,7 @@ class Broker:
         return begun
 
     async def maintain(self) -> None:
-        """Snapshots first, because they let go of events; then retention."""
+        """Snapshots first, because they release events; then retention."""
         async with self._maintaining:
             await self._maintain()
 
@@ -547,20 +547,20 @@ class Broker:
         )
         trimmed = await self.lag.timed("retention", retaining)
         if trimmed.surplus_bytes and self.settings.store.startswith("file:"):
-            # Elsewhere what is delayed keeps nothing else.
+            # Elsewhere delayed messages keep nothing else.
             self.scheduler.make_room(trimmed.holders, self.settings.retention_bytes)
         await self.group_expiry.look()
 
     async def _pins(self) -> dict[str, int]:
-        """What a start would need, that begins with the documents as they are written now."""
+        """The records that recovery would need, from the documents as they are written now."""
         pins = await self._snapshots.pins(self.topics.dispatchers)
         return pins | self.transactions.pins() | self.staging.pins() | self._agenda.pins() | self._catalog.pins()
 
     async def _save_snapshots(self, *, everything: bool = False) -> None:
         begun_s = self.clock.steady_s()
-        # What is written is by the clock as it is.
+        # Times are written by the wall clock.
         self.time.look()
-        # The schedule first: what it lets go of is then in what is remembered of producers.
+        # The schedule first: delivered ids that it releases are then in the snapshot of producers.
         await self._agenda.save()
         await asyncio.sleep(0)
         groups = self._snapshots.save(list(self.topics.dispatchers()), everything=everything)
@@ -583,7 +583,7 @@ class Broker:
         await self.consumers.sweep()
 
     def _tell_of_failure(self, failure: TowlineError) -> None:
-        """Consumers that wait are told: nothing will come."""
+        """Tell waiting consumers that nothing will come."""
         log.critical(
             "the store failed, and consumers that wait are told so: %s. See to the disk or the database, and start the "
             "broker anew",

@@ -1,4 +1,4 @@
-"""`towline cluster` and `towline clients`: which brokers there are, and who is connected to them."""
+"""`towline cluster` and `towline clients`: the brokers, and their clients."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ C = TypeVar("C")
 
 
 class Factories(Generic[P, C]):
-    """What a client makes: producers are `P`, consumers `C`."""
+    """Makes producers `P` and consumers `C`."""
 
     def _make_producer(self, options: ProducerOptions) -> P:
         raise NotImplementedError
@@ -44,13 +44,14 @@ class Factories(Generic[P, C]):
     ) -> P:
         """A producer that sends in the background: single sends, batched for you.
 
-        A batch is sent when it is full, or `linger_ms` after its first message; while one is on its way, the next one
-        fills. What the broker cannot take now (`QueueFull`, `DiskFull`, `Unavailable`) is tried again for up to
+        A batch is sent when it is full, or `linger_ms` after its first message; while one is in flight, the next one
+        fills. A send that the broker refuses for now (`QueueFull`, `DiskFull`, `Unavailable`) is tried again for up to
         `delivery_timeout` seconds, in order. A full buffer makes `send` wait for up to `max_block` seconds, and raise
         `QueueFull` then; with 0, at once.
 
-        With a `spool_dir`, what no broker took by then waits there, up to `spool_bytes`, instead of failing: it is sent
-        in order when one is back, by this producer or the next one with this folder."""
+        With a `spool_dir`, messages that no broker took by then wait there, up to `spool_bytes`, instead of failing:
+        they are sent in order when one is back, by this producer or the next one with this folder.
+        """
         options = ProducerOptions(
             linger_ms,
             max_batch_messages,
@@ -90,16 +91,17 @@ class Factories(Generic[P, C]):
         message itself (its progress is kept under its `name`; without a name it is forgotten when it leaves).
 
         `start`, `retry`, `lease_timeout`, `max_in_flight` and `mode` are settings of the group: they count when it is
-        made by this call (one that has others keeps them, and a warning says so). With the mode `"at-most-once"` what
-        is delivered counts as consumed: there is nothing to ack, and nothing comes twice.
+        made by this call (one that has others keeps them, and a warning says so). With the mode `"at-most-once"`
+        delivered messages count as consumed: there is nothing to ack, and nothing comes twice.
 
         Iteration asks for up to `max_messages` at a time, fewer while the handler is slow (as `pull()` does, unless it
-        is told how many), and has `prefetch` batches coming while one is worked on. While messages come one by one and
+        is given a number), and has `prefetch` batches coming while one is worked on. While messages come one by one and
         the handler is quick, they are sent on as they come, up to 64 frames ahead; with `prefetch=0` nothing comes
-        ahead. Acks and nacks of single messages are told to the broker together, after `ack_interval` seconds at the
+        ahead. Acks and nacks of single messages are sent to the broker together, after `ack_interval` seconds at the
         latest. `on_lost` is called when messages were taken away from this consumer. With a `spool_dir` (or one given
-        to `connect`) and a `name`, acks and nacks that cannot be told are kept there until they can, also by the next
-        consumer of this name."""
+        to `connect`) and a `name`, acks and nacks that cannot be sent are kept there until they can, also by the next
+        consumer of this name.
+        """
         options = ConsumerOptions(
             topic,
             group,

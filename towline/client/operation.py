@@ -1,7 +1,7 @@
 """Operations at one broker, a named one, or all of them, written once for both clients.
 
-An errand is a generator, as a flow is (see `steps`), one level above: it yields which flow is to be run and where, and
-is sent what came of it, or has its error thrown in.
+An errand is a generator, as a flow is (see `flow`), one level above: it yields the flow to run and its broker, and is
+sent the outcome, or has its error thrown in.
 
     Here          at the broker that the client is connected to
     There         in a cluster: at the broker that is named, or else at the one that is right for the topic
@@ -35,7 +35,7 @@ class There(NamedTuple):
     flow: Flow[Any]
     broker: str = ""
     served: list[str] | None = None
-    """Is told who answered."""
+    """The brokers that answered are added."""
     if_alive: bool = False
     """Not to be waited for if the broker is away, or goes away meanwhile."""
 

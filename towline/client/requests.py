@@ -116,7 +116,7 @@ __all__ = [
 ]
 
 Target = str | datetime | Mapping[Priority | int, int]
-"""Where a group may be moved: an end, a time, or sequence numbers by lane."""
+"""A position for a group: an end, a time, or sequence numbers by lane."""
 Keys = Sequence[str | None] | None
 Headers = Sequence[Mapping[str, str] | None] | Mapping[str, str] | None
 
@@ -174,7 +174,7 @@ def send(
 
 
 def receipt(name: str, priority: Priority, answer: Answer) -> Receipt:
-    """What came of `send`."""
+    """The receipt in the answer to `send`."""
     if type(answer) is not Sent:
         raise ProtocolError(f"a send was answered by {type(answer).__name__}")
     if answer.repeats:
@@ -197,8 +197,8 @@ def send_many(
     deliver_at_us: Sequence[int] | None = None,
     lives: Lifetimes = FOREVER,
 ) -> Flow[Receipts]:
-    """One frame after the other, so that one that fails is followed by none; each is made while the one before it is on
-    its way."""
+    """One frame after the other, so that one that fails is followed by none; each is made while the one before it is in
+    flight."""
     lane = as_lane(priority)
     columns = Columns(
         bodies,
@@ -241,7 +241,7 @@ def ping() -> Flow[None]:
 
 
 def brokers() -> Flow[Brokers]:
-    """Which brokers there are; the first thing that a client asks."""
+    """The list of brokers: a client's first request."""
     return (yield from _ask(ListBrokers(), Brokers))
 
 
@@ -277,7 +277,7 @@ def create_topic(
     try:
         yield from _ask(request, Done, call)
     except Conflict:
-        # Asked twice because the connection broke: the first time was carried out.
+        # Sent twice because the connection broke: the first time was carried out.
         if not call.resent:
             raise
 
@@ -327,7 +327,7 @@ def _delete(request: Request) -> Flow[None]:
             raise
 
 
-# Looking
+# Browse
 
 
 def browse(name: str, lane: Priority | int, first: int, max_messages: int, max_bytes: int) -> Flow[Page[Message]]:
@@ -377,7 +377,7 @@ def locate(name: str, lane: Priority | int, time_us: int) -> Flow[int]:
     return (yield from _ask(Locate(check_topic(name), as_lane(lane), time_us), Located)).seq
 
 
-# Moving groups and emptying topics
+# Seek, pause, purge
 
 
 def seek(name: str, group_name: str, to: Target, *, dry_run: bool) -> Flow[Sought]:
@@ -413,7 +413,7 @@ def stat() -> Flow[dict[str, Any]]:
     return (yield from _ask(Stat(), Stated)).figures
 
 
-# Prepared transactions, from outside
+# Prepared transactions, resolved by hand
 
 
 def transactions(transaction: str, parked: bool, limit: int) -> Flow[list[TransactionState]]:

@@ -24,7 +24,7 @@ seconds."""
 
 
 class Newer(NamedTuple):
-    """Something that came with a version, and what it is for, to finish "… cannot": empty for a hint."""
+    """Something that came with a version, and its purpose, to finish "… cannot": empty for a hint."""
 
     since: int
     what: str = ""

@@ -1,5 +1,5 @@
-"""Topics and groups of a folder, as a broker that starts on it would find them: the documents, then what has changed
-since they were written. A broker may be at work on it."""
+"""Topics and groups of a folder, as a broker would recover them: the documents, then the changes since they were
+written. A broker may be at work on it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class FolderCatalog:
 
     def _changes(self, stream: str, position: int | None) -> list[CatalogChange]:
         if position is None:
-            return []  # a version before has written the document: it has all there is
+            return []  # a version before has written the document: it is complete
         outside = OfflineStreams(self._path, lambda name: name == stream)
         seen = outside.look().get(stream)
         found: list[CatalogChange] = []

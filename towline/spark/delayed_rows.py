@@ -1,4 +1,4 @@
-"""Delayed messages as rows: what a schedule holds now. A broker is asked; of a folder, its streams are read."""
+"""Delayed messages as rows: the present schedule. A broker is asked; of a folder, its streams are read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LOOKS_MAX: Final = 10
 
 
 class Delayed(NamedTuple):
-    """A message that waits."""
+    """A delayed message."""
 
     lane: str
     id: str
@@ -80,8 +80,8 @@ def schedule_batches(
 
 
 class FolderSchedule:
-    """The schedule of a folder, as a broker that starts on it would find it: its last snapshot, then what its streams
-    hold behind that. A broker may be at work on it."""
+    """The schedule of a folder, as a broker would recover it: its last snapshot, then the later records of its streams.
+    A broker may be at work on it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,11 +95,11 @@ class FolderSchedule:
         raise StoreDamaged(f"{path}: the schedule changes faster than it can be read: ask the broker (url)")
 
     def counts(self) -> dict[str, int]:
-        """How many messages of each topic wait; about, where a broker is at work."""
+        """Delayed messages by topic; about, where a broker is at work."""
         return dict(self._schedule.counts)
 
     def waiting(self, topic: str, shards: int = 0) -> Iterator[list[Delayed]]:
-        """The delayed messages of a topic, by where they lie: roughly the soonest first."""
+        """The delayed messages of a topic, slot by slot: roughly the soonest first."""
         for slot in sorted(self._schedule.slots.values(), key=lambda slot: slot.place.begin_us):
             seen = self._streams.get(slot.place.stream)
             if seen is None:
@@ -142,7 +142,7 @@ class FolderSchedule:
         return None
 
     def _recover(self, snapshot: ScheduleSnapshot | None) -> None:
-        """Parcels before marks, as a broker does it."""
+        """Records before marks, as a broker does it."""
         schedule = self._schedule
         if snapshot is not None:
             schedule.restore(snapshot)

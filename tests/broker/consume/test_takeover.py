@@ -422,7 +422,7 @@ def test_new_topics_are_noted_for_a_heartbeat_for_an_unnamed_consumer_by_prefix(
             back = await consumers.fan(BY_PREFIX, may=lambda topic: True)
             pulled, _ = await consumers.pull(back, Pull(0, 10, 1 << 20))
             assert [part.count for part in pulled.parts] == ([1] if away_s < 30 else [])
-            assert not consumers._fans._away
+            assert not consumers._subscriptions._away
 
     asyncio.run(main())
 

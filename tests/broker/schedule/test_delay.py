@@ -140,7 +140,7 @@ def test_when_too_much_is_due_at_the_same_moment_it_is_delivered_in_parts(
                 bodies = [b"%d-%d" % (number, k) for k in range(3)]
                 await bench.send("orders", *bodies, deliver_at_us=[at_us] * 3)
             await bench.send("orders", b"last", deliver_at_us=[at_us + 1])
-            marks = bench.broker.scheduler.agenda.position
+            marks = bench.broker.scheduler.journal.position
             clock.advance(1)
             steps = 0
             while await bench.broker.scheduler.move_step() or await bench.broker.scheduler.deliver_step():
@@ -150,7 +150,7 @@ def test_when_too_much_is_due_at_the_same_moment_it_is_delivered_in_parts(
                     async with crash(world, tmp_path / f"after-{steps}").open(clock) as other:
                         await other.broker.scheduler.catch_up()
                         assert len(await lanes(other)) == 60
-            assert bench.broker.scheduler.agenda.position - marks > 5, "each part has a mark, whoever delivered it"
+            assert bench.broker.scheduler.journal.position - marks > 5, "each part has a mark, whoever delivered it"
             assert len(await lanes(bench)) == 60
             await pass_time(bench, clock, 1)
             assert len(await lanes(bench)) == 61
@@ -520,7 +520,7 @@ def test_one_of_many_is_cancelled_without_reading_all_of_them(world: World) -> N
                 sent = await bench.send("orders", *[b"x"] * 8, deliver_at_us=times)
                 firsts.append(sent.firsts[0])
             read = 0
-            parcels = bench.broker.scheduler.agenda.parcels
+            parcels = bench.broker.scheduler.journal.parcels
 
             async def counted(*arguments: Any) -> Any:
                 nonlocal read
@@ -528,7 +528,7 @@ def test_one_of_many_is_cancelled_without_reading_all_of_them(world: World) -> N
                     read += 1
                     yield found
 
-            bench.broker.scheduler.agenda.parcels = counted  # type: ignore[method-assign, assignment]
+            bench.broker.scheduler.journal.parcels = counted  # type: ignore[method-assign, assignment]
             for number in (firsts[0], firsts[200] + 7, firsts[299] + 5):
                 cancelled = await bench.broker.delayed.cancel(CancelDelayed("orders", [number]))
                 assert cancelled.count == 1

@@ -126,8 +126,8 @@ async def test_a_search_goes_on_rightly_while_segments_are_sealed_and_deleted(
     found = asyncio.create_task(store.locate("s", 0, 0, b"wanted"))
     await eventually_done(searching.is_set)
     if meanwhile == "sealed":
-        before = len(store._shelf.sealed)
-        while len(store._shelf.sealed) < before + 2:
+        before = len(store._sealed.sealed)
+        while len(store._sealed.sealed) < before + 2:
             await store.append([Append("s", encode([bytes(5_000)]), 1)], Durability.OS).done
             await store._sealer.drain()
     else:

@@ -435,10 +435,10 @@ async def test_a_message_that_becomes_due_while_somebody_moves_it_in_vain_is_del
         refuse(url, "mq_schedule", f"LENGTH(NEW.frame) >= {LARGE}")
         moving = asyncio.ensure_future(broker.delayed.move(MoveDelayed("orders", [large], "", -HOUR_US)))
         await soon(lambda: schedule.cancelled)
-        assert broker.scheduler.agenda.limit_us(due_us) < due_us, "nothing passes it over meanwhile"
+        assert broker.scheduler.journal.limit_us(due_us) < due_us, "nothing passes it over meanwhile"
         with pytest.raises(TooLarge):
             await moving
-        assert broker.scheduler.agenda.limit_us(due_us) == due_us
+        assert broker.scheduler.journal.limit_us(due_us) == due_us
         await all_delivered(broker)
         assert list(map(len, await bodies_of(broker))) == [5, LARGE]
 

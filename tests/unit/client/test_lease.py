@@ -251,7 +251,7 @@ def test_scattered_messages_are_settled_by_their_numbers() -> None:
 def test_scattered_messages_are_taken_away_by_their_numbers(first: int, count: int, lost: list[int]) -> None:
     lease, _ = scattered_lease(RUNS)
     lease.open()
-    assert lease.rob(1, first, count, "too late") == len(lost)
+    assert lease.lose_part(1, first, count, "too late") == len(lost)
     assert [message.seq for message in lease.messages() if message.lost] == lost
 
 

@@ -1,4 +1,4 @@
-"""Users, tokens and rules, as requests read and change them."""
+"""Requests about users, tokens and rules."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ __all__ = [
 CLUSTER: Final = ("admin", "cluster", "")
 TRIES: Final = 20
 SCOPES_MAX: Final = 100
-"""Of a token that is made: each decision may look at all of them."""
+"""Scopes of a new token: each decision may go through all of them."""
 OWN_TOKENS_MAX: Final = 50
-"""So many a user makes for itself: there is one book for all, written whole with each change."""
+"""Tokens that a user may make for itself: one document holds all, written whole with each change."""
 
 
 Way = Callable[[Access, AccountStore, Guard, Any], Awaitable[Answer]]
@@ -82,7 +82,7 @@ async def _change(access: Access, book: AccountStore, guard: Guard, work: Callab
                 answer = await work()
                 break
             except Overtaken:
-                # Another broker on the same database was faster; what it has changed is the ground to stand on.
+                # Another broker on the same database was faster; its changes are the new base.
                 if not left:
                     raise
         access.changed()
@@ -128,8 +128,8 @@ async def list_tokens(access: Access, book: AccountStore, guard: Guard, request:
 
 
 def _reaches(book: AccountStore, principal: Principal, token: Token) -> bool:
-    """Whether someone without the rights of an administrator may list, rotate and revoke it: the token it came with,
-    and those of its own user that may do nothing that it may not do itself."""
+    """Whether someone who is no administrator may list, rotate and revoke it: the token it came with, and those of its
+    own user that may do nothing that it may not do itself."""
     if principal.kind == "token" and token.name == principal.name:
         return True
     if not principal.user or token.owner != principal.user:
@@ -166,7 +166,7 @@ async def list_audit(access: Access, book: AccountStore, guard: Guard, request: 
 async def put_user(access: Access, guard: Guard | None, request: wire.PutUser) -> Answer:
     if not request.password:
         return await change(_put_user, access, guard, request)
-    # What takes long is done first: whoever else changes something waits while the book is changed.
+    # The slow hash comes first: other changes wait while the document is changed.
     book, guard = _kept(access, guard)
     own, passwords = _own(book, guard, request), access.passwords
     with passwords.changing(own.name) if own is not None else nullcontext():
@@ -179,7 +179,7 @@ async def put_user(access: Access, guard: Guard | None, request: wire.PutUser) -
         return await _change(access, book, guard, work)
 
 
-async def _put_user(  # noqa: PLR0917 - as all ways, and what was found out before
+async def _put_user(  # noqa: PLR0917 - as all handlers, and what was found out before
     access: Access, book: AccountStore, guard: Guard, request: wire.PutUser, hashed: str = "", old: str = ""
 ) -> Answer:
     """`hashed` is the new password, `old` the one that was right."""
@@ -203,7 +203,7 @@ async def _put_user(  # noqa: PLR0917 - as all ways, and what was found out befo
 
 
 def _check_lasting(guard: Guard, request: Request, what: str) -> None:
-    """Who has a right for a while gives nobody the same for good."""
+    """A caller with a temporary permission gives nobody the same for good."""
     if guard.principal.expires_at_us:
         guard.note(request, "refused", "needs a login that does not expire")
         raise Refused(f"{guard.principal.name!r} expires, and so {what}: log in with a password for that")
@@ -267,8 +267,8 @@ async def create_token(access: Access, book: AccountStore, guard: Guard, request
 def _expiry(
     book: AccountStore, guard: Guard, request: wire.CreateToken, token: Token | None, now_us: int
 ) -> tuple[int, int]:
-    """When the new secret expires, and what binds the token from now on. Nobody makes a secret that outlives the one it
-    came with; and what an administrator has set is moved by administrators only."""
+    """The expiry of the new secret, and of the token from now on. Nobody makes a secret that outlives the one it came
+    with; and a limit set by an administrator is changed by administrators only."""
     principal, is_admin = guard.principal, guard.may(*CLUSTER)
     wished_us = now_us + round(request.expires_s * SECOND_US) if request.expires_s else 0
     came_with = book.tokens.get(principal.name) if principal.kind == "token" else None
@@ -286,8 +286,8 @@ def _expiry(
 
 
 def _owner_of(book: AccountStore, guard: Guard, request: wire.CreateToken) -> str:
-    """Whose rights the token has. A user makes tokens for itself, under its own name, and none that may do more than
-    the token it came with."""
+    """The user whose permissions the token has. A user makes tokens for itself, under its own name, and none that may
+    do more than the token it came with."""
     principal = guard.principal
     if guard.may(*CLUSTER):
         return request.owner

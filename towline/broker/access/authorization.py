@@ -1,6 +1,6 @@
 """The one central check: every request of a connection passes here before anything is done for it.
 
-What was decided is remembered for the connection, until the book of rules changes.
+Decisions are cached for the connection, until the rules change.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Guard:
         self._table = table
         self.address = address
         self.origin = origin
-        """By which its wrong passwords are counted."""
+        """The origin under which its wrong passwords are counted."""
         self.holds = holds
         self.meter = access.meter(principal)
         self.meter.join(principal.label, holds)
@@ -75,11 +75,11 @@ class Guard:
         return found
 
     def sight(self) -> May | None:
-        """What this principal may see of long lists: None is all of it."""
+        """The part of long lists that this principal may see: None is all of it."""
         return None if self._rights.sight() is None else self._sees
 
     def _sees(self, action: str, resource: str, name: str) -> bool:
-        """A pattern, if it may do this to all that the pattern can mean."""
+        """A pattern, if the action is allowed on all that the pattern can mean."""
         return self._rights.may_all(action, resource, name) if is_pattern(name) else self.may(action, resource, name)
 
     def _refuse(self, request: Request, need: Need) -> None:
@@ -89,7 +89,7 @@ class Guard:
         raise Refused(f"{self.principal.label!r} may not {what}: an administrator can allow it (towline acl allow)")
 
     def filter(self, request: Request, answer: Answer) -> Answer:
-        """Leave out of a list what must not be seen."""
+        """Leave out of a list what the principal must not see."""
         found = self._table[type(request)].filter
         return answer if found is None else found(answer, self.may)
 
@@ -99,7 +99,7 @@ class Guard:
             self.access.audit.note(self.principal.name, self.address, what, target, outcome, detail)
 
     def renew(self) -> bool:
-        """The book has changed: decide anew. False if this principal is not let in any more."""
+        """The rules have changed: decide anew. False if this principal is not let in any more."""
         self._decided.clear()
         if not self.access.is_valid(self.principal):
             return False

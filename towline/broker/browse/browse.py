@@ -1,4 +1,4 @@
-"""Looking without touching: the state of a group, and messages read past their delivery."""
+"""Browsing and searching messages; the state of a group."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AT_ONCE: Final = 200
 
 
 async def figures_in_slices(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
-    """The same, of very many: others have their turn in between."""
+    """`figures_of` over very many groups: others run in between."""
     sums, part = Counter(figures_of(())), TimeSlice()
     for at in range(0, len(dispatchers), AT_ONCE):
         sums.update(figures_of(dispatchers[at : at + AT_ONCE]))
@@ -49,7 +49,7 @@ async def figures_in_slices(dispatchers: Sequence[Dispatcher]) -> dict[str, int]
 
 
 def figures_of(dispatchers: Sequence[Dispatcher]) -> dict[str, int]:
-    """What all groups of a broker come to."""
+    """Sums over all groups of a broker."""
     return {
         "groups": len(dispatchers),
         "members": sum(len(one.members) for one in dispatchers),
@@ -137,7 +137,7 @@ async def _browse(
 
 
 ROUND: Final = 1_000
-"""Messages that are read at once when no key is asked for."""
+"""Messages that are read at once when no key is given."""
 
 
 async def _find(store: Store, lane: Lane, request: Find) -> tuple[Found, Buffers]:

@@ -1,4 +1,4 @@
-"""A group's pull log as the broker writes it: events in their order, some at once, some a moment later."""
+"""A group's pull log: appending its events, some at once, some a moment later; and its recovery."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ log = logging.getLogger("towline.broker")
 
 LATE_S: Final = 0.002
 STANDING_LATE_S: Final = 0.01
-"""Of a pull that stands the acks come a few milliseconds later, and carry it."""
+"""For acks that follow a standing pull a few milliseconds later, and carry it."""
 LATE_MAX: Final = 64
 NEVER: Final = float("inf")
 
 
 class PullLog:
-    """A pull need not be in the log before its consumer is told: if a crash undoes it, its number is never given to
-    anyone else, and the messages are delivered again. So it is written behind the answer: with the next event of the
-    group, which mostly is the ack of just these messages, or a moment later, whatever comes first. Memory is ahead of
-    the log by such events only. The group goes by a steady clock; in the log, events have the times of the clock as it
-    is."""
+    """A pull need not be in the log before it is answered: if a crash undoes it, its number is never given to anyone
+    else, and the messages are delivered again. So it is appended after the answer: with the next event of the group,
+    which mostly is the ack of just these messages, or a moment later, whatever comes first. Memory is ahead of the log
+    by such events only. The group goes by a steady clock; in the log, events have the times of the wall clock."""
 
     __slots__ = ("_closed", "_due_s", "_failed", "_late", "_loop", "_position", "_store", "_time", "stream")
 
@@ -50,7 +49,7 @@ class PullLog:
         self._position = store.bounds(stream).end
         self._late: list[Event] = []
         self._due_s = NEVER
-        """When what is late is appended, by the loop's clock."""
+        """When late events are appended, by the loop's clock."""
         self._failed = False
         self._closed = False
 
@@ -62,7 +61,7 @@ class PullLog:
 
     @property
     def count(self) -> int:
-        """How many events there have been, written or not."""
+        """The number of events so far, written or not."""
         return self._position + len(self._late)
 
     def append(
@@ -89,7 +88,7 @@ class PullLog:
         return appended
 
     def append_soon(self, pulled: Pulled, *, stands: bool = False) -> None:
-        """Append it once its consumer is answered; a little later still if its pull stands."""
+        """Append it once its consumer is answered; a little later still for a standing pull."""
         if self._failed or len(self._late) >= LATE_MAX:
             self.catch_up()
         self._late.append(pulled)
@@ -114,7 +113,7 @@ class PullLog:
             log.error("%s: %d pulls are not in the pull log yet: %s", self.stream, len(self._late), error)
 
     def close(self) -> None:
-        """Nothing more is written. What was late is as if a crash had undone it."""
+        """Nothing more is written. Late events are as if a crash had undone them."""
         self._closed = True
         self._late.clear()
 
@@ -137,7 +136,7 @@ async def recover_group(
     shards: int = 0,
     rest: Rest | None = None,
 ) -> Group:
-    """The group as it was: from its snapshot, then event by event through the same `apply` as ever."""
+    """Recover a group: its snapshot, then event by event through the same `apply` as ever."""
     stream = pull_stream(config.topic, config.name)
     first, end, _ = store.bounds(stream)
     at, whole = first, True
@@ -157,7 +156,7 @@ async def recover_group(
             for number, record in enumerate(frame.bodies(chunk.start, chunk.start + chunk.count), chunk.first):
                 event = _event(record, stream, number)
                 if isinstance(event, Started):
-                    # Of the group that was deleted, and made anew under the same name, the snapshot may still tell.
+                    # The snapshot may be of a group that was deleted, and made anew under the same name.
                     group, whole = Group(config, shards), True
                 whole = _replay(group, event, stream, whole=whole)
                 if part.over:
@@ -175,7 +174,8 @@ def _event(record: bytes, stream: str, number: int) -> Event:
 
 
 def _replay(group: Group, event: Event, stream: str, *, whole: bool) -> bool:
-    """Apply one event of a pull log; whether all were whole so far. Once some were lost, the rest is made to fit."""
+    """Apply one event of a pull log; returns whether all were whole so far. Once some were lost, the rest is made to
+    fit."""
     if whole:
         try:
             group.apply(event)

@@ -49,11 +49,11 @@ class Settlement:
         self._lost: list[wire.Lost] = []
         self._done: asyncio.Future[None] | None = None
         self._gathered: dict[int, tuple[int, wire.Act, list[Event]]] = {}
-        """By pull, acks that are decided: one does not change what is decided of another pull, so that they are
-        written down together."""
+        """By pull, acks that are decided: one does not change the decision about another pull, so they are recorded
+        together."""
 
     def act(self, acts: Sequence[wire.Act], limits: MessageLimits) -> tuple[wire.Settled, asyncio.Future[None] | None]:
-        """Carry out acts; what to answer, and when they are durable."""
+        """Carry out acts; returns their answer, and when they are durable."""
         dispatcher = self._dispatcher
         several = len(acts) > 1
         only_acks = True
@@ -89,7 +89,7 @@ class Settlement:
         return wire.Settled(self._refused, self._lost), self._done
 
     def _record(self) -> None:
-        """Write down what was gathered; all of it, or nothing."""
+        """Record the gathered acks; all of them, or none."""
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, {}

@@ -1,8 +1,8 @@
 """Snapshots of groups: `consumerOffset.json`, and documents of their own for groups with very much open.
 
-Each group speaks for a position of its own in its pull log, so groups are noted one after another, and others have
-their turn in between. Only a group in which something happened is noted anew; one with very much open only when as much
-has happened as a part of that, or after a while: the events behind its position are kept, and replayed.
+Each group has a position of its own in its pull log, so groups are noted one after another, and others run in between.
+Only a group with new events is noted anew; one with very much open only after as many events as a part of that, or
+after a while: the events behind its position are kept, and replayed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RENEW_S: Final = 300.0
 TEXTS_AT_ONCE: Final = 1_000
 LARGE_BYTES: Final = 256 << 10
 BYTES_PER_S: Final = 200 << 10
-"""A large file is written no more often than comes to this on average."""
+"""The average rate at which large files are written."""
 
 Name = tuple[str, str]
 """Topic and group."""
@@ -52,7 +52,7 @@ class _Offsets(msgspec.Struct):
 
 
 class _Noted(NamedTuple):
-    """A group as it stands in the file."""
+    """A group as it is in the file."""
 
     position: int
     set_us: int
@@ -75,7 +75,7 @@ def _slot_of(one: GroupSnapshot) -> int:
 
 
 class Snapshots:
-    """Writes what recovery begins with. A snapshot never speaks of anything that is not durable."""
+    """Writes the snapshots with which recovery begins. A snapshot never holds anything that is not durable."""
 
     def __init__(self, store: Store, clock: Clock, time: SteadyClock) -> None:
         self._store = store
@@ -86,7 +86,7 @@ class Snapshots:
         self._noted: dict[Name, _Noted] = {}
         self._written: dict[Name, int] = {}
         self._before: dict[Name, int] = {}
-        """As of the snapshot before, which the file's `.bak` holds."""
+        """The positions in the snapshot before, which the file's `.bak` holds."""
         self._slots = Slots()
         self._slots_before: set[int] = set()
         self._next_s = 0.0
@@ -94,9 +94,9 @@ class Snapshots:
         self.groups: dict[Name, GroupSnapshot] = {}
         """As loaded, by topic and group."""
         self.rests: dict[Name, Rest] = {}
-        """Of those that have a document of their own."""
+        """Those with a document of their own."""
 
-    # Coming back
+    # Recovery
 
     async def load(self, part: TimeSlice) -> None:
         try:
@@ -139,7 +139,7 @@ class Snapshots:
         return True
 
     def _is_ahead(self, one: GroupSnapshot) -> bool:
-        """Whether it speaks of events that the log does not have: with it, a group would pass over new messages."""
+        """Whether it holds events that the log does not have: with it, a group would skip new messages."""
         return one.position > self._store.bounds(pull_stream(one.topic, one.group)).end
 
     async def _go_back(self, names: Iterable[Name], problem: str) -> None:
@@ -163,7 +163,7 @@ class Snapshots:
     # Saving
 
     async def save(self, dispatchers: Iterable[Dispatcher], *, everything: bool = False) -> None:
-        """Note what has happened; `everything`, though it costs much."""
+        """Note groups with new events; with `everything` all of them, though it costs much."""
         async with self._saving:
             if everything or self._clock.steady_s() >= self._next_s:
                 await self._save([one for one in dispatchers if not one.group.config.ephemeral], everything=everything)
@@ -191,7 +191,7 @@ class Snapshots:
             return
         await self._store.append([], Durability.FSYNC).done
         while refused := [one for one, noted in changed.items() if noted.taken_back != one.taken_back]:
-            # What is refused meanwhile was never stored: what died is not among the dead letters.
+            # Messages that are refused meanwhile were never stored: those that died are not among the dead letters.
             for one in refused:
                 changed[one] = await self._note(one)
             await self._store.append([], Durability.FSYNC).done
@@ -212,7 +212,7 @@ class Snapshots:
         return events >= noted.size // SHARE or self._clock.steady_s() >= noted.at_s + RENEW_S
 
     async def _note(self, one: Dispatcher) -> _Noted:
-        """The group as it is at one moment. What takes long is made of it afterwards."""
+        """The group as it is at one moment. What takes long is derived from it afterwards."""
         position, set_us, taken_back, now_s = one.position, self._time.set_us, one.taken_back, self._clock.steady_s()
         size = open_parts(one.group)
         if size < EXCERPT:
@@ -261,7 +261,7 @@ class Snapshots:
 
     async def pins(self, dispatchers: Callable[[], Iterable[Dispatcher]]) -> dict[str, int]:
         """The events that recovery still needs, by pull log: also if it has to begin with the snapshot before the last
-        one, because that is damaged. Of a group that no snapshot speaks of yet, all."""
+        one, because that is damaged. Of a group that is in no snapshot yet, all."""
         pins: dict[str, int] = {}
         part = TimeSlice()
         async for name in in_slices(list(self._written), part):
@@ -283,5 +283,5 @@ def _name(one: Dispatcher) -> Name:
 
 
 def _text(one: GroupSnapshot) -> bytes:
-    """As it stands in the file, for people."""
+    """A snapshot as it is in the file, for people."""
     return b"  " + msgspec.json.format(msgspec.json.encode(one), indent=1).replace(b"\n", b"\n  ")

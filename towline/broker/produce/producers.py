@@ -1,4 +1,4 @@
-"""Producers and dedup ids: what of them is remembered and for how long, and their recovery from the frames."""
+"""Producers and dedup ids: for how long they are remembered, and their recovery from frames."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = ["Remembered", "recover_producers"]
 log = logging.getLogger("towline.broker")
 
 SILENT_US: Final = 7 * 86_400 * SECOND_US
-"""What a producer sent is forgotten when it was silent for this long."""
+"""Producers that were silent for this long are forgotten."""
 TIDY_AT_ONCE: Final = 500
 READ_BYTES: Final = 8 << 20
 READ_COUNT: Final = 2_000
-"""What comes with one read is looked for in one step."""
+"""Frames of one read that are gone through in one step."""
 
 
 class Remembered:
-    """What was sent is remembered for a while, and forgotten bit by bit. Where there is too much of it, it is forgotten
-    early, and that is said."""
+    """Producers and dedup ids are forgotten in slices, with time. Where there are too many, they are forgotten early,
+    and that is logged."""
 
     def __init__(self, producers: Producers, dedup: Dedup, time: SteadyClock) -> None:
         self._producers = producers
@@ -90,8 +90,8 @@ async def recover_producers(  # noqa: PLR0917 all of it is what they have sent
     now_us: int,
     part: TimeSlice,
 ) -> None:
-    """What producers sent, and the dedup ids of it: from the snapshot, then from the frames that came after it. `lanes`
-    are the topic and number of each lane, by stream; `slots` the streams of delayed messages."""
+    """Recover producers and dedup ids: from the snapshot, then from later frames. `lanes` are the topic and number of
+    each lane, by stream; `slots` the streams of delayed messages."""
     ends = await file.load([*lanes, *slots], producers, dedup, now_us, part)
     async for stream, (topic, lane) in in_slices(lanes.items(), part):
         async for chunk in _frames_since(store, stream, ends.get(stream, 0)):
@@ -119,7 +119,7 @@ async def _parcels_since(store: Store, stream: str, at: int) -> AsyncIterator[tu
 
 
 def _remember_parcel(parcel: ScheduleRecord, at_us: int, producers: Producers, dedup: Dedup, now_us: int) -> None:
-    """A frame that went to the schedule, or what of it went to one slot."""
+    """A frame that went to the schedule, or its part in one slot."""
     frame = Frame(parcel.frame)
     if frame.producer_id:
         producers.remember(frame.producer_id, frame.producer_seq, delay_mark(parcel.first_id), at_us, frame.token)

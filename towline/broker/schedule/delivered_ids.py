@@ -1,4 +1,4 @@
-"""The ids of delivered delayed messages: which number in its lane each has, written in the unit that delivers it.
+"""The ids of delivered delayed messages: the number in its lane of each, written in the unit that delivers it.
 
 Each topic has a stream for it, `arrived/<topic>`, which retention shortens as it does the lanes.
 """
@@ -28,11 +28,11 @@ log = logging.getLogger("towline.broker")
 READ_COUNT: Final = 200
 READ_BYTES: Final = 1 << 18
 FIND_MAX: Final = 100
-"""Ids that are looked for at a time: each is compared with each record."""
+"""Ids that are searched at a time: each is compared with each record."""
 
 
 def note_arrivals(arrivals: Mapping[str, Sequence[Arrival]]) -> list[Append]:
-    """What is to be appended when messages come to their lanes, by topic; not if they are refused there."""
+    """The records to append when messages come to their lanes, by topic; not if they are refused there."""
     return [
         Append(arrived_stream(topic), encode_arrivals(some), len(some), control=True, instead=b"")
         for topic, some in arrivals.items()
@@ -40,7 +40,7 @@ def note_arrivals(arrivals: Mapping[str, Sequence[Arrival]]) -> list[Append]:
 
 
 async def find_arrivals(store: Store, topic: Topic, ids: Collection[int]) -> list[Arrived]:
-    """The messages that had these ids, as far as it is kept where they went."""
+    """The messages that had these ids, as far as their records are kept."""
     if len(ids) > FIND_MAX:
         raise TooLarge(f"where {len(ids)} delayed messages went: ask for at most {FIND_MAX} at a time")
     name, missing = topic.config.name, set(ids)
@@ -57,7 +57,7 @@ async def find_arrivals(store: Store, topic: Topic, ids: Collection[int]) -> lis
 
 
 async def trim_arrivals(store: Store, topic: Topic) -> None:
-    """Let go of what tells only of messages that are not kept any more."""
+    """Trim records of messages that are not kept any more."""
     stream = arrived_stream(topic.config.name)
     at = first = store.bounds(stream).first
     firsts = [store.bounds(lane.stream).first for lane in topic.lanes]
@@ -67,7 +67,7 @@ async def trim_arrivals(store: Store, topic: Topic) -> None:
                 break
             at = number + 1
     except NewerFormat as error:
-        # What it tells of may be kept still.
+        # Its messages may be kept still.
         log.error("%s is not shortened any further: %s", stream, error)
     if at > first:
         await store.trim(stream, at)
@@ -86,5 +86,5 @@ async def _records(store: Store, topic: str) -> AsyncIterator[tuple[int, Arrival
                 except msgspec.MsgspecError as error:
                     raise not_understood(f"{stream}: record {number}", error) from None
         at = max(read.next, at + 1)
-        # There may be millions, and what the system has in memory is read without waiting: others have their turn.
+        # There may be millions, and cached data is read without waiting: others run in between.
         await asyncio.sleep(0)

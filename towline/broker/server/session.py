@@ -1,6 +1,6 @@
-"""One client and its requests: who it is, what it may, what runs for it, which consumers it has.
+"""One client: its principal, its running requests, its consumers.
 
-What a client can occupy is bounded: `max_pending_bytes` of frames not yet durable, its share of answers not taken,
+A client's resources are bounded: `max_pending_bytes` of frames not yet durable, its share of unread answers,
 `RUNNING_MAX` requests, and one pull for each of `SUBSCRIPTIONS_MAX` subscriptions (`subscriptions.py`).
 """
 
@@ -74,7 +74,7 @@ __all__ = ["RUNNING_MAX", "Session"]
 log = logging.getLogger("towline.server")
 
 HEAD_MAX_BYTES = 64 << 10
-"""What a request may have on top of the largest frame."""
+"""The size of a request beyond the largest frame."""
 RUNNING_MAX = 1_000
 REFUSAL_DELAY_S = 0.25
 """Guessing secrets is slow, and a refusal takes as long whatever was wrong."""
@@ -92,7 +92,7 @@ class Session(Connection):
         self._realms = broker.realms
         self.access = access
         self.guard: Guard | None = None
-        """With security: asked before everything. Without it, None."""
+        """With security: checks everything. Without it, None."""
         self.name = ""
         self.token = b""
         self._login: asyncio.Task[None] | None = None
@@ -122,7 +122,7 @@ class Session(Connection):
         return ", ".join(some) or f"client {self.name or self._software}"
 
     def describe(self) -> list[ClientState]:
-        """Who this is, for the registry: one for each consumer, or one for the connection."""
+        """The client's states for the membership: one for each consumer, or one for the connection."""
         now_s = self._loop.time()
         role = "broker" if self._software == "broker" else "producer" if self._sends else "client"
         open_s, silent_s, token = round(now_s - self._opened_s, 3), round(now_s - self._seen_s, 3), self.token.decode()
@@ -135,8 +135,8 @@ class Session(Connection):
             member.broker.consumers.beat(member)
 
     def gone(self) -> None:
-        # Only pulls are broken off, and waiting to be asked: nobody is there to take the messages, or to answer. All
-        # else was asked for, and is carried out.
+        # Only pulls are broken off, and waits for checks: nobody is there to take the messages, or to answer. All else
+        # was asked for, and is carried out.
         self._pulls.cancel_all()
         if self._awaiting is not None:
             self._awaiting.cancel()
@@ -150,7 +150,7 @@ class Session(Connection):
             self.guard.leave()
             self.guard = None
 
-    # Opening
+    # Hello
 
     def _welcome(self, envelope: Envelope) -> None:
         number = envelope.number
@@ -175,7 +175,7 @@ class Session(Connection):
         except (Refused, TooMany) as error:
             self._turn_away(number, request, error)
             return
-        # It takes a while, in a thread; nothing else is taken from this client meanwhile.
+        # It takes a while, in a thread; no other request of this client is taken meanwhile.
         self.hold(HOLD_LOGIN)
         work = self._log_in(
             number, request, self.access.admit_user(request.token, request.secret, self._origin(request))
@@ -215,7 +215,7 @@ class Session(Connection):
                 self.access.audit.note(principal.name, self.peer.address, "login", f"by {principal.kind}")
         settings = self._settings
         self.name = principal.name
-        self.token = principal.name.encode()  # of a certificate it is its user, whatever the client has said
+        self.token = principal.name.encode()  # of a certificate it is its user, whatever name the client gave
         self._software = request.software
         self._decoder.limit = settings.max_frame_bytes + HEAD_MAX_BYTES
         self.state = State.OPEN
@@ -225,7 +225,7 @@ class Session(Connection):
         )
         self.answer(number, welcome)
 
-    # Staying
+    # Permissions
 
     def sweep(self, now_s: float) -> None:
         super().sweep(now_s)
@@ -257,7 +257,7 @@ class Session(Connection):
             self._start_leaving(one)
 
     def _release_pulls(self) -> None:
-        """Ending waits for what runs; a pull that only waits for messages is not worth it."""
+        """The end waits for running requests; a pull that only waits for messages is not worth it."""
         self._pulls.cancel_all()
         if self._awaiting is not None:
             self._awaiting.cancel()
@@ -288,7 +288,7 @@ class Session(Connection):
             request = decode_request(envelope)
             row = self._table[type(request)]
             guard, realms = self.guard, self._realms
-            if realms is not None:  # first: rights depend on what is there, which its owner knows
+            if realms is not None:  # first: permissions depend on what exists, which its owner knows
                 broker = realms.choose(request, row.scope, self._members)
             if guard is not None:
                 guard.check(request)
@@ -308,13 +308,13 @@ class Session(Connection):
             self.fail(envelope.number, error, envelope.kind)
 
     def _wrong_shard(self, envelope: Envelope, broker: Broker, error: WrongShard) -> None:
-        """Before it is said, other brokers are asked for the topics that are not known here."""
+        """Before the refusal, other brokers are asked for topics that are not known here."""
         request: Any = decode_request(envelope)
         if not self.put_off(envelope, broker.topics.look_first(request.frames)):
             self.fail(envelope.number, error, envelope.kind)
 
     def pay(self, guard: Guard, size: int) -> None:
-        """Count bytes against the quota; beyond it nothing is read from this client for a while."""
+        """Count bytes against the quota; beyond it this client is not read for a while."""
         wait_s = guard.meter.take(size, self._loop.time())
         if wait_s > 0:
             self.hold(HOLD_QUOTA)
@@ -449,7 +449,7 @@ class Session(Connection):
     def _may_consume(self, topic: str) -> bool:
         return self.guard is None or self.guard.may("consume", "topic", topic)
 
-    # Producers that can be asked
+    # Checks of transactions
 
     def await_checks(self, broker: Broker, number: int, request: AwaitChecks, _: memoryview) -> None:
         if self._awaiting is not None:

@@ -1,4 +1,4 @@
-"""Users, tokens, rules and the audit log, as an administrator's program sees them: `client.access`."""
+"""Administration of users, tokens, rules and the audit log: `client.access`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Access:
 
     @offered
     def who_am_i(self, may: Granted = ()) -> Errand[wire.Me]:
-        """Who this client is to the broker, and whether it may do these: (action, resource, name) each."""
+        """The principal of this client, and whether it may do these: (action, resource, name) each."""
         return _ask(wire.WhoAmI(_grants(may)), wire.Me)
 
     @offered
@@ -79,7 +79,7 @@ class Access:
         identities: Sequence[str] | None = None,
         quota: wire.Quota | None = None,
     ) -> Errand[None]:
-        """Change what is given. Everyone may change the own password, saying the old one."""
+        """Change the fields that are given. Everyone may change the own password, giving the old one."""
         yield from _ask(_change(name, password, old_password, roles, disabled, identities, quota), Done)
 
     @offered

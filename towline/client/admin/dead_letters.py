@@ -110,8 +110,8 @@ class DeadLetters(TopicsAndGroups):
         max_bytes: int = 4 << 20,
         broker: str | None = None,
     ) -> Errand[Page[DeadLetter]]:
-        """The messages that a group gave up. Where each broker keeps its own: those of one `broker`, or of all; their
-        numbers know where they are."""
+        """The dead letters of a group. Where each broker keeps its own: those of one `broker`, or of all; their numbers
+        know their broker."""
         return self._consult(
             topic,
             broker,
@@ -165,7 +165,7 @@ class DeadLetters(TopicsAndGroups):
     def resend(
         self, topic: str, group: str, dead: Sequence[int] | None = None, *, broker: str | None = None
     ) -> Errand[int]:
-        """Deliver dead letters to their group again: those with these numbers, or all. How many it were."""
+        """Deliver dead letters to their group again: those with these numbers, or all. Returns how many."""
         if dead is None:
             make_flow = partial(requests.resend, topic, group, None)
             return (yield from self._consult(topic, broker, lambda _: make_flow(), ids.join_counts))
@@ -187,14 +187,14 @@ class DeadLetters(TopicsAndGroups):
         headers: Mapping[str, str] | None = None,
         broker: str | None = None,
     ) -> Errand[None]:
-        """Deliver one dead letter to its group again, with another body, key or headers; what is None stays."""
+        """Deliver one dead letter to its group again, with another body, key or headers; None keeps the field."""
         flow = revise(topic, group, int(number), body=body, key=key, headers=headers)
         yield from self._at_its_own(topic, ids.whose(number, broker), f"dead letter {number}", flow)
 
     @offered
     def purge_dead(self, topic: str, group: str, before: int, *, broker: str | None = None) -> Errand[int]:
-        """Drop the dead letters before this number for good. How many of them had not been sent again. Where each
-        broker keeps its own: at the one that is named, or that the number knows; at all, given `end` of a page."""
+        """Drop the dead letters before this number for good. Returns how many of them had not been sent again. Where
+        each broker keeps its own: at the one that is named, or that the number knows; at all, given `end` of a page."""
         its = ids.whose(before, broker)
         if its or not isinstance(before, ids.Cursor):
             flow = purge(topic, group, int(before))

@@ -1,4 +1,4 @@
-"""Single messages: browse, find, trace, and change when they are delivered."""
+"""Single messages: browse, find, trace; delayed ones: list, cancel, reschedule."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Messages(TopicsAndGroups):
         id: Receipt | str | int | None = None,  # noqa: A002 - it is what it is
         broker: str | None = None,
     ) -> Errand[list[DelayedEntry]]:
-        """The messages of a topic, or of all, that wait for their time: soonest first, `after` a time or an entry. Of a
-        topic, only those with this `key`, or the one with this `id`, if it still waits."""
+        """Delayed messages of a topic, or of all: soonest first, `after` a time or an entry. Of a topic, only those
+        with this `key`, or the one with this `id`, if it still waits."""
         if id is not None:
             broker = ids.whose(id, broker) or None
         fleet = self._fleet
@@ -67,8 +67,8 @@ class Messages(TopicsAndGroups):
         dry_run: bool = False,
         broker: str | None = None,
     ) -> Errand[int]:
-        """Cancel a delayed message by its id or receipt, or all with this key. How many it were: they will not be
-        delivered. `Conflict` if the one with this id does not wait any more."""
+        """Cancel a delayed message by its id or receipt, or all with this key: they will not be delivered. Returns how
+        many. `Conflict` if the one with this id does not wait any more."""
         if id is not None:
             its = ids.whose(id, broker)
             return self._at_its_own(topic, its, f"the delayed message {id}", delays_of.cancel(topic, id, key, dry_run))
@@ -87,7 +87,7 @@ class Messages(TopicsAndGroups):
         dry_run: bool = False,
         broker: str | None = None,
     ) -> Errand[int]:
-        """Deliver a delayed message, or all with this key, at another time. How many it were; they keep their ids.
+        """Deliver a delayed message, or all with this key, at another time. Returns how many; they keep their ids.
         `Conflict` if the one with this id does not wait any more."""
         at_us = delays_of.as_new_time(delay, deliver_at, delay_level)
         if id is not None:
@@ -114,7 +114,7 @@ class Messages(TopicsAndGroups):
     ) -> Errand[Page[Message]]:
         """Read messages of a lane (a priority, or the number of a shard) without consuming them, from number `first`
         on. Where each broker keeps its own messages: those of one `broker` (its name, address or id), or the oldest of
-        all, and `page.next` knows where it goes on at each."""
+        all, and `page.next` knows the next position at each."""
         return self._consult(
             topic,
             broker,
@@ -163,9 +163,9 @@ class Messages(TopicsAndGroups):
     def trace(
         self, message_id: str, *, group: str | None = None, whole: bool = False, broker: str | None = None
     ) -> Errand[Trace]:
-        """The life of a message (`orders/middle/42`): as it was sent, and what became of it in each group, or in one.
-        It is told up to the ack; with `whole`, also what came behind it in a group that was set back. The id that a
-        message got when it was delayed (`orders/delay/17`) will do as well, once it is in its lane."""
+        """The life of a message (`orders/middle/42`): the message as it was sent, and its events in each group, or in
+        one. It ends with the ack; with `whole`, it includes later deliveries in a group that was set back. The id that
+        a message got when it was delayed (`orders/delay/17`) will do as well, once it is in its lane."""
         plain, named = ids.split_broker(message_id)
         join = ids.join_trace(plain)
         return self._consult(plain.partition("/")[0], broker or named, lambda _: trace(plain, group, whole=whole), join)
@@ -173,7 +173,7 @@ class Messages(TopicsAndGroups):
 
 MAX_BYTES: Final = 4 << 20
 FOUND_BYTES: Final = 64 << 20
-"""All that is found fits into this, unpacked: it is in memory at once."""
+"""All messages found fit into this, unpacked: they are in memory at once."""
 
 
 def message(message_id: str) -> Flow[Message]:
@@ -217,7 +217,7 @@ def find(
 
 
 def _find_in(request: Find, shards: int, found: list[Message], before: int) -> Flow[int]:
-    """Add what is in one lane; how many bytes that is. So many were found `before`."""
+    """Add messages of one lane; returns how many bytes they are. So many were found `before`."""
     first, room, size = 0, len(found) + request.max_messages, 0
     while True:
         asked = Find(

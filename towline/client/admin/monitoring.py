@@ -1,4 +1,4 @@
-"""Monitoring requests: lists by pages, figures over time, storage, alarms, backups."""
+"""Monitoring: lists by pages, figures over time, storage, alarms, clients, backups."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def survey(request: ListPage) -> Flow[PageListed]:
 
 
 def whole_survey(request: ListPage) -> Flow[PageListed]:
-    """All that a broker has to tell, page by page: what is added up with others' cannot be cut before."""
+    """The whole list of a broker, page by page: a list that is added up with others' cannot be cut before."""
     first, topics, groups = 0, list[TopicRow](), list[GroupRow]()
     while True:
         page = yield from survey(msgspec.structs.replace(request, first=first, limit=PAGE))
@@ -146,7 +146,7 @@ class Monitoring(TopicsAndGroups):
 
     @offered
     def pulse(self, topic: str = "", group: str = "") -> Errand[Pulsed]:
-        """Figures of the broker, or of a group of a topic, now and in the last while."""
+        """Present and recent figures of the broker, or of a group of a topic."""
         if self._fleet is None or (topic and self._fleet.shared):
             return (yield from self._run(topic, pulse(topic, group)))
         return merge.join_pulses((yield from self._outcomes(lambda: pulse(topic, group))))
@@ -166,14 +166,14 @@ class Monitoring(TopicsAndGroups):
 
     @offered
     def alarms(self) -> Errand[Alarms]:
-        """The rules, what is an alarm now, and the last notices."""
+        """The rules, the present alarms, and the last notices."""
         if self._fleet is None:
             return (yield from self._here(alarms()))
         return merge.join_alarms((yield from self._outcomes(alarms)))
 
     @offered
     def put_alarm(self, rule: AlarmRule) -> Errand[None]:
-        """Make an alarm rule, or change it. A broker of a cluster that is away hears of it when it returns."""
+        """Make an alarm rule, or change it. A broker of a cluster that is away gets it when it returns."""
         yield from self._tell("", lambda: put_alarm(rule), f"making alarm {rule.name}", catch_up=True)
 
     @offered
@@ -184,8 +184,8 @@ class Monitoring(TopicsAndGroups):
     def silence_alarm(
         self, name: str, reason: str, *, for_s: float | None = None, until: datetime | float | None = None
     ) -> Errand[None]:
-        """Tell nobody of an alarm for so many seconds, or until a time, and say why. It is still listed; and if it is
-        still an alarm when that is over, it is told then."""
+        """Send no notices of an alarm for so many seconds, or until a time, with the reason. It is still listed; and if
+        it is still an alarm when that is over, a notice is sent then."""
         until_us = _end_of_silence(name, for_s, until)
         if len(reason) > REASON_MAX:
             raise BadRequest(f"alarm {name}: the reason has more than {REASON_MAX} characters")
@@ -194,7 +194,7 @@ class Monitoring(TopicsAndGroups):
 
     @offered
     def unsilence_alarm(self, name: str) -> Errand[None]:
-        """Tell of an alarm again, before its silence is over."""
+        """End the silence of an alarm."""
         what = f"ending the silence of alarm {name}"
         yield from self._tell("", lambda: silence_alarm(name, 0, ""), what, catch_up=True)
 
@@ -212,14 +212,14 @@ class Monitoring(TopicsAndGroups):
 
     @offered
     def brokers(self) -> Errand[list[BrokerState]]:
-        """The brokers of the cluster, as the one that we are connected to sees them; it is the first."""
+        """The brokers of the cluster, as the one that we are connected to knows them; it is the first."""
         return (yield from self._here(requests.brokers())).brokers
 
     @offered
     def clients(self, topic: str = "", group: str = "", *, everywhere: bool = True) -> Errand[list[ClientState]]:
-        """Who is connected to the broker, or to all of its cluster: a consumer each, with its rank among those of its
-        group, or a connection without consumers. Of one topic or group, if they are named. Not `everywhere`: of
-        the broker that we are connected to."""
+        """The clients of the broker, or of all of its cluster: a consumer each, with its rank among those of its group,
+        or a connection without consumers. Of one topic or group, if they are named. Not `everywhere`: of the broker
+        that we are connected to."""
         if self._fleet is None or not everywhere:
             return (yield from self._here(requests.clients(topic, group)))
         found = yield from self._outcomes(lambda: requests.clients(topic, group))
@@ -238,13 +238,13 @@ class Monitoring(TopicsAndGroups):
     @offered
     def begin_backup(self) -> Errand[BackupBegun]:
         """Have the broker that we are connected to save all snapshots, and drop nothing from its log until
-        `hold_backup` says that the backup is done, or has not been called for as long as the answer says.
-        `towline backup` is what uses it."""
+        `hold_backup` is called with `done`, or has not been called for the lease in the answer. For `towline
+        backup`."""
         return self._here(requests.begin_backup())
 
     @offered
     def hold_backup(self, ticket: str, *, done: bool = False) -> Errand[BackupHeld]:
-        """Where the log ends now: all before it is on the disk."""
+        """Extend the backup; the answer has the end of the log: all before it is on the disk."""
         return self._here(requests.hold_backup(ticket, done=done))
 
     @offered

@@ -1,4 +1,4 @@
-"""Topics and groups: make, change, move, delete; at one broker, or at all of a cluster."""
+"""Topics and groups: make, change, seek, delete; at one broker, or at all of a cluster."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ class TopicsAndGroups:
         """Make a topic; `Conflict` if there is one already. (Most brokers make topics upon the first send.)
 
         With `shards` it is an ordered one: messages of one shard key are delivered in order, each shard to one consumer
-        at a time. One shard is serial consumption. The business line and the author say whose it is; the e-mail
-        addresses are told of alarms about it."""
+        at a time. One shard is serial consumption. The business line and the author are for people; the e-mail
+        addresses get notices of alarms about it.
+        """
 
         def create() -> Flow[None]:
             return requests.create_topic(
@@ -68,15 +69,14 @@ class TopicsAndGroups:
 
     @offered
     def put_topic(self, config: TopicConfig, *, template: bool = False) -> Errand[None]:
-        """Change the settings of a topic, or with `template` those that topics made by the first send take over."""
+        """Change the settings of a topic, or with `template` those of topics made by the first send."""
         what = "changing the template" if template else f"changing topic {config.name}"
         yield from self._tell(config.name, lambda: requests.put_topic(config, template=template), what)
 
     @offered
     def template(self, *, broker: str | None = None) -> Errand[TopicConfig]:
-        """The settings that a topic takes over when it is made by the first send to it. Where each broker keeps its own
-        messages: the one that all have (`Conflict` if they differ, because one was away when it was changed), or that
-        of one `broker`."""
+        """The settings of topics made by the first send. Where each broker keeps its own messages: the template that
+        all have (`Conflict` if they differ, because one was away when it was changed), or that of one `broker`."""
         if self._fleet is None or self._fleet.shared:
             return self._here(requests.template())
         return self._consult("", broker, lambda _: requests.template(), merge.join_templates)
@@ -106,7 +106,7 @@ class TopicsAndGroups:
 
     @offered
     def topic(self, name: str, *, broker: str | None = None) -> Errand[TopicState]:
-        """A topic as it is; where each broker keeps its own messages, the sum of all, or as one `broker` has it."""
+        """A topic; where each broker keeps its own messages, the sum of all, or as one `broker` has it."""
         if broker is not None:
             return (yield from self._at_its_own(name, broker, f"topic {name}", requests.topic(name)))
         states = yield from self._gather(name, lambda: requests.topic(name))
@@ -138,15 +138,16 @@ class TopicsAndGroups:
             topic, lambda: requests.delete_group(topic, name), f"deleting group {name} of topic {topic}"
         )
 
-    # Moving groups and emptying topics
+    # Seek, pause, purge
 
     @offered
     def seek(self, topic: str, group: str, to: requests.Target, *, dry_run: bool = False) -> Errand[Sought]:
-        """Let a group go on elsewhere: at the `"earliest"` message or behind the `"latest"`, at a time, or at sequence
-        numbers by lane (`{"middle": 17}`; of an ordered topic `{3: 17}`), where lanes that are not named stay.
+        """Move a group: to the `"earliest"` message or behind the `"latest"`, to a time, or to sequence numbers by lane
+        (`{"middle": 17}`; of an ordered topic `{3: 17}`), where lanes that are not named stay.
 
-        Backwards, all from there on is delivered again. Forwards, all up to there is passed over, also what waits to be
-        tried again. Consumers lose what they hold of these messages. A `dry_run` only says how many that would be."""
+        Backwards, all from there on is delivered again. Forwards, all up to there is skipped, retries as well.
+        Consumers lose what they hold of these messages. A `dry_run` only returns how many that would be.
+        """
         what = f"moving group {group} of topic {topic}"
         return merge_sought(
             (yield from self._tell(topic, lambda: requests.seek(topic, group, to, dry_run=dry_run), what))
@@ -154,7 +155,7 @@ class TopicsAndGroups:
 
     @offered
     def pause(self, topic: str, group: str, reason: str = "") -> Errand[None]:
-        """Let a group rest: its consumers get nothing until it is resumed, also after a restart of the broker."""
+        """Pause a group: its consumers get nothing until it is resumed, also after a restart of the broker."""
         what = f"pausing group {group} of topic {topic}"
         yield from self._tell(topic, lambda: requests.pause(topic, group, paused=True, reason=reason), what)
 
@@ -165,19 +166,19 @@ class TopicsAndGroups:
 
     @offered
     def purge(self, topic: str, *, dry_run: bool = False) -> Errand[Purged]:
-        """Drop all messages of a topic; its groups go on with what comes then. Dead letters are kept."""
+        """Drop all messages of a topic; its groups continue with later ones. Dead letters are kept."""
         what = f"purging topic {topic}"
         return merge_purged((yield from self._tell(topic, lambda: requests.purge(topic, dry_run=dry_run), what)))
 
     @offered
     def edit_topic(self, name: str, *, retention_s: float | None) -> Errand[None]:
-        """Change how long a topic keeps its messages: 0 is for ever, None as the broker does."""
+        """Change how long a topic keeps its messages: 0 is for ever, None is the broker's setting."""
         yield from self._tell(name, lambda: requests.edit_topic(name, retention_s), f"changing topic {name}")
 
     # One broker or many
 
     def separate_brokers(self) -> list[str]:
-        """In a cluster whose brokers keep their own messages: what they are called, for `broker=…`. Else none."""
+        """The names of the brokers for `broker=…`, in a cluster whose brokers keep their own messages. Else none."""
         fleet = self._fleet
         return [] if fleet is None or fleet.shared else sorted(fleet.label(one.id) for one in fleet.members)
 
@@ -188,12 +189,12 @@ class TopicsAndGroups:
         return routing.send_many(self._fleet, common, topic, content)
 
     def _here(self, flow: Flow[T]) -> Errand[T]:
-        """At the broker that we are connected to."""
+        """Run at the broker that we are connected to."""
         result: T = yield Here(flow)
         return result
 
     def _run(self, topic: str, flow: Flow[T]) -> Errand[T]:
-        """At the broker that we are connected to; where brokers share a store, at the one that has the topic."""
+        """Run at the broker that we are connected to; where brokers share a store, at the one that has the topic."""
         alone = self._fleet is None or not self._fleet.shared
         result: T = yield Here(flow) if alone else There(topic, flow)
         return result
@@ -201,14 +202,13 @@ class TopicsAndGroups:
     def _tell(
         self, topic: str, make_flow: Callable[[], Flow[T]], what: str, *, catch_up: bool = False
     ) -> Errand[list[T]]:
-        """At all brokers that have messages of the topic. `catch_up`: one that is away will hear of it when it
-        returns."""
+        """Run at all brokers that have messages of the topic. `catch_up`: one that is away gets it when it returns."""
         if self._fleet is None or self._fleet.shared:
             return [(yield from self._run(topic, make_flow()))]
         return merge_outcomes((yield from self._outcomes(make_flow)), what, catch_up=catch_up)
 
     def _gather(self, topic: str, make_flow: Callable[[], Flow[T]]) -> Errand[list[T]]:
-        """What all brokers say that are there."""
+        """The outcomes at all brokers that are there."""
         if self._fleet is None or (self._fleet.shared and topic):
             return [(yield from self._run(topic, make_flow()))]
         return merge_outcomes((yield from self._outcomes(make_flow)), "asking", catch_up=True)
@@ -233,7 +233,7 @@ class TopicsAndGroups:
         return join([Outcome(state, result, None)], fleet.label)
 
     def _at_its_own(self, topic: str, broker: str, what: str, flow: Flow[T]) -> Errand[T]:
-        """What counts at one broker only. Where there are several, it must be known which."""
+        """Run where it counts at one broker only. Where there are several, it must be known which."""
         fleet = self._fleet
         if fleet is None or fleet.shared:
             return (yield from self._run(topic, flow))

@@ -47,7 +47,7 @@ class AioLink:
     def __repr__(self) -> str:
         return f"<AioLink to {self.route.name}, {self.connection.state.value}>"
 
-    # Running flows
+    # Flows
 
     def run(self, flow: Flow[T]) -> Coroutine[Any, Any, T]:
         return drive_later(flow, self.do)
@@ -85,19 +85,19 @@ class AioLink:
         return call.answer
 
     def _forget(self, call: Call) -> None:
-        """Nobody waits for it any more; except where its answer is noted by itself, whoever waits."""
+        """Nobody waits for the call any more; except where its answer is noted by itself, whoever waits."""
         if call.on_done is None:
             self.connection.abandon(call)
 
     async def start(self, call: Call, seconds: float | None = None) -> bool:
-        """Ask. False if there was no room for so long, so that nothing of it left."""
+        """Send the request. False if there was no room for so long, so that nothing of it left."""
         if not await self.room(seconds):
             return False
         self.start_now(call)
         return True
 
     async def room(self, seconds: float | None = None) -> bool:
-        """Wait while too much is on the way already; False if that is so for longer than this."""
+        """Wait while too much is in flight; False if that is so for longer than this."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while self._room is not None and not self._closed:
             left_s = None if deadline is None else deadline - time.monotonic()
@@ -107,7 +107,7 @@ class AioLink:
         return True
 
     def start_now(self, call: Call) -> None:
-        """Ask without regard for how much is on the way already."""
+        """Send the request without regard for how much is in flight."""
         if self._closed:
             raise Closed(CLOSED)
         buffers = self.connection.submit(call)
@@ -129,10 +129,10 @@ class AioLink:
             call.wake = None
         return call.done
 
-    # The socket comes and goes
+    # The socket
 
     def reconnect(self) -> None:
-        """See to it that there is a connection, or will be."""
+        """Make a connection, or begin to."""
         if self._wire is None and not self._closed and (self._connecting is None or self._connecting.done()):
             self._connecting = self._loop.create_task(self._connect(), name="towline-connect")
 
@@ -187,7 +187,7 @@ class AioLink:
             self._wire.write(buffers)
 
     def follow(self) -> None:
-        """Its route leads to brokers that share a store: go to the one that serves what is asked for."""
+        """Its route leads to brokers that share a store: switch to the one that serves the topic."""
         self.connection.follows = True
         self._backoff = Backoff(0.02, 0.3)
 

@@ -1,4 +1,4 @@
-"""Reaching a broker: which address to try next, and how to make the socket."""
+"""Dialing a broker: the next address to try, TLS, and the connected socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MISMATCHES: Final = (62, 64)
 
 
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "TLSV1_ALERT_PROTOCOL_VERSION", "RECORD_LAYER_FAILURE")
-"""What OpenSSL says of one that answers in another language; and our broker's own word for it."""
+"""OpenSSL's reasons when the other side does not speak TLS; and our broker's own."""
 
 
 class Route:
@@ -40,7 +40,7 @@ class Route:
         return show_address(*self.address) if self.target.addresses else ""
 
     def prefer(self, address: str) -> bool:
-        """Go on with this one, `host:port`, if we know it."""
+        """Continue with this one, `host:port`, if we know it."""
         for at, known in enumerate(self.target.addresses):
             if show_address(*known) == address and at != self._at:
                 self._at = at
@@ -60,7 +60,7 @@ class Route:
         return str(self.target) if self.target.embedded else show_address(*self.address)
 
     def failed(self) -> bool:
-        """Go on to the next address. True when all of them were tried."""
+        """Continue with the next address. True when all of them were tried."""
         self._at = (self._at + 1) % max(1, len(self.target.addresses))
         return self._at == 0
 
@@ -85,7 +85,7 @@ def connect_socket(
 
 
 def never_better(route: Route, error: OSError) -> Refused | None:
-    """What to raise at once, because trying again would fare no better; None for all that may pass."""
+    """The error to raise at once, because trying again would fare no better; None for all that may pass."""
     if isinstance(error, ssl.SSLError) and error.reason in _NO_TLS:
         return Refused(f"{route.name}: it does not speak TLS: use towline:// if that is meant ({error.reason})")
     if not isinstance(error, ssl.SSLCertVerificationError):
@@ -98,7 +98,7 @@ def never_better(route: Route, error: OSError) -> Refused | None:
 
 
 def explain(route: Route, cause: Exception | None) -> str:
-    """Why a broker was not reached, and what may be the matter."""
+    """Why a broker was not reached, and possible causes."""
     if cause is None:
         return "it does not answer"
     reason = str(cause) or type(cause).__name__
@@ -114,7 +114,7 @@ def explain(route: Route, cause: Exception | None) -> str:
 
 
 class Certificates(NamedTuple):
-    """What TLS needs: a context, or the files to make one of."""
+    """The parts of TLS: a context, or the files to make one of."""
 
     context: ssl.SSLContext | None = None
     ca_file: str | None = None

@@ -40,7 +40,7 @@ Flow = Generator[Step, Any, T]
 
 
 def drive(steps: Generator[S, Any, T], do: Callable[[S], Any]) -> T:
-    """Do all steps, one after the other."""
+    """Run all steps, one after the other."""
     result, error = None, None
     try:
         while True:

@@ -1,4 +1,4 @@
-"""The cluster: its brokers, the clients that are connected, the store of this one, and its settings."""
+"""The cluster: its brokers, the connected clients, the store of this broker, and its settings."""
 
 from __future__ import annotations
 

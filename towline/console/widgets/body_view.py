@@ -32,7 +32,7 @@ def guess(body: bytes) -> Form:
 
 
 def render(body: bytes, form: Form) -> tuple[str, str]:
-    """The text to show, and a word about what is left out."""
+    """The text to show, and a note about the part that is left out."""
     if form == "hex":
         return _hex(body[:_HEX_BYTES]), _left(len(body), _HEX_BYTES)
     if form == "json":

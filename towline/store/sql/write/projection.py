@@ -1,7 +1,7 @@
 """Tables of topics, groups and progress for people, projected from the broker's documents.
 
-The documents are what counts; these tables follow them, in the same transaction, and nothing reads them back. Only what
-changed since the last save is written.
+The documents are the truth; these tables follow them, in the same transaction, and nothing reads them back. Only
+changes since the last save are written.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Projection:
         self._realm_id = realm_id
         self._epoch = epoch
         self._topics: dict[bytes, _Topic] = {}
-        """The topics of the last such document, by how they stood there."""
+        """The topics of the last such document, by their bytes there."""
         self._groups: dict[bytes, tuple[str, str]] = {}
         """And the groups."""
         self._offsets: dict[bytes, tuple[str, str]] = {}
-        """The groups of the last such document, by how they stood there."""
+        """The groups of the last such document, by their bytes there."""
         self._shards: dict[str, int] = {}
         self._known: set[str] = set()
         self._lines: list[str] | None = None
 
     def follow(self, name: str, document: bytes) -> tuple[list[bytes], set[Table]]:
-        """The statements that show what a document says, and the tables that must be there for them."""
+        """The statements that show a document, and the tables that must be there for them."""
         if name not in (TOPICS, GROUPS, OFFSETS):
             return [], set()
         try:
@@ -210,7 +210,7 @@ _OPEN_COLUMNS: Final = (
 
 
 def _open_parts(group: Mapping[str, Any], shards: int) -> Iterator[Row]:
-    """What is leased, waits for its next attempt, or dies. A part is lane, first, count, attempt."""
+    """The leased, retrying and dying parts. A part is lane, first, count, attempt."""
     for lease in group.get("leases", ()):
         for lane, first, count, attempt in lease.get("open", ()):
             name = lane_name(lane, shards)
