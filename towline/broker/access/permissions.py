@@ -1,4 +1,4 @@
-"""The words of the table of requests (`server/requests.py`): needs to be allowed, and what is left of answers."""
+"""Needs and filters of requests: the words of the table in `server/requests.py`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Permission:
 
     needs: Needs
     filter: Callable[[Any, May], Answer] | None = None
-    """What is left of its answer for the one who asks."""
+    """Leaves out of the answer what the principal must not see."""
     audited: bool = False
     """The audit log tells of it, whatever came of it. Refusals of all others are told of as well."""
     target: Callable[[Any], str] = target_of

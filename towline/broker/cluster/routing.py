@@ -1,4 +1,4 @@
-"""The scopes of requests: which broker of a node each is for."""
+"""Scopes of requests: the broker of a node that each is for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["HERE", "HERE_OR_TOPIC", "SUBSCRIPTION", "TOPIC", "Scope", "topics_of
 @dataclass(frozen=True, slots=True)
 class Scope:
     here: bool = False
-    """Answered by any node, for itself or for all; unless it is about a `topic`, or a `subscription`."""
+    """Answered by any node, for itself or for all, unless it names a `topic` or a `subscription`."""
     topic: bool = False
     """For the broker of its topic; of the first realm, if it names none."""
     subscription: bool = False
     whole: str = ""
-    """It concerns one realm, and does not say which: what needs that there is only one."""
+    """Why it needs a node with one realm: it concerns one, and does not name it."""
 
 
 HERE: Final = Scope(here=True)
@@ -33,7 +33,7 @@ def whole(what: str, *, topic: bool = False) -> Scope:
 
 
 def topics_of(request: Any) -> set[str]:
-    """The topics that a request is about; none if it is about everything."""
+    """The topics of a request; none if it is about everything."""
     frames = getattr(request, "frames", None)
     if frames:
         return {frame.topic for frame in frames}
