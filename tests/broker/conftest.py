@@ -50,11 +50,13 @@ class Bench:
     ) -> Member:
         policy = RetryPolicy(max_attempts, delays_s)
         settings = GroupConfig(topic, group, retry=policy, **config)
-        return await self.broker.attach(Attach(topic, group, consumer, settings, list(holding)), address="test")
+        return await self.broker.consumers.attach(
+            Attach(topic, group, consumer, settings, list(holding)), address="test"
+        )
 
     async def pull(self, member: Member | PrefixSubscription, count: int = 100, wait_ms: int = 0, **fields: Any) -> Got:
         request = Pull(0, count, fields.pop("max_bytes", 1 << 20), wait_ms, **fields)
-        answer, buffers = await self.broker.pull(member, request)
+        answer, buffers = await self.broker.consumers.pull(member, request)
         return Got(answer, b"".join(buffers))
 
     async def flush(self) -> None:
@@ -64,7 +66,7 @@ class Bench:
         await self.store.append([], Durability.OS).done
 
     async def act(self, member: Member, what: int, got: Got, *spans: tuple[int, int, int], **fields: Any) -> Settled:
-        return await self.broker.settle(member, [Act(what, got.pull, list(spans), **fields)])
+        return await self.broker.consumers.settle(member, [Act(what, got.pull, list(spans), **fields)])
 
 
 class Got:

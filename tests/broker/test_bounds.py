@@ -32,6 +32,7 @@ from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.monitor import time_series
 from towline.broker.monitor.time_series import TimeSeries
 from towline.broker.retention import backup
+from towline.broker.server.requests import TABLE
 from towline.broker.topics import topics
 from towline.broker.topics.topic import RECENT_FRAMES
 from towline.clock import SYSTEM
@@ -137,7 +138,7 @@ def _decisions() -> Sized:
     async def main() -> Sized:
         access = Access(book=AccountStore(MemoryStore(), SYSTEM), clock=SYSTEM)
         context: Any = None
-        found = Guard(access, Principal("alice"), context, "", lambda: 0, origin="")
+        found = Guard(access, Principal("alice"), TABLE, context, address="", holds=lambda: 0, origin="")
         for number in range(MANY):
             found.may("send", "topic", f"t{number}")
         return found._decided
@@ -333,11 +334,11 @@ def test_consumers_that_are_gone_leave_nothing_in_tables(disk: World) -> None:
         for number in range(MANY):
             member = await bench.attach(group=f"~g{number}", consumer=f"c{number}", ephemeral=True)
             other = await bench.attach(consumer=f"c{number}")
-            by_prefix = await broker.fan(Attach("ord*", "audit", f"c{number}"), may=lambda _: True)
+            by_prefix = await broker.consumers.fan(Attach("ord*", "audit", f"c{number}"), may=lambda _: True)
             await bench.act(other, ACK, await bench.pull(other, 1))
             await bench.pull(member, 1)
             for one in (member, other, by_prefix):
-                await broker.detach(one)
+                await broker.consumers.detach(one)
         consumers = broker.consumers
         await eventually_done(lambda: len(broker.topics["orders"].groups) == 2)
         group: Dispatcher = broker.groups.named("orders", "billing")
@@ -360,13 +361,13 @@ def test_pulls_of_a_prefix_and_consumers_that_may_come_back_are_limited(
 
     async def scenario(bench: Bench) -> None:
         await bench.send("orders", *(b"%d" % number for number in range(MANY)))
-        by_prefix = await bench.broker.fan(Attach("ord*", "audit", "c"), may=lambda _: True)
+        by_prefix = await bench.broker.consumers.fan(Attach("ord*", "audit", "c"), may=lambda _: True)
         for _ in range(MANY):
             await bench.act(by_prefix, ACK, await bench.pull(by_prefix, 1))  # type: ignore[arg-type]
         assert len(by_prefix._pulls) <= MOST
         for number in range(2 * MOST):
             config = GroupConfig("orders", f"~e{number}", ephemeral=True)
-            one = await bench.broker.fan(Attach("ord*", config.name, "c", config), may=lambda _: True)
+            one = await bench.broker.consumers.fan(Attach("ord*", config.name, "c", config), may=lambda _: True)
             bench.broker.consumers.disconnected(one)
         assert len(bench.broker.consumers._subscriptions._away) <= MOST
 
@@ -411,14 +412,14 @@ def test_dead_letters_that_were_sent_again_are_forgotten_when_they_are_gone(disk
         await bench.act(member, DEAD, await bench.pull(member, MANY))
         group = await bench.broker.groups.buried("orders", "billing")
         for number in range(0, MANY, 2):
-            await bench.broker.resend(Resend("orders", "billing", [number]))
+            await bench.broker.dead_letters.resend(Resend("orders", "billing", [number]))
         return group
 
     async def main() -> None:
         async with disk.open() as bench:
             group = (await fill(bench)).group
             assert len(group.resent) == MANY // 2
-            await bench.broker.purge_dead(PurgeDead("orders", "billing", 40))
+            await bench.broker.dead_letters.purge(PurgeDead("orders", "billing", 40))
             await bench.broker.outlook.census.refresh()
             assert len(group.resent) == 5, "the census looks every few seconds"
             assert group.resent_count == 5
@@ -447,7 +448,7 @@ def test_figures_do_not_go_through_all_dead_letters_that_were_sent_again(disk: W
         member = await bench.attach()
         await bench.act(member, DEAD, await bench.pull(member, MANY))
         group = (await bench.broker.groups.buried("orders", "billing")).group
-        await bench.broker.resend(Resend("orders", "billing", list(range(0, MANY, 2))))
+        await bench.broker.dead_letters.resend(Resend("orders", "billing", list(range(0, MANY, 2))))
         group.resent = walked = Walked(group.resent)
         assert len(walked) == MANY // 2
         (figures,) = (await bench.broker.measure(Measure())).groups
@@ -480,7 +481,7 @@ def test_topics_that_are_deleted_leave_nothing_in_tables(disk: World) -> None:
     async def scenario(bench: Bench) -> None:
         broker = bench.broker
         for number in range(MOST):
-            await broker.create_topic(TopicConfig(f"t{number}"))
+            await broker.topics.create(TopicConfig(f"t{number}"))
             await bench.attach(f"t{number}")
             await bench.send(f"t{number}", b"x")
         await broker.outlook.census.refresh()

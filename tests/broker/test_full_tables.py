@@ -25,6 +25,7 @@ from towline.broker.retention import group_expiry
 from towline.broker.schedule import queries
 from towline.broker.server import session
 from towline.broker.server.listener import Server
+from towline.broker.topics.topics import Topics
 from towline.clock import SYSTEM
 from towline.console.rest import client_pool, held_leases
 from towline.console.rest.client_pool import Callers
@@ -85,9 +86,9 @@ def test_cancelled_messages(disk: World, monkeypatch: pytest.MonkeyPatch) -> Non
     async def scenario(bench: Bench) -> None:
         await bench.send("orders", *(b"x" for _ in range(MANY)), deliver_at_us=[-3600 * 10**6] * MANY)
         for number in range(1, MOST + 1):
-            await bench.broker.cancel_delayed(CancelDelayed("orders", [number]))
+            await bench.broker.delayed.cancel(CancelDelayed("orders", [number]))
         with pytest.raises(TooMany, match="5 cancelled messages still wait"):
-            await bench.broker.cancel_delayed(CancelDelayed("orders", [MOST + 1]))
+            await bench.broker.delayed.cancel(CancelDelayed("orders", [MOST + 1]))
         assert bench.broker.scheduler.schedule.cancelled == MOST
 
     disk.run(scenario)
@@ -156,7 +157,7 @@ def test_groups_that_expired(disk: World, monkeypatch: pytest.MonkeyPatch) -> No
         clock = TwoClocks()
         async with disk.open(clock) as bench:
             for number in range(MANY):
-                await bench.broker.detach(await bench.attach(group=f"~pod{number}", start="latest"))
+                await bench.broker.consumers.detach(await bench.attach(group=f"~pod{number}", start="latest"))
             for _ in range(34):
                 clock.advance(86400 / 4)
                 await bench.broker.group_expiry.look()
@@ -177,7 +178,7 @@ def test_news_of_a_prefix(disk: World, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(MANY):
             await bench.send(f"t{number}", b"x")
             await bench.attach(f"t{number}", "audit", max_attempts=7)
-        one = await bench.broker.fan(Attach("t*", "audit", "c"), may=lambda _: True)
+        one = await bench.broker.consumers.fan(Attach("t*", "audit", "c"), may=lambda _: True)
         await eventually_done(lambda: len(one._members) == MANY)
         assert len(one._news) == MANY
         told = [len(one.take_news("t3")) for _ in range(MANY // MOST)]
@@ -237,14 +238,14 @@ def test_requests_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     running: list[int] = []
     counts: list[int] = []
 
-    async def slowly(_broker: Broker, config: TopicConfig) -> None:
+    async def slowly(_topics: Topics, config: TopicConfig) -> None:
         running.append(1)
         counts.append(len(running))
         while not go_on.is_set():
             await asyncio.sleep(0.01)
         running.pop()
 
-    monkeypatch.setattr(Broker, "create_topic", slowly)
+    monkeypatch.setattr(Topics, "create", slowly)
 
     async def main() -> None:
         broker = await Broker.open(MemoryStore(), World("memory", None).settings())  # type: ignore[arg-type]

@@ -69,7 +69,7 @@ def test_a_crash_leaves_positions_leases_retries_and_dead_letters_as_they_were(
             back = await bench.attach(holding=pulls)
             assert back.held == sorted(pulls)
             for pull in pulls:
-                refused = await bench.broker.settle(back, [_ack(pull)])
+                refused = await bench.broker.consumers.settle(back, [_ack(pull)])
                 assert refused.refused == []
             rest = await bench.pull(back, 1000)
             assert rest.bodies == [b"%d" % n for n in range(41 if snapshot else 40, 100)]
@@ -126,7 +126,7 @@ def test_a_consumer_that_does_not_come_back_after_a_restart_loses_its_lease(disk
 def test_a_pull_number_from_before_a_crash_is_never_given_out_again(disk: World, tmp_path: Path) -> None:
     async def main() -> None:
         async with disk.open() as bench:
-            await bench.broker.create_topic(TopicConfig("orders"))
+            await bench.broker.topics.create(TopicConfig("orders"))
             await bench.send("orders", b"a", b"b")
             member = await bench.attach()
             after = crash(disk, tmp_path / "crashed")
@@ -182,7 +182,7 @@ def test_each_frame_of_a_unit_is_recognised_under_way_afterwards_and_after_a_cra
 
     async def main() -> None:
         async with disk.open() as bench:
-            await bench.broker.create_topic(TopicConfig("orders", shards=4))
+            await bench.broker.topics.create(TopicConfig("orders", shards=4))
             first, under_way = bench.broker.send(unit(1, 2, 3, 4)), bench.broker.send(unit(1, 2, 3, 4))
             assert [(await one).duplicate for one in (first, under_way)] == [False, True]
             if snapshot:
@@ -211,7 +211,7 @@ def test_a_dying_message_reaches_the_dead_letters_once_whenever_the_crash_comes(
             async with world.open() as bench:
                 broker = bench.broker
                 await eventually_done(partial(_has_dead, broker))
-                assert (await bench.broker.resend(Resend("orders", "billing"))).count == 1
+                assert (await bench.broker.dead_letters.resend(Resend("orders", "billing"))).count == 1
                 assert (await bench.pull(await bench.attach())).bodies == [b"a"]
 
     asyncio.run(main())
@@ -224,11 +224,11 @@ def test_a_dead_letter_sent_again_survives_a_crash_and_is_not_sent_twice(disk: W
             member = await bench.attach()
             await bench.act(member, DEAD, await bench.pull(member))
             await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
-            await bench.broker.resend(Resend("orders", "billing"))
+            await bench.broker.dead_letters.resend(Resend("orders", "billing"))
             after = crash(disk, tmp_path / "crashed")
         async with after.open() as bench:
             assert bench.broker.group_state("orders", "billing").dead == 0
-            assert (await bench.broker.resend(Resend("orders", "billing"))).count == 0
+            assert (await bench.broker.dead_letters.resend(Resend("orders", "billing"))).count == 0
             assert (await bench.pull(await bench.attach())).bodies == [b"a"]
 
     asyncio.run(main())

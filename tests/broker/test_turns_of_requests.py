@@ -50,8 +50,8 @@ def test_others_have_their_turn_in_between(work: Work, disk: World, monkeypatch:
         broker = bench.broker
         await broker.outlook.alarms.put(AlarmRule("unused", "offline", 3600))
         for number in range(TOPICS):
-            await broker.create_topic(TopicConfig(f"t{number}", shards=2))
-            await broker.put_group(GroupConfig(f"t{number}", "g"))
+            await broker.topics.create(TopicConfig(f"t{number}", shards=2))
+            await broker.groups.put(GroupConfig(f"t{number}", "g"))
         monkeypatch.setattr("towline.clock.SLICE_S", 0.0)
         beside = asyncio.create_task(others())
         turns.clear()

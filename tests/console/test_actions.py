@@ -140,6 +140,9 @@ DEEDS: dict[tuple[str, str], Deed] = {
         then(choose("More", "Delete"), word("doomed"), go_on("Delete")),
     ),
     ("groups", "Kick"): Deed("Kick", "/groups/orders/kicked", ALTER_GROUP, then(press("Kick"), go_on("Kick"))),
+    ("cluster", "Close"): Deed(
+        "CloseConnection", "/cluster", [("admin", CLUSTER)], then(press("Close"), go_on("Close"))
+    ),
     ("dead_letters", "Send selected again"): Deed(
         "Resend",
         "/dead?topic=orders&group=billing",

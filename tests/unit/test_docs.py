@@ -189,7 +189,7 @@ def commands(page: str) -> set[tuple[str, str]]:
     lines = [line for block in _FENCE.findall(page) for line in block.splitlines()] + _NAMED.findall(
         _FENCE.sub("", page)
     )
-    return set(re.findall(r"^(?:.* \| )?towline ([a-z]+)(?: ([a-z]+)\b)?", "\n".join(lines), re.MULTILINE))
+    return set(re.findall(r"^(?:.* \| )?towline ([a-z]+)(?: ([a-z]+(?:-[a-z]+)*)\b)?", "\n".join(lines), re.MULTILINE))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

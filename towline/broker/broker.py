@@ -14,23 +14,18 @@ from typing import Any
 
 import msgspec
 
-from towline.broker.access.rules import May
 from towline.broker.answer_budget import AnswerBudget
-from towline.broker.browse.browse import browse_dead, browse_lane, figures_in_slices, figures_of, find, group_state
+from towline.broker.browse.browse import MessageBrowser, figures_in_slices, figures_of, group_state
 from towline.broker.browse.scan import StreamScanner
-from towline.broker.browse.trace import trace
 from towline.broker.cluster.membership import Membership
 from towline.broker.cluster.shard_homes import ShardHomes
-from towline.broker.consume import dead_letters
 from towline.broker.consume.consumers import Consumers
-from towline.broker.consume.dead_letters import expire, resend, revise
+from towline.broker.consume.dead_letters import DeadLetters, expire
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.groups import Groups
-from towline.broker.consume.member import Member
-from towline.broker.consume.prefix_subscription import PrefixSubscription, chosen
-from towline.broker.consume.seek import purge, report, seek
+from towline.broker.consume.prefix_subscription import chosen
+from towline.broker.consume.seek import purge
 from towline.broker.consume.snapshots import Snapshots
-from towline.broker.consume.waiting_pull import Taker
 from towline.broker.epoch import EPOCH, Epoch
 from towline.broker.loop_lag import LoopLag
 from towline.broker.monitor.listing import split_lines
@@ -49,21 +44,19 @@ from towline.broker.retention.holds import Holds
 from towline.broker.retention.overdue_messages import OverdueMessages
 from towline.broker.retention.retention import reclaim, retain
 from towline.broker.schedule.journal import ScheduleJournal
-from towline.broker.schedule.queries import cancel_delayed, list_delayed, move_delayed
+from towline.broker.schedule.queries import DelayedMessages
 from towline.broker.schedule.scheduler import Scheduler
 from towline.broker.topics.catalog import WRITE_S, Catalog
 from towline.broker.topics.gone_streams import GoneStreams, streams_of_topic
 from towline.broker.topics.topics import Topics
 from towline.broker.topics.uncatalogued import find_uncatalogued
 from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock, TimeSlice, in_slices
-from towline.delivery import Dedup
+from towline.delivery import Dedup, Producers
 from towline.errors import NewerFormat, QueueFull, TowlineError
 from towline.format import FORMAT, NOTE, Note, instead_of, writer_in
 from towline.frame import FRAME_MAX
 from towline.model import (
     Durability,
-    GroupConfig,
-    TopicConfig,
     check_group,
     check_topic,
     parse_delay_levels,
@@ -72,9 +65,7 @@ from towline.protocol import access
 from towline.protocol import messages as wire
 from towline.protocol.backup import BackupBegun
 from towline.protocol.cluster import Brokers, HandBack, HandedBack, ListBrokers
-from towline.protocol.groups import Pause, Seek, Sought
-from towline.protocol.publications import Report
-from towline.protocol.topics import EditTopic, Purge, Purged
+from towline.protocol.topics import Purge, Purged
 from towline.settings import BrokerSettings
 from towline.store import Store
 from towline.version import __version__
@@ -135,6 +126,9 @@ class Broker:
         self._agenda = ScheduleJournal(store, clock, self._durability, borrow_bytes=borrow_bytes)
         levels_us = parse_delay_levels(settings.delay_levels)
         self.scheduler = Scheduler(self._agenda, levels_us, self.topics.of_delayed, self._reclaim)
+        self.delayed = DelayedMessages(self.topics, self.scheduler)
+        self.dead_letters = DeadLetters(self.groups, self._durability)
+        self.browsing = MessageBrowser(store, self.topics, self.groups)
         self._pulls: Iterator[int] = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._opened_s = self._saved_s = clock.steady_s()
@@ -145,10 +139,48 @@ class Broker:
         self.groups.on_installed = self.homes.install
         self.holds = Holds(store, clock, settings)
         self.overdue = OverdueMessages(store, clock, settings)
+        self.outlook = Monitor(
+            self.topics,
+            lambda: self.scheduler.schedule.counts,
+            store=store,
+            clock=clock,
+            settings=settings,
+            overdue=self.overdue,
+        )
         self.group_expiry = GroupExpiry(store, clock, settings, self.topics, self.groups)
         self.backups = Backups(store, clock, settings.store)
         self.answers = AnswerBudget(settings.max_unread_total_bytes)
         self._maintaining = asyncio.Lock()
+        self._join_produce()
+
+    def _join_produce(self) -> None:
+        """The parts that append messages."""
+        self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
+        self._producers = Producers()
+        self._recollection = Remembered(self._producers, self._dedup, self.time)
+        self._handbacks = Handbacks(self._producers, self._durability)
+        self._sender = Appender(
+            self.store,
+            self._producers,
+            self._dedup,
+            self.topics.for_send,
+            durability=self._durability,
+            max_frame_bytes=self.settings.max_frame_bytes,
+            max_message_bytes=getattr(self.store, "max_message_bytes", FRAME_MAX),
+            clock=self.clock,
+            time=self.time,
+            scheduler=self.scheduler,
+        )
+        self.commit_times = self._sender.commit_times
+        self.transactions = PreparedTransactions(
+            self.store,
+            self.clock,
+            self._sender,
+            self.settings,
+            self._reclaim,
+            time=self.time,
+            expect_shards=self.topics.expect_shards,
+        )
 
     # Opening and closing
 
@@ -202,13 +234,12 @@ class Broker:
         await self._recover_topics(part)
         await self._recover_schedule(part)
         await self._recover_producers(part)
-        self._open_for_sends()
         await self._recover_transactions()
         await self._catalog.renew()
         await self._catalog.save()
         if note != (mine := msgspec.json.encode(Note(FORMAT, __version__))):
             await self.store.save(NOTE, mine)
-        await self._open_monitor()
+        await self.outlook.alarms.load()
         self.consumers.await_orphans()
         self.consumers.recall_limits()
         self._start(self.groups.forget_left(), "forgetting streams of deleted groups")
@@ -250,51 +281,15 @@ class Broker:
             async for name, topic in in_slices(self.topics.items(), part)
             for number, lane in enumerate(topic.lanes)
         }
-        self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
-        self._producers = await recover_producers(
-            self.store, self._producers_file, lanes, list(self._agenda.ends()), self._dedup, self.time.now_us(), part
-        )
+        slots, known = list(self._agenda.ends()), (self._producers, self._dedup)
+        await recover_producers(self.store, self._producers_file, lanes, slots, *known, self.time.now_us(), part)
         await part.rest()
-
-    def _open_for_sends(self) -> None:
-        """The parts that append messages, which need the producers."""
-        self._recollection = Remembered(self._producers, self._dedup, self.time)
-        self._handbacks = Handbacks(self._producers, self._durability)
-        self._sender = Appender(
-            self.store,
-            self._producers,
-            self._dedup,
-            self.topics.for_send,
-            durability=self._durability,
-            max_frame_bytes=self.settings.max_frame_bytes,
-            max_message_bytes=getattr(self.store, "max_message_bytes", FRAME_MAX),
-            clock=self.clock,
-            time=self.time,
-            scheduler=self.scheduler,
-        )
-        self.commit_times = self._sender.commit_times
 
     async def _recover_transactions(self) -> None:
         """Prepared transactions, and staged frames: both may append messages."""
-        self.transactions = PreparedTransactions(
-            self.store,
-            self.clock,
-            self._sender,
-            self.settings,
-            self._reclaim,
-            time=self.time,
-            expect_shards=self.topics.expect_shards,
-        )
         await self.transactions.recover()
         self.registry.prepared = self.transactions.lanes
         self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
-
-    async def _open_monitor(self) -> None:
-        delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
-        self.outlook = Monitor(
-            self.topics, delayed, store=self.store, clock=self.clock, settings=self.settings, overdue=self.overdue
-        )
-        await self.outlook.alarms.load()
 
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""
@@ -373,29 +368,6 @@ class Broker:
 
     # Consuming
 
-    async def fan(self, request: wire.Attach, *, address: str = "", may: Callable[[str], bool]) -> PrefixSubscription:
-        return await self.consumers.fan(request, address=address, may=may)
-
-    async def attach(self, request: wire.Attach, *, address: str = "") -> Member:
-        return await self.consumers.attach(request, address=address)
-
-    async def pull(
-        self, member: Member | PrefixSubscription, request: wire.Pull, taker: Taker | None = None
-    ) -> tuple[wire.Pulled, list[bytes | memoryview]]:
-        return await self.consumers.pull(member, request, taker)
-
-    async def settle(self, member: Member | PrefixSubscription, acts: Sequence[wire.Act]) -> wire.Settled:
-        return await self.consumers.settle(member, acts)
-
-    async def detach(self, member: Member | PrefixSubscription) -> None:
-        await self.consumers.detach(member)
-
-    async def kick(self, topic: str, group: str, consumer: str) -> None:
-        """Give a consumer's messages back to its group; it may attach again, and then holds nothing."""
-        done = await self.consumers.leave(self.groups.named(topic, group).member(consumer), vanished=False)
-        if done is not None:
-            await done
-
     async def hand_back(self, request: HandBack, data: bytes | memoryview, *, token: bytes = b"") -> HandedBack:
         """Take over messages of another broker, with which a consumer failed and which it cannot give back there."""
         check_topic(request.topic)
@@ -408,23 +380,11 @@ class Broker:
 
     # Topics
 
-    async def create_topic(self, config: TopicConfig) -> None:
-        await self.topics.create(config)
-
     async def put_topic(self, request: wire.PutTopic) -> None:
         await self.topics.put(request)
 
-    async def edit_topic(self, request: EditTopic) -> None:
-        await self.topics.edit(request)
-
     def template(self) -> wire.Templated:
         return wire.Templated(self._catalog.template)
-
-    def shard_count(self, name: str) -> int:
-        return self.topics.shard_count(name)
-
-    def expect_shards(self, heads: Sequence[wire.FrameHead]) -> None:
-        self.topics.expect_all(heads)
 
     async def delete_topic(self, name: str) -> None:
         await self.scheduler.drop_topic(name)
@@ -474,21 +434,6 @@ class Broker:
 
     # Groups
 
-    async def put_group(self, config: GroupConfig) -> None:
-        await self.groups.put(config)
-
-    async def pause(self, request: Pause) -> None:
-        await self.groups.pause(request)
-
-    async def delete_group(self, topic: str, name: str) -> None:
-        await self.groups.delete(topic, name)
-
-    async def seek(self, request: Seek) -> Sought:
-        dispatcher = self.groups.named(request.topic, request.group)
-        if not request.dry_run:
-            dispatcher.use()
-        return await seek(dispatcher, request, self._durability)
-
     def has_group(self, topic: str, group: str) -> bool:
         found = self.topics.get(topic)
         return found is not None and group in found.groups
@@ -507,56 +452,7 @@ class Broker:
         dispatcher = self.groups.named(topic, name)
         return group_state(dispatcher, self.clock.steady_s(), self.group_expiry.left_s(dispatcher))
 
-    # Delayed messages
-
-    async def delayed(self, request: wire.ListDelayed, may: May | None = None) -> wire.Delayed:
-        if request.topic:
-            self.topics.named(request.topic)
-        return await list_delayed(self.scheduler, request, may)
-
-    async def cancel_delayed(self, request: wire.CancelDelayed) -> wire.DelayedCancelled:
-        self.topics.named(request.topic)
-        return await cancel_delayed(self.scheduler, request)
-
-    async def move_delayed(self, request: wire.MoveDelayed) -> wire.DelayedMoved:
-        self.topics.named(request.topic)
-        return await move_delayed(self.scheduler, request)
-
-    # Dead letters and browsing
-
-    async def resend(self, request: wire.Resend) -> wire.Resent:
-        return await resend(await self._dead_letters(request.topic, request.group), request, self._durability)
-
-    async def revise_dead(self, request: wire.ReviseDead) -> wire.Revised:
-        return await revise(await self._dead_letters(request.topic, request.group), request, self._durability)
-
-    async def purge_dead(self, request: wire.PurgeDead) -> wire.DeadPurged:
-        return await dead_letters.purge(await self._dead_letters(request.topic, request.group), request.before)
-
-    async def _dead_letters(self, topic: str, group: str) -> Dispatcher:
-        """The group of dead letters, with work on them allowed."""
-        dispatcher = await self.groups.buried(topic, group)
-        dispatcher.use()
-        return dispatcher
-
-    async def browse(self, request: wire.Browse) -> tuple[wire.Browsed, list[bytes | memoryview]]:
-        if request.group:
-            return await browse_dead(await self.groups.buried(request.topic, request.group), request)
-        return await browse_lane(self.store, self.topics.named(request.topic).lane(request.lane), request)
-
-    async def locate(self, request: wire.Locate) -> wire.Located:
-        lane = self.topics.named(request.topic).lane(request.lane)
-        return wire.Located(min(await self.store.locate(lane.stream, request.time_us), lane.end))
-
-    async def find(self, request: wire.Find) -> tuple[wire.Found, list[bytes | memoryview]]:
-        return await find(self.store, self.topics.named(request.topic).lane(request.lane), request)
-
-    async def report(self, request: Report) -> None:
-        asked = wire.Attach(self.topics.named(request.topic).config.name, check_group(request.group), "outside")
-        await report(await self.groups.for_consumer(asked), request.positions, self._durability)
-
-    async def trace(self, request: wire.Trace) -> wire.Traced:
-        return await trace(self.groups.named(request.topic, request.group), request)
+    # Figures
 
     async def measure(self, request: access.Measure) -> access.Measured:
         topics = [self.topics.named(request.topic)] if request.topic else list(self.topics.values())

@@ -20,6 +20,7 @@ from towline.broker.monitor.listing import Listing, split_lines
 from towline.broker.monitor.monitor import Monitor
 from towline.broker.monitor.stats import EVERY_S, Stats, TopicFacts, Totals
 from towline.broker.periodic import every
+from towline.broker.schedule.queries import DelayedMessages
 from towline.broker.topics.catalog import TEMPLATE, Catalog
 from towline.clock import SYSTEM, TimeSlice
 from towline.errors import BadRequest, Overtaken
@@ -70,6 +71,7 @@ class Node(Broker):
         await front._recover()
         front.outlook = _Monitor(front)
         front.scanning = _Scanning(front)
+        front.delayed = _Delayed(front)
         front.shared_template = await front._load_template()
         await front.outlook.alarms.load()
         front._start(front.lag.loop(), "the watch over the event loop")
@@ -176,12 +178,6 @@ class Node(Broker):
             [one for each in found for one in each.groups],
         )
 
-    async def delayed(self, request: wire.ListDelayed, may: May | None = None) -> wire.Delayed:
-        found = [await broker.delayed(request, may) for broker in self._owned()]
-        rows = (row for each in found for row in each.messages)
-        soonest = heapq.nsmallest(request.max_messages, rows, key=lambda row: (row.deliver_at_us, row.id))
-        return wire.Delayed(soonest, sum(each.count for each in found))
-
     def release_waiters(self) -> None:
         super().release_waiters()
         self._realms.end_waiting()
@@ -191,6 +187,18 @@ class Node(Broker):
     async def close(self) -> None:
         await self._realms.close()
         await super().close()
+
+
+class _Delayed(DelayedMessages):
+    def __init__(self, front: Node) -> None:
+        super().__init__(front.topics, front.scheduler)
+        self._front = front
+
+    async def list(self, request: wire.ListDelayed, may: May | None = None) -> wire.Delayed:
+        found = [await broker.delayed.list(request, may) for broker in self._front._owned()]
+        rows = (row for each in found for row in each.messages)
+        soonest = heapq.nsmallest(request.max_messages, rows, key=lambda row: (row.deliver_at_us, row.id))
+        return wire.Delayed(soonest, sum(each.count for each in found))
 
 
 class _Scanning(StreamScanner):

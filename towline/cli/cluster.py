@@ -130,6 +130,28 @@ def forget(
     return 0
 
 
+@cluster.command
+def close_connection(
+    address: Annotated[str, Parameter(help="The address of a client, as `towline clients` shows it.")],
+    /,
+    *,
+    dry_run: DryRun = False,
+    output: Output = "text",
+    connection: Connection = Connection(),  # noqa: B008
+) -> None:
+    """Close the connections of a client, at whichever broker they are.
+
+    What it holds goes back to its groups unless it returns within moments. It may connect again: to keep it out, revoke
+    its token (`towline token revoke`).
+    """
+    with connection.connect() as client:
+        if not dry_run:
+            client.close_connection(address)
+        elif all(one.address != address for one in client.clients()):
+            raise NotFound(f"nobody is connected from {address}")
+    tell(f"close the connections from {address}", {"address": address}, dry_run=dry_run, output=output)
+
+
 def clients(
     topic: Annotated[str, Parameter(help="Only the consumers of this topic.")] = "",
     group: Annotated[str, Parameter(help="Only the consumers of this group.")] = "",

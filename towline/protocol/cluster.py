@@ -8,6 +8,7 @@ import msgspec
 from crc32c import crc32c
 
 from towline.model import GroupConfig, is_pattern
+from towline.protocol.base import Newer
 from towline.protocol.messages import ANSWERS, REQUESTS, Answer, Request
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Brokers",
     "ClientState",
     "Clients",
+    "CloseConnection",
     "ForgetBroker",
     "HandBack",
     "HandedBack",
@@ -185,6 +187,15 @@ class ForgetBroker(Request, frozen=True, array_like=True):
     id: _Name
 
 
+class CloseConnection(Request, frozen=True, array_like=True):
+    """Close the connections from this address, as `Clients` has it. Their clients are told why; they may connect again.
+    Answered by `Done`."""
+
+    kind = 104
+    newer = Newer(2, "close a connection")
+    address: Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+
+
 class HandBack(Request, frozen=True, array_like=True):
     """A consumer failed with messages of another broker, which cannot be reached: here they are, whole, in the frame
     behind this. They go to the group's own lane, to be retried when they are due."""
@@ -210,5 +221,5 @@ class HandedBack(Answer, frozen=True, array_like=True):
     repeated: bool = False
 
 
-REQUESTS.update({cls.kind: cls for cls in (Meet, ListBrokers, ListClients, ForgetBroker, HandBack)})
+REQUESTS.update({cls.kind: cls for cls in (Meet, ListBrokers, ListClients, ForgetBroker, CloseConnection, HandBack)})
 ANSWERS.update({cls.kind: cls for cls in (Met, Brokers, Clients, HandedBack)})

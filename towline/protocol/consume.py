@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from towline.model import MAX_SHARDS, MAX_TOPICS, GroupConfig
-from towline.protocol.base import MANY, Answer, AnyLane, Name, Natural, Request, Text
+from towline.protocol.base import MANY, Answer, AnyLane, Name, Natural, Newer, Request, Text
 
 __all__ = [
     "ACK",
@@ -151,6 +151,7 @@ class Held(Answer, frozen=True, array_like=True):
     """The messages that a consumer still holds of the pulls that its beat named."""
 
     kind = 130
+    newer = Newer(2)
     held: list[int]
     lost: list[Lost] = []  # noqa: RUF012 - a Struct copies it
     """Messages of those pulls that were taken away; not all of them, if there are many ranges."""

@@ -5,7 +5,8 @@ without newer fields. They are of two kinds. A *hint* makes things better, and a
 without: it is left out. What a request *means* is never left out: the request fails where it was made, with
 `Unsupported`, whose text names the feature, the peer, and the version from which on it can.
 
-Whoever adds a request, a field, or a value of a field to the wire, or makes one longer, adds it here;
+A request or an answer says with which version it came (`newer`). Whoever adds a field to one, or a value of a field, or
+makes one longer, adds it here;
 `tests/unit/protocol/version-1.txt`, `limits-1.txt` and their like list what each released version has, and a test
 compares.
 Errors that are new say in `errors.py` what older peers take them for.
@@ -22,18 +23,17 @@ from msgspec.structs import FieldInfo, astuple, fields
 
 from towline.alarms.rule import AlarmRule
 from towline.errors import Unsupported
-from towline.protocol import access, backup, cluster, groups, publications
+from towline.protocol import access, cluster, groups, publications
 from towline.protocol import messages as m
+from towline.protocol.base import Newer
 from towline.version import __version__
 
 __all__ = [
     "FIELDS",
-    "KINDS",
     "LONGER",
     "RELEASED",
     "VALUES",
     "Longer",
-    "Newer",
     "in_words_of",
     "show_version",
     "structs_in",
@@ -43,24 +43,7 @@ RELEASED: Final = {1: "0.1.0"}
 """The first version of Towline with each version of the protocol. The contents of those that are not here may grow."""
 
 
-class Newer(NamedTuple):
-    """Something that came with a version, and its purpose, to finish "… cannot": empty for a hint."""
-
-    since: int
-    what: str = ""
-
-
-_BACKUP: Final = "be backed up while it runs"
 _EPOCHS: Final = "compare the contents of a sink's epochs"
-
-KINDS: Final[dict[type[msgspec.Struct], Newer]] = {
-    backup.BeginBackup: Newer(2, _BACKUP),
-    backup.BackupBegun: Newer(2),
-    backup.HoldBackup: Newer(2, _BACKUP),
-    backup.BackupHeld: Newer(2),
-    m.Held: Newer(2),
-}
-"""Requests and answers."""
 
 FIELDS: Final[dict[type[msgspec.Struct], dict[str, Newer]]] = {
     m.Hello: {"caller": Newer(2)},
@@ -119,7 +102,7 @@ def in_words_of(version: int, message: m.Request | m.Answer) -> Any:
     would not mean the same any more; its message begins with "cannot"."""
     is_request = isinstance(message, m.Request)
     if is_request:
-        _refuse(KINDS.get(type(message)), version)
+        _refuse(message.newer, version)
     return _older(message, version, is_request)
 
 

@@ -103,8 +103,8 @@ SILENT: set[type[Request]] = {
 """They change what they name, and say that it is done: nothing of anything else."""
 ADMINS: set[type[Request]] = {
     access.ListUsers, access.PutUser, access.DeleteUser, access.CreateToken, access.RevokeToken, access.ListRules,
-    access.AddRule, access.DropRule, access.ListAudit, cluster.Meet, cluster.ForgetBroker, backup.BeginBackup,
-    backup.HoldBackup, monitor.AskAlarmBook,
+    access.AddRule, access.DropRule, access.ListAudit, cluster.Meet, cluster.ForgetBroker,
+    cluster.CloseConnection, backup.BeginBackup, backup.HoldBackup, monitor.AskAlarmBook,
 }  # fmt: skip
 """They are about all there is, and for administrators (or one's own)."""
 

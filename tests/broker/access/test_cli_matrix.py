@@ -85,6 +85,7 @@ COMMANDS: dict[str, tuple[str, list[Need]]] = {
     "cluster ls": ("", OWN),
     "cluster check": ("", OWN),
     "cluster forget": ("none", ADMIN),
+    "cluster close-connection": ("none", ADMIN),
     "top": ("-n 1 --every 100ms", SEE),
     "check": ("", SEE),
     "backup": ("backup-{tx}", ADMIN),

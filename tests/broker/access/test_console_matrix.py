@@ -58,6 +58,7 @@ ACTIONS: dict[str, tuple[Callable[[Client], Awaitable[object]], list[Need]]] = {
     "browse": (lambda mq: mq.browse("orders", "middle"), [("consume", ORDERS)]),
     "cancel": (lambda mq: mq.cancel("orders", "orders/delay/9"), [("send", ORDERS)]),
     "clients": (lambda mq: mq.clients(), SEE),
+    "close_connection": (lambda mq: mq.close_connection("none"), ADMIN),
     "create_topic": (lambda mq: mq.create_topic("orders"), [("create", ORDERS)]),
     "dead_letter": (lambda mq: mq.dead_letter("orders", "billing", 0), READ),
     "dead_letters": (lambda mq: mq.dead_letters("orders", "billing"), READ),

@@ -17,13 +17,14 @@ from tests.broker.access.secured import PASSWORD, Secured, secured
 from tests.broker.raw_client import RawClient
 from towline.broker.access import login_attempts, passwords
 from towline.broker.access.account_store import AccountStore, Declared, Secret, Token, User, hash_secret
-from towline.broker.access.accounts import carry_out
+from towline.broker.access.accounts import put_user
 from towline.broker.access.authentication import Access, Principal
 from towline.broker.access.authorization import Guard
 from towline.broker.access.login_attempts import GATEWAY_FACTOR, TRIES, TRIES_OF_ORIGIN, LoginAttempts
 from towline.broker.access.passwords import NOBODYS_HASH, Passwords
 from towline.broker.fair_executor import FairExecutor
 from towline.broker.server.connection import Remote
+from towline.broker.server.requests import TABLE
 from towline.clock import SYSTEM, ManualClock
 from towline.console import sessions
 from towline.errors import BadRequest, Conflict, NotLetIn, Refused
@@ -280,10 +281,10 @@ class Household:
 
     def _guard(self, principal: Principal) -> Guard:
         context: Any = None
-        return Guard(self.access, principal, context, "", int, origin=principal.user)
+        return Guard(self.access, principal, TABLE, context, address="", holds=int, origin=principal.user)
 
     async def put(self, guard: Guard, **changes: Any) -> None:
-        await carry_out(self.access, guard, PutUser("eve", **changes), "")
+        await put_user(self.access, guard, PutUser("eve", **changes))
 
     async def begin_change(self) -> asyncio.Task[None]:
         change = asyncio.create_task(self.put(self.eve, password=NEW, old_password=PASSWORD))

@@ -1,6 +1,6 @@
 """Every request × every right it needs: allowed with all of them, refused without any one of them, and after they were
-taken back. The table below is written by hand, and says again what `broker/access/permissions.py` says: a request
-that is missing in either makes a test fail."""
+taken back. The table below is written by hand, and says again what `broker/server/requests.py` says: a request that is
+missing in either makes a test fail."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from tests.broker.access.secured import Secured
 from tests.broker.raw_client import RawClient
 from tests.unit.protocol import samples
-from towline.broker.access.permissions import PERMISSIONS
 from towline.broker.access.rules import ROLES
+from towline.broker.server.requests import TABLE
 from towline.errors import Refused
 from towline.protocol import access, backup, cluster, monitor, publications, scan
 from towline.protocol import messages as m
@@ -89,6 +89,7 @@ NEEDS: dict[type[Request], list[tuple[str, tuple[str, str]]]] = {
     cluster.ListBrokers: [],
     cluster.ListClients: [("describe", BILLING), ("describe", ORDERS)],
     cluster.ForgetBroker: [("admin", CLUSTER)],
+    cluster.CloseConnection: [("admin", CLUSTER)],
     backup.BeginBackup: [("admin", CLUSTER)],
     backup.HoldBackup: [("admin", CLUSTER)],
     cluster.HandBack: [("consume", ORDERS), ("consume", BILLING)],
@@ -142,7 +143,7 @@ def cases() -> Iterator[tuple[Request, list[tuple[str, tuple[str, str]]]]]:
 
 
 def test_every_request_is_in_the_table() -> None:
-    assert {request.kind for request in [*NEEDS, *SUBSCRIBED]} == set(m.REQUESTS) == set(PERMISSIONS)
+    assert {request.kind for request in [*NEEDS, *SUBSCRIBED]} == set(m.REQUESTS) == {one.kind for one in TABLE}
 
 
 @pytest.fixture(scope="module")

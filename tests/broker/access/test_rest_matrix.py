@@ -98,6 +98,8 @@ ROUTES: dict[tuple[str, str], Route] = {
         "/topics/orders/delayed/reschedule", [("send", ORDERS)], {"id": "orders/delay/9", "delay": 60}
     ),
     ("GET", "/brokers"): Route("/brokers", OWN),
+    ("GET", "/clients"): Route("/clients", [("describe", CLUSTER)]),
+    ("DELETE", "/clients/{address}"): Route("/clients/none", ADMIN),
     ("GET", "/measure"): Route("/measure", [("describe", CLUSTER)]),
     ("GET", "/alarms"): Route("/alarms", [("describe", CLUSTER)]),
     ("GET", "/alarms/active"): Route("/alarms/active", [("describe", CLUSTER)]),

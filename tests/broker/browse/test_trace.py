@@ -16,10 +16,10 @@ from towline.protocol.messages import Resend, Trace, Traced
 
 async def trace(bench: Bench, seq: int, **fields: Any) -> Traced:
     """All pages as one."""
-    answer = await bench.broker.trace(Trace("orders", "billing", 1, seq, **fields))
+    answer = await bench.broker.browsing.trace(Trace("orders", "billing", 1, seq, **fields))
     steps = list(answer.steps)
     while answer.cursor is not None:
-        answer = await bench.broker.trace(Trace("orders", "billing", 1, seq, cursor=answer.cursor, **fields))
+        answer = await bench.broker.browsing.trace(Trace("orders", "billing", 1, seq, cursor=answer.cursor, **fields))
         steps += answer.steps
     return Traced(answer.status, answer.attempt, answer.due_us, steps, answer.whole)
 
@@ -37,7 +37,7 @@ async def a_life(bench: Bench) -> None:
     await bench.act(member, NACK, got, (1, 1, 1), reason="no such customer")
     await bench.act(member, DEAD, got, (1, 3, 2), reason="never")
     await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2)
-    await bench.broker.resend(Resend("orders", "billing", [1]))
+    await bench.broker.dead_letters.resend(Resend("orders", "billing", [1]))
     await bench.flush()
 
 
@@ -98,7 +98,7 @@ def test_a_message_sent_again_is_followed_on_its_own_lane(world: World) -> None:
         assert (await trace(bench, 4)).status == "RUNNING"
         await bench.act(member, DEAD, got, reason="still not")
         await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2)
-        await bench.broker.resend(Resend("orders", "billing", [2]))
+        await bench.broker.dead_letters.resend(Resend("orders", "billing", [2]))
         got = await bench.pull(member, 1)
         await bench.act(member, ACK, got)
         last = await trace(bench, 4)
@@ -144,7 +144,7 @@ def test_the_work_of_a_request_is_bounded_and_goes_on_by_the_cursor(
 
     async def scenario(bench: Bench) -> None:
         await a_life(bench)
-        first = await bench.broker.trace(Trace("orders", "billing", 1, 4))
+        first = await bench.broker.browsing.trace(Trace("orders", "billing", 1, 4))
         assert first.cursor is not None
         assert what(await trace(bench, 4)) == ["pulled", "gaveup", "buried", "resent"]
         assert (await trace(bench, 4)).status == "NEW"
@@ -170,7 +170,7 @@ def test_it_is_told_after_a_restart_and_when_events_are_gone(disk: World) -> Non
 def test_a_group_of_which_nothing_is_missing_is_told_whole_wherever_its_numbers_begin(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         await a_life(bench)
-        await bench.broker.delete_group("orders", "billing")
+        await bench.broker.groups.delete("orders", "billing")
         member = await bench.attach(start="earliest")
         got = await bench.pull(member, 2)
         await bench.act(member, ACK, got)

@@ -117,7 +117,7 @@ def test_streams_of_deleted_groups_are_forgotten_once_the_number_is_raised_and_n
         bench = await realm(world, database)
         for number in range(2):
             await bench.attach(group=f"g{number}")
-            await bench.broker.delete_group("orders", f"g{number}")
+            await bench.broker.groups.delete("orders", f"g{number}")
         await bench.broker.close()
         bench = await realm(world, database)
         await bench.broker.groups.forget_left()

@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import towline
 from tests.broker.access.declared import access_file
 from tests.system.cluster.conftest import ROOT, Brokers, eventually
+from towline.errors import NotFound
 
 
 def _cli(*arguments: str) -> list[dict[str, Any]]:
@@ -53,6 +56,16 @@ def test_the_command_line_shows_brokers_and_clients(brokers: Brokers) -> None:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_connections_are_closed_at_whichever_broker_they_are(brokers: Brokers) -> None:
+    with towline.connect(brokers.url) as mq, towline.connect(f"towline://{brokers.address(2)}") as doomed:
+        doomed.send("orders", b"x")
+        [mine] = {one.address for one in mq.clients() if one.role == "producer"}
+        mq.close_connection(mine)
+        eventually(lambda: mine not in {one.address for one in mq.clients()})
+        with pytest.raises(NotFound, match="nobody is connected"):
+            mq.close_connection(mine)
 
 
 def test_brokers_know_each_other_after_a_restart_without_being_told(cluster_of: Callable[..., Brokers]) -> None:

@@ -39,7 +39,7 @@ def above(broker: str, other: str) -> list[int]:
 
 async def filled(mq: Bench) -> list[int]:
     """A message in each shard; those that a broker called `old` is below."""
-    await mq.broker.create_topic(TopicConfig("orders", shards=SHARDS))
+    await mq.broker.topics.create(TopicConfig("orders", shards=SHARDS))
     for shard in range(SHARDS):
         await mq.send("orders", b"%d" % shard, lane=shard)
     return above(mq.broker.registry.id, "old")
@@ -49,7 +49,7 @@ async def deliverable(mq: Bench) -> list[int]:
     """The shards that a consumer gets something of now; it is given back."""
     one = await mq.attach(start="earliest")
     got = await mq.pull(one)
-    await mq.broker.detach(one)
+    await mq.broker.consumers.detach(one)
     return sorted(int(body) for body in got.bodies)
 
 

@@ -115,7 +115,7 @@ def test_a_pull_whose_messages_were_taken_away_while_it_read_reads_again(disk: W
         with reads_stopped(bench) as (go, begun):
             client.pull(member, wait_ms=FAR)
             await eventually_done(lambda: begun)
-            await bench.broker.seek(Seek("orders", "billing", "earliest"))
+            await bench.broker.groups.seek(Seek("orders", "billing", "earliest"))
             go.set()
             got = await client.answered()
         assert (got.bodies, got.attempts) == ([BODY], [1])
@@ -222,7 +222,7 @@ def test_a_pull_that_does_not_wait_fails_and_says_what_is_full(
         assert "max_unread_total_bytes" in str(error)
         assert in_flight(bench, group=group) == 0
         # One that settles is answered: its acts were carried out.
-        held, _ = await bench.broker.pull(member, Pull(0, 1, 100))
+        held, _ = await bench.broker.consumers.pull(member, Pull(0, 1, 100))
         client.pull(member, 2, acts=[Act(ACK, held.pull, [])])
         got = await client.answered(2)
         assert (got.pull, got.answer.refused) == (0, [])
@@ -270,7 +270,7 @@ def test_a_pull_that_is_broken_off_leaves_its_room(disk: World, turns: int) -> N
 
 def test_a_shard_keeps_its_order_when_there_is_no_room(disk: World) -> None:
     async def scenario(bench: Bench) -> None:
-        await bench.broker.create_topic(TopicConfig("orders", shards=1))
+        await bench.broker.topics.create(TopicConfig("orders", shards=1))
         member, client = await bench.attach(), Client(bench)
         for number in range(3):
             await bench.send("orders", b"%d" % number + BODY, lane=0)

@@ -33,7 +33,7 @@ def test_a_vanished_consumers_messages_do_not_come_again(world: World) -> None:
         one = await mq.attach(**ONCE)
         await mq.send("orders", b"a", b"b")
         await mq.pull(one, 1)
-        await mq.broker.detach(one)
+        await mq.broker.consumers.detach(one)
         assert (await mq.pull(await mq.attach(consumer="c2", **ONCE))).bodies == [b"b"]
 
     world.run(scenario)

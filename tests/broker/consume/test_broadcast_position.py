@@ -30,11 +30,11 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 async def at(bench: Bench, *places: Place, store: int | None = None, config: GroupConfig = UNNAMED) -> Member:
     told = Places(bench.broker.store_id if store is None else store, list(places))
-    return await bench.broker.attach(Attach(config.topic, config.name, "me", config, [], told))
+    return await bench.broker.consumers.attach(Attach(config.topic, config.name, "me", config, [], told))
 
 
 async def first(bench: Bench) -> Member:
-    return await bench.broker.attach(Attach("orders", "~me", "me", UNNAMED))
+    return await bench.broker.consumers.attach(Attach("orders", "~me", "me", UNNAMED))
 
 
 async def ten_sent(bench: Bench) -> None:
@@ -66,7 +66,7 @@ def test_what_retention_dropped_is_passed_over(world: World) -> None:
         await bench.store.trim("lane/orders/middle", 4)
         member = await at(bench, Place("orders", 0, [(MIDDLE, 3)], [(MIDDLE, 1, 1, 1)]))
         assert (await bench.pull(member)).bodies == [b"4", b"5", b"6", b"7", b"8", b"9"]
-        await bench.broker.detach(member)
+        await bench.broker.consumers.detach(member)
         await bench.broker.groups.delete_left("orders", "~me")
         member = await at(bench, Place("orders", 0, [(MIDDLE, 9)], [(MIDDLE, 2, 4, 2)]))
         got = await bench.pull(member)
@@ -135,7 +135,7 @@ def test_a_topic_that_is_new_or_another_one_of_the_name_is_consumed_from_its_fir
         for places in ([], [Place("orders", 4, [(MIDDLE, 5)])]):
             member = await at(bench, *places)
             assert len((await bench.pull(member)).bodies) == 10
-            await bench.broker.detach(member)
+            await bench.broker.consumers.detach(member)
             await bench.broker.groups.delete_left("orders", "~me")
 
     world.run(scenario)
@@ -148,7 +148,7 @@ def test_by_prefix_each_topic_has_its_place_as_far_as_one_may_consume_it(world: 
         places = [Place(f"orders.{name}", 0, [(MIDDLE, 2)]) for name in ("a", "b", "hidden", "deleted")]
         config = GroupConfig("orders.", "~me", start="latest", ephemeral=True)
         request = Attach("orders.*", "~me", "me", config, [], Places(bench.broker.store_id, places))
-        fan = await bench.broker.fan(request, may=lambda topic: topic != "orders.hidden")
+        fan = await bench.broker.consumers.fan(request, may=lambda topic: topic != "orders.hidden")
         told = bench.broker.consumers.places(fan)
         assert told is not None
         assert sorted((place.topic, place.lanes) for place in told.topics) == [
@@ -162,7 +162,7 @@ def test_by_prefix_each_topic_has_its_place_as_far_as_one_may_consume_it(world: 
             counts[pulled.topic] = sum(part.count for part in pulled.parts)
         assert counts == {"orders.a": 1, "orders.b": 1, "orders.c": 3}
         # That counts when it comes. A group that is deleted later begins as it was asked for.
-        await bench.broker.delete_group("orders.a", "~me")
+        await bench.broker.groups.delete("orders.a", "~me")
         assert not (await bench.broker.consumers.pull(fan, Pull(0, 10, 1 << 20)))[0].parts
         assert not (await bench.broker.consumers.pull(fan, Pull(0, 10, 1 << 20)))[0].parts
 
@@ -176,7 +176,7 @@ def test_a_dead_letter_that_was_sent_again_to_an_unnamed_consumer_is_not_lost(ke
             await bench.send("orders", b"a")
             await bench.act(member, DEAD, await bench.pull(member), reason="never")
             await eventually_done(lambda: bench.broker.group_state("orders", "~me").dead == 1)
-            await bench.broker.resend(Resend("orders", "~me", [0]))
+            await bench.broker.dead_letters.resend(Resend("orders", "~me", [0]))
         async with kept.open() as bench:
             member = await at(bench, Place("orders", 0, [(MIDDLE, 1)]))
             got = await bench.pull(member)
@@ -189,11 +189,11 @@ def test_what_comes_again_is_traced_as_for_the_group(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         await ten_sent(bench)
         member = await at(bench, Place("orders", 0, [(MIDDLE, 5)], [(MIDDLE, 1, 2, 2)]))
-        statuses = [(await bench.broker.trace(Trace("orders", "~me", 1, seq))).status for seq in (0, 1, 4, 5)]
+        statuses = [(await bench.broker.browsing.trace(Trace("orders", "~me", 1, seq))).status for seq in (0, 1, 4, 5)]
         assert statuses == ["BEFORE", "FAIL", "BEFORE", "NEW"]
         await bench.act(member, ACK, await bench.pull(member))
         await bench.flush()
-        traced = await bench.broker.trace(Trace("orders", "~me", 1, 1))
+        traced = await bench.broker.browsing.trace(Trace("orders", "~me", 1, 1))
         assert (traced.status, [(step.what, step.attempt) for step in traced.steps]) == (
             "SUCCESS",
             [("pulled", 2), ("acked", 2)],

@@ -37,7 +37,7 @@ def test_who_gave_a_message_up_finds_it_among_the_dead_letters(world: World) -> 
         for number in range(20):
             await bench.send("orders", b"%d" % number)
             await bench.act(member, DEAD, await bench.pull(member), reason="never")
-            found, _ = await bench.broker.browse(Browse("orders", 0, "billing", number))
+            found, _ = await bench.broker.browsing.browse(Browse("orders", 0, "billing", number))
             assert (found.end, len(found.parts)) == (number + 1, 1)
 
     world.run(scenario)
@@ -68,7 +68,7 @@ def test_a_letter_and_the_event_that_says_so_are_one_unit(disk: World, tmp_path:
 
 async def _one_letter(bench: Bench) -> None:
     await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
-    found, _ = await bench.broker.browse(Browse("orders", 0, "billing"))
+    found, _ = await bench.broker.browsing.browse(Browse("orders", 0, "billing"))
     assert (found.first, found.end) == (0, 1)
 
 
@@ -80,14 +80,14 @@ def test_a_letter_is_sent_again_changed(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         await die(bench)
         revised = ReviseDead("orders", "billing", 1, b"mended", "new", {"a": "b"})
-        assert (await bench.broker.revise_dead(revised)).count == 1
+        assert (await bench.broker.dead_letters.revise(revised)).count == 1
         with pytest.raises(Conflict):
-            await bench.broker.revise_dead(revised)
+            await bench.broker.dead_letters.revise(revised)
         with pytest.raises(NotFound):
-            await bench.broker.revise_dead(ReviseDead("orders", "billing", 9, b"mended"))
-        await bench.broker.revise_dead(ReviseDead("orders", "billing", 2, key=""))
+            await bench.broker.dead_letters.revise(ReviseDead("orders", "billing", 9, b"mended"))
+        await bench.broker.dead_letters.revise(ReviseDead("orders", "billing", 2, key=""))
         member = await bench.attach(consumer="c2")
-        answer, buffers = await bench.broker.pull(member, _pull())
+        answer, buffers = await bench.broker.consumers.pull(member, _pull())
         at, seen = 0, []
         data = b"".join(buffers)
         for part in answer.parts:
@@ -110,12 +110,12 @@ def _pull() -> Pull:
 def test_letters_are_purged_from_the_oldest_on(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         await die(bench)
-        assert (await bench.broker.purge_dead(PurgeDead("orders", "billing", 2))).count == 2
+        assert (await bench.broker.dead_letters.purge(PurgeDead("orders", "billing", 2))).count == 2
         assert bench.broker.group_state("orders", "billing").dead == 1
-        browsed, _ = await bench.broker.browse(Browse("orders", 0, "billing"))
+        browsed, _ = await bench.broker.browsing.browse(Browse("orders", 0, "billing"))
         assert (browsed.first, browsed.end) == (2, 3)
-        assert (await bench.broker.purge_dead(PurgeDead("orders", "billing", 1 << 40))).count == 1
-        assert (await bench.broker.purge_dead(PurgeDead("orders", "billing", 1 << 40))).count == 0
+        assert (await bench.broker.dead_letters.purge(PurgeDead("orders", "billing", 1 << 40))).count == 1
+        assert (await bench.broker.dead_letters.purge(PurgeDead("orders", "billing", 1 << 40))).count == 0
 
     world.run(scenario)
 
@@ -124,12 +124,12 @@ def test_letters_that_were_sent_again_and_are_gone_are_remembered_no_longer(worl
     async def scenario(bench: Bench) -> None:
         await die(bench, 40)
         group = bench.broker.groups.named("orders", "billing").group
-        await bench.broker.resend(Resend("orders", "billing", list(range(0, 40, 2))))
+        await bench.broker.dead_letters.resend(Resend("orders", "billing", list(range(0, 40, 2))))
         assert len(group.resent) == 20
-        await bench.broker.purge_dead(PurgeDead("orders", "billing", 31))
+        await bench.broker.dead_letters.purge(PurgeDead("orders", "billing", 31))
         assert bench.broker.group_state("orders", "billing").dead == 5
         assert group.resent == [(number, 1) for number in range(32, 40, 2)]
-        await bench.broker.purge_dead(PurgeDead("orders", "billing", 1 << 40))
+        await bench.broker.dead_letters.purge(PurgeDead("orders", "billing", 1 << 40))
         assert (bench.broker.group_state("orders", "billing").dead, group.resent) == (0, [])
 
     world.run(scenario)
@@ -181,12 +181,12 @@ def test_letters_that_died_of_different_reasons_keep_their_own(world: World) -> 
             for lane in (1, 0)
             if (lane, n) not in ((1, 3), (1, 4))
         ]
-        await bench.broker.settle(member, acts)
+        await bench.broker.consumers.settle(member, acts)
         await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2 * count)
         found: dict[str, tuple[bytes, str, str]] = {}
         at = 0
         while len(found) < 2 * count:
-            browsed, buffers = await bench.broker.browse(Browse("orders", 0, "billing", at))
+            browsed, buffers = await bench.broker.browsing.browse(Browse("orders", 0, "billing", at))
             data, place = b"".join(buffers), 0
             for part in browsed.parts:
                 frame = Frame(data[place : place + part.length])
@@ -248,7 +248,7 @@ def test_letters_that_would_not_fit_into_one_frame_are_buried_and_sent_again(
         member = await bench.attach()
         await bench.act(member, DEAD, await bench.pull(member, max_bytes=1 << 23), reason="never")
         await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 4)
-        assert await bench.broker.resend(Resend("orders", "billing")) == Resent(4, 0)
+        assert await bench.broker.dead_letters.resend(Resend("orders", "billing")) == Resent(4, 0)
         assert (await bench.pull(member, max_bytes=1 << 23)).bodies == bodies
 
     disk.run(scenario)
@@ -260,10 +260,10 @@ def test_of_letters_that_take_several_frames_none_is_sent_if_one_was_sent_before
     async def scenario(bench: Bench) -> None:
         await die(bench, 3)
         monkeypatch.setattr(dead_letters, "LETTERS_BYTES", 1)
-        assert (await bench.broker.resend(Resend("orders", "billing", [2]))).count == 1
+        assert (await bench.broker.dead_letters.resend(Resend("orders", "billing", [2]))).count == 1
         with pytest.raises(Conflict, match="dead letter 2 was sent again already"):
-            await bench.broker.resend(Resend("orders", "billing", [0, 1, 2]))
-        assert await bench.broker.resend(Resend("orders", "billing")) == Resent(2, 0)
+            await bench.broker.dead_letters.resend(Resend("orders", "billing", [0, 1, 2]))
+        assert await bench.broker.dead_letters.resend(Resend("orders", "billing")) == Resent(2, 0)
 
     disk.run(scenario)
 
@@ -282,7 +282,7 @@ def test_letters_before_one_that_cannot_be_read_are_sent(disk: World) -> None:
 
         bench.store.read = damaged  # type: ignore[method-assign]
         with pytest.raises(NotFound, match=r"dead letter 2 .* cannot be read: damaged\. Name others"):
-            await bench.broker.resend(Resend("orders", "billing"))
+            await bench.broker.dead_letters.resend(Resend("orders", "billing"))
         bench.store.read = read  # type: ignore[method-assign]
         assert (await bench.pull(await bench.attach())).bodies == [b"0", b"1"]
 

@@ -54,7 +54,7 @@ def test_neighbouring_fragments_are_read_together(
             reads = await scattered(bench, monkeypatch, frames, compress=compress)
             member = await bench.attach()
             request = Pull(0, COUNT, 64 << 20, scattered=understood)
-            answer, buffers = await bench.broker.pull(member, request)
+            answer, buffers = await bench.broker.consumers.pull(member, request)
             assert len(reads) <= 3
             assert sum(part.count for part in answer.parts) == COUNT // 2
             if understood:
@@ -91,7 +91,7 @@ def test_a_pull_of_fragments_is_bounded_by_what_it_reads(world: World, monkeypat
             member, found, pulls = await bench.attach(), list[bytes](), 0
             while len(found) < COUNT // 2:
                 reads.clear()
-                answer, buffers = await bench.broker.pull(member, Pull(0, COUNT, 64 << 20, scattered=True))
+                answer, buffers = await bench.broker.consumers.pull(member, Pull(0, COUNT, 64 << 20, scattered=True))
                 lease = opened(answer.pull, answer.parts, b"".join(buffers))
                 found += lease.bodies()
                 pulls += 1

@@ -55,7 +55,7 @@ def test_what_is_out_keeps_its_timeout_through_a_restart(
         clock = ManualClock()
         async with disk.open(clock) as bench:
             if shards:
-                await bench.broker.create_topic(TopicConfig("orders", shards=shards))
+                await bench.broker.topics.create(TopicConfig("orders", shards=shards))
             pull = await held(bench)
             await bench.flush()
             left = crash(disk, tmp_path / "crash") if how == "killed" else disk

@@ -67,7 +67,7 @@ def test_a_deleted_group_leaves_no_late_events_behind(tmp_path: Path) -> None:
             member = await bench.attach()
             await bench.act(member, ACK, await bench.pull(member, 1))
             await bench.pull(member, 1)
-            await bench.broker.delete_group("orders", "billing")
+            await bench.broker.groups.delete("orders", "billing")
             await asyncio.sleep(2 * LATE_S)
             first, end, _ = bench.store.bounds("pull/orders/billing")
             assert first == end

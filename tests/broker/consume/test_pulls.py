@@ -55,7 +55,7 @@ def test_consumers_of_a_group_share_and_groups_do_not(world: World) -> None:
 
 def test_a_waiting_pull_gets_a_message_as_it_comes(world: World) -> None:
     async def scenario(bench: Bench) -> None:
-        await bench.broker.create_topic(TopicConfig("orders"))
+        await bench.broker.topics.create(TopicConfig("orders"))
         member = await bench.attach()
         waiting = asyncio.create_task(bench.pull(member, wait_ms=20_000))
         await eventually_done(lambda: member.waiting)
@@ -164,7 +164,7 @@ def test_a_nacked_message_comes_again_with_its_attempt_and_then_dies(world: Worl
         await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
         state = bench.broker.group_state("orders", "billing")
         assert (state.lag, state.dying) == (0, 0)
-        browsed, buffers = await bench.broker.browse(Browse("orders", group="billing"))
+        browsed, buffers = await bench.broker.browsing.browse(Browse("orders", group="billing"))
         frame = Frame(b"".join(buffers))
         assert frame.bodies() == [b"bad"]
         assert frame.keys() == ["k1"]
@@ -186,18 +186,18 @@ def test_a_dead_letter_sent_again_reaches_its_own_group_only_and_once(world: Wor
         member = await bench.attach()
         await bench.act(member, DEAD, await bench.pull(member), reason="wrong")
         await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
-        assert (await bench.broker.resend(Resend("orders", "billing", [0]))).count == 1
+        assert (await bench.broker.dead_letters.resend(Resend("orders", "billing", [0]))).count == 1
         got = await bench.pull(member)
         assert (got.bodies, got.attempts, got.parts[0].lane) == ([b"x"], [1], 3)
         assert (await bench.pull(mail)).pull == 0
         assert bench.broker.group_state("orders", "billing").dead == 0
         with pytest.raises(Conflict):
-            await bench.broker.resend(Resend("orders", "billing", [0]))
+            await bench.broker.dead_letters.resend(Resend("orders", "billing", [0]))
         with pytest.raises(NotFound, match="dead letter 7"):
-            await bench.broker.resend(Resend("orders", "billing", [7]))
+            await bench.broker.dead_letters.resend(Resend("orders", "billing", [7]))
         await bench.act(member, DEAD, got, reason="wrong again")
         await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 1)
-        assert (await bench.broker.resend(Resend("orders", "billing"))).count == 1
+        assert (await bench.broker.dead_letters.resend(Resend("orders", "billing"))).count == 1
         assert (await bench.pull(member)).bodies == [b"x"]
 
     world.run(scenario)
@@ -283,13 +283,13 @@ def test_topics_and_groups_are_not_made_by_themselves_when_switched_off(world: W
     async def scenario(bench: Bench) -> None:
         with pytest.raises(NotFound, match="orders"):
             bench.broker.send([("orders", 1, encode([b"a"]))])
-        await bench.broker.create_topic(TopicConfig("orders"))
+        await bench.broker.topics.create(TopicConfig("orders"))
         with pytest.raises(Conflict):
-            await bench.broker.create_topic(TopicConfig("orders"))
+            await bench.broker.topics.create(TopicConfig("orders"))
         await bench.send("orders", b"a")
         with pytest.raises(NotFound, match="billing"):
             await bench.attach()
-        await bench.broker.put_group(GroupConfig("orders", "billing"))
+        await bench.broker.groups.put(GroupConfig("orders", "billing"))
         assert (await bench.pull(await bench.attach())).bodies == [b"a"]
 
     world.run(scenario, auto_create_topics=False, auto_create_groups=False)
@@ -305,7 +305,7 @@ def test_a_group_can_begin_at_the_end_or_at_a_time(world: World) -> None:
         assert (await bench.pull(late)).pull == 0
         assert (await bench.pull(early)).bodies == [b"old", b"new"]
         assert b"new" in (await bench.pull(timed)).bodies
-        located = await bench.broker.locate(Locate("orders", 1, moment + 1_000_000))
+        located = await bench.broker.browsing.locate(Locate("orders", 1, moment + 1_000_000))
         assert located.seq == 2
 
     world.run(scenario)
@@ -317,7 +317,7 @@ def test_a_broadcast_consumer_has_its_own_progress_and_an_unnamed_one_is_forgott
         one = await bench.attach(group="~one", consumer="one")
         passing = await bench.attach(group="~passing", consumer="passing", ephemeral=True)
         assert (await bench.pull(one)).bodies == (await bench.pull(passing)).bodies == [b"a"]
-        await bench.broker.detach(passing)
+        await bench.broker.consumers.detach(passing)
         await eventually_done(lambda: bench.broker.topic_state("orders").groups == ["~one"])
 
     world.run(scenario)
@@ -368,6 +368,6 @@ def test_a_consumer_under_the_same_name_takes_over(world: World) -> None:
 def test_attaching_with_settings_of_another_group_is_refused(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         with pytest.raises(BadRequest):
-            await bench.broker.attach(Attach("orders", "billing", "c", GroupConfig("orders", "other")))
+            await bench.broker.consumers.attach(Attach("orders", "billing", "c", GroupConfig("orders", "other")))
 
     world.run(scenario)

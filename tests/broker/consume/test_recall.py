@@ -68,7 +68,7 @@ def test_nothing_is_settled_by_one_that_is_leaving(world: World, vanished: bool)
         taking = leaving(bench.broker.consumers, member, vanished=vanished)
         await half_way(bench, taking)
         with pytest.raises(LeaseLost):
-            await bench.broker.settle(member, [Act(ACK, pull, [])])
+            await bench.broker.consumers.settle(member, [Act(ACK, pull, [])])
         with pytest.raises(LeaseLost):
             await bench.pull(member)
         assert member.dispatcher.members == {"c1": member}, "it is among them until nothing is left"
@@ -105,7 +105,7 @@ def test_what_one_that_comes_anew_does_not_hold_goes_back_bit_by_bit(world: Worl
         coming = asyncio.ensure_future(bench.attach(holding=(kept.pull,)))
         await half_way(bench, coming)
         with pytest.raises(LeaseLost):
-            await bench.broker.settle(member, [Act(ACK, pull, [])])
+            await bench.broker.consumers.settle(member, [Act(ACK, pull, [])])
         other = await coming
         assert other.held == [kept.pull]
         assert other.in_flight == 1
@@ -183,7 +183,7 @@ def test_one_that_comes_back_at_the_last_moment_keeps_what_was_not_taken(disk: W
 def test_an_ephemeral_group_goes_when_nothing_of_its_last_consumer_is_left(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         member, _ = await holding(bench, group="~me", consumer="me", ephemeral=True)
-        await bench.broker.detach(member)
+        await bench.broker.consumers.detach(member)
         await eventually_done(lambda: not bench.broker.has_group("orders", "~me"))
 
     world.run(scenario)

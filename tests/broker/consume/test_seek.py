@@ -29,10 +29,10 @@ def test_a_group_goes_back_to_the_earliest_and_its_consumer_is_fenced(world: Wor
         first = await mq.pull(one, 4)
         await mq.act(one, ACK, first)
         held = await mq.pull(one, 2)
-        trial = await mq.broker.seek(Seek("orders", "billing", "earliest", dry_run=True))
+        trial = await mq.broker.groups.seek(Seek("orders", "billing", "earliest", dry_run=True))
         assert (trial.again, trial.passed, trial.moves[1]) == (6, 0, ("middle", 6, 0))
         assert (await mq.pull(one, 1)).bodies == [b"6"], "a dry run changes nothing"
-        await mq.broker.seek(Seek("orders", "billing", "earliest"))
+        await mq.broker.groups.seek(Seek("orders", "billing", "earliest"))
         settled = await mq.act(one, ACK, held)
         assert [code for _, code, _ in settled.refused] == ["lease-lost"]
         again = await mq.pull(one)
@@ -48,7 +48,7 @@ def test_going_to_the_latest_passes_over_what_waits_to_be_tried_again(world: Wor
         await fill(mq)
         got = await mq.pull(one, 3)
         await mq.act(one, NACK, got, (1, 0, 1))
-        sought = await mq.broker.seek(Seek("orders", "billing", "latest"))
+        sought = await mq.broker.groups.seek(Seek("orders", "billing", "latest"))
         assert (sought.again, sought.passed) == (0, 10)
         state = mq.broker.group_state("orders", "billing")
         assert (state.lag, state.retrying, state.in_flight) == (0, 0, 0)
@@ -67,16 +67,16 @@ def test_a_group_goes_to_a_time_or_to_numbers_by_lane(world: World) -> None:
         time_us = mq.broker.clock.now_us()
         await mq.send("orders", b"later")
         await mq.act(one, ACK, await mq.pull(one))
-        await mq.broker.seek(Seek("orders", "billing", f"@{time_us}"))
+        await mq.broker.groups.seek(Seek("orders", "billing", f"@{time_us}"))
         got = await mq.pull(one)
         assert got.bodies == [b"later"]
         await mq.act(one, ACK, got)
-        sought = await mq.broker.seek(Seek("orders", "billing", positions=[(0, 2), (1, 99)]))
+        sought = await mq.broker.groups.seek(Seek("orders", "billing", positions=[(0, 2), (1, 99)]))
         assert sought.moves == [("high", 3, 2), ("middle", 4, 4)]
         assert (await mq.pull(one)).bodies == [b"2"]
         for wrong in (Seek("orders", "billing"), Seek("orders", "billing", positions=[(7, 0)])):
             with pytest.raises(BadRequest):
-                await mq.broker.seek(wrong)
+                await mq.broker.groups.seek(wrong)
 
     world.run(scenario)
 
@@ -88,7 +88,7 @@ def test_a_waiting_pull_is_served_when_its_group_is_moved_back(world: World) -> 
         await mq.act(one, ACK, await mq.pull(one))
         waiting = asyncio.ensure_future(mq.pull(one, wait_ms=10_000))
         await asyncio.sleep(0)
-        await mq.broker.seek(Seek("orders", "billing", "earliest"))
+        await mq.broker.groups.seek(Seek("orders", "billing", "earliest"))
         assert (await waiting).bodies == [b"0", b"1"]
 
     world.run(scenario)
@@ -99,7 +99,7 @@ def test_a_move_survives_a_restart(disk: World) -> None:
         one = await mq.attach()
         await fill(mq)
         await mq.act(one, ACK, await mq.pull(one))
-        await mq.broker.seek(Seek("orders", "billing", positions=[(1, 7)]))
+        await mq.broker.groups.seek(Seek("orders", "billing", positions=[(1, 7)]))
 
     async def after(mq: Bench) -> None:
         assert (await mq.pull(await mq.attach())).bodies == [b"7", b"8", b"9"]
@@ -113,7 +113,7 @@ def test_moving_while_messages_die_leaves_no_dead_letter_behind(world: World) ->
         one = await mq.attach()
         await fill(mq, 3)
         await mq.act(one, DEAD, await mq.pull(one))
-        await mq.broker.seek(Seek("orders", "billing", "earliest"))
+        await mq.broker.groups.seek(Seek("orders", "billing", "earliest"))
         state = mq.broker.group_state("orders", "billing")
         assert state.dead + state.lag in (3, 6), "dead before the move, or not at all"
         assert len((await mq.pull(one, wait_ms=20_000)).bodies) == 3
@@ -126,18 +126,18 @@ def test_a_paused_group_rests_until_it_is_resumed(disk: World) -> None:
         one = await mq.attach()
         await fill(mq, 4)
         held = await mq.pull(one, 2)
-        await mq.broker.pause(Pause("orders", "billing", True, "deploying"))
+        await mq.broker.groups.pause(Pause("orders", "billing", True, "deploying"))
         assert (await mq.pull(one)).bodies == []
         assert not (await mq.act(one, ACK, held)).refused
         waiting = asyncio.ensure_future(mq.pull(one, wait_ms=10_000))
         await mq.send("orders", b"x")
         await asyncio.sleep(0.01)
         assert not waiting.done()
-        await mq.broker.pause(Pause("orders", "billing", False))
+        await mq.broker.groups.pause(Pause("orders", "billing", False))
         got = await waiting
         assert got.bodies == [b"2", b"3", b"x"]
-        await mq.broker.pause(Pause("orders", "billing", True, "again"))
-        await mq.broker.put_group(GroupConfig("orders", "billing", retry=RetryPolicy(5)))
+        await mq.broker.groups.pause(Pause("orders", "billing", True, "again"))
+        await mq.broker.groups.put(GroupConfig("orders", "billing", retry=RetryPolicy(5)))
 
     async def after(mq: Bench) -> None:
         config = mq.broker.group_state("orders", "billing").config
@@ -151,7 +151,7 @@ def test_a_paused_group_rests_until_it_is_resumed(disk: World) -> None:
 @pytest.mark.parametrize("shards", [0, 4])
 def test_a_purged_topic_is_empty_for_all_its_groups(world: World, shards: int) -> None:
     async def scenario(mq: Bench) -> None:
-        await mq.broker.create_topic(TopicConfig("orders", shards=shards))
+        await mq.broker.topics.create(TopicConfig("orders", shards=shards))
         one, two = await mq.attach(), await mq.attach(group="stock")
         await fill(mq)
         held = await mq.pull(one, 2)
@@ -161,7 +161,7 @@ def test_a_purged_topic_is_empty_for_all_its_groups(world: World, shards: int) -
         await mq.broker.purge(Purge("orders"))
         assert [code for _, code, _ in (await mq.act(one, ACK, held)).refused] == ["lease-lost"]
         assert [mq.broker.group_state("orders", group).lag for group in ("billing", "stock")] == [0, 0]
-        browsed, _ = await mq.broker.browse(Browse("orders", 1))
+        browsed, _ = await mq.broker.browsing.browse(Browse("orders", 1))
         assert (browsed.first, browsed.end) == (10, 10)
         await mq.send("orders", b"new")
         assert (await mq.pull(one)).bodies == (await mq.pull(two)).bodies == [b"new"]
@@ -171,8 +171,8 @@ def test_a_purged_topic_is_empty_for_all_its_groups(world: World, shards: int) -
 
 def test_the_retention_of_a_topic_can_be_changed_and_its_shards_stay(disk: World) -> None:
     async def before(mq: Bench) -> None:
-        await mq.broker.create_topic(TopicConfig("orders", shards=4))
-        await mq.broker.edit_topic(EditTopic("orders", 60.0))
+        await mq.broker.topics.create(TopicConfig("orders", shards=4))
+        await mq.broker.topics.edit(EditTopic("orders", 60.0))
 
     async def after(mq: Bench) -> None:
         config = mq.broker.topic_state("orders").config

@@ -52,7 +52,7 @@ def test_acks_of_several_pulls_are_one_append(disk: World, monkeypatch: pytest.M
         member = await bench.attach()
         gots = await singles(bench, member, 5)
         watched = Watched(monkeypatch, bench.store)
-        settled = await bench.broker.settle(member, acks(gots))
+        settled = await bench.broker.consumers.settle(member, acks(gots))
         assert (settled.refused, settled.lost) == ([], [])
         assert watched.counts == [5], "five events, written at once"
         assert in_flight(bench) == 0
@@ -64,7 +64,7 @@ def test_they_are_all_there_after_a_restart(disk: World) -> None:
     async def before(bench: Bench) -> None:
         member = await bench.attach()
         gots = await singles(bench, member, 600)
-        assert not (await bench.broker.settle(member, acks(gots[:-1]))).refused
+        assert not (await bench.broker.consumers.settle(member, acks(gots[:-1]))).refused
         assert in_flight(bench) == 1
 
     async def after(bench: Bench) -> None:
@@ -81,7 +81,7 @@ def test_one_that_is_refused_hinders_no_other(disk: World) -> None:
         gots = await singles(bench, member, 3)
         first, second, third = acks(gots)
         wrong = Act(ACK, gots[0].pull, [(1, 77, 1)])
-        settled = await bench.broker.settle(member, [first, Act(ACK, 4711), second, wrong, third])
+        settled = await bench.broker.consumers.settle(member, [first, Act(ACK, 4711), second, wrong, third])
         assert sorted((at, code) for at, code, _ in settled.refused) == [(1, "lease-lost"), (3, "bad-request")]
         assert in_flight(bench) == 0
 
@@ -94,10 +94,10 @@ def test_the_same_pull_twice_is_acked_bit_by_bit(disk: World) -> None:
         await bench.send("orders", b"a", b"b", b"c")
         got = await bench.pull(member)
         parts = [Act(ACK, got.pull, [(1, at, 1)]) for at in (0, 1)]
-        assert not (await bench.broker.settle(member, parts)).refused
+        assert not (await bench.broker.consumers.settle(member, parts)).refused
         assert in_flight(bench) == 1
         again = [*parts, Act(ACK, got.pull), Act(ACK, got.pull)]
-        assert not (await bench.broker.settle(member, again)).refused, "to say it twice does no harm"
+        assert not (await bench.broker.consumers.settle(member, again)).refused, "to say it twice does no harm"
         assert in_flight(bench) == 0
 
     disk.run(scenario)
@@ -115,7 +115,7 @@ def test_a_nack_between_acks_keeps_its_place(disk: World) -> None:
             Act(NACK, got.pull),
             Act(ACK, got.pull, [(1, 1, 1)]),
         ]
-        settled = await bench.broker.settle(member, acts)
+        settled = await bench.broker.consumers.settle(member, acts)
         assert [at for at, _, _ in settled.refused] == [3], "it was nacked before"
         assert (await bench.pull(member, wait_ms=10_000)).bodies == [b"b"]
 
@@ -127,7 +127,7 @@ def test_an_ack_of_all_before_comes_after_the_single_ones(disk: World) -> None:
         member = await bench.attach()
         gots = await singles(bench, member, 4)
         acts = [Act(ACK, gots[3].pull), Act(ACK, gots[1].pull), Act(ACK, gots[2].pull, [], True)]
-        assert not (await bench.broker.settle(member, acts)).refused
+        assert not (await bench.broker.consumers.settle(member, acts)).refused
         assert in_flight(bench) == 0
 
     disk.run(scenario)
@@ -139,11 +139,11 @@ def test_a_full_disk_refuses_all_of_them_and_loses_none(disk: World, monkeypatch
         gots = await singles(bench, member, 3)
         watched = Watched(monkeypatch, bench.store)
         watched.full = True
-        settled = await bench.broker.settle(member, acks(gots))
+        settled = await bench.broker.consumers.settle(member, acks(gots))
         assert [(at, code) for at, code, _ in settled.refused] == [(at, DiskFull.code) for at in range(3)]
         assert in_flight(bench) == 3
         watched.full = False
-        assert not (await bench.broker.settle(member, acks(gots))).refused
+        assert not (await bench.broker.consumers.settle(member, acks(gots))).refused
         assert in_flight(bench) == 0
 
     disk.run(scenario)

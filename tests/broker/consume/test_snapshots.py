@@ -131,7 +131,7 @@ def test_dead_letters_that_were_sent_again_are_not_written_again_each_time(world
         await bench.send("orders", *(b"%d" % number for number in range(many)))
         await bench.act(member, DEAD, await bench.pull(member, many))
         await bench.broker.groups.buried("orders", "billing")
-        await bench.broker.resend(Resend("orders", "billing", list(range(0, many, 2))))
+        await bench.broker.dead_letters.resend(Resend("orders", "billing", list(range(0, many, 2))))
         group = bench.broker.groups.named("orders", "billing").group
         assert len(group.resent) == many // 2
         await bench.act(member, ACK, await bench.pull(member, many))

@@ -67,7 +67,7 @@ def test_acks_of_another_consumer_do_not_leave_it_waiting(disk: World) -> None:
         for body in (b"a", b"b", b"c"):
             await bench.send("orders", body)
         assert (bodies(first), bodies(second)) == ([[b"a"]], [[b"b"]])
-        settled = await bench.broker.settle(two, [Act(ACK, second.given[0].pull)])
+        settled = await bench.broker.consumers.settle(two, [Act(ACK, second.given[0].pull)])
         assert not settled.refused
         assert bodies(second)[1:] == [[b"c"]]
 
@@ -119,11 +119,11 @@ def test_a_paused_group_gives_nothing_and_goes_on_when_it_is_resumed(disk: World
         member = await bench.attach()
         hand = await stand(bench, member)
         await bench.send("orders", b"a")
-        await bench.broker.pause(Pause("orders", "billing", True))
+        await bench.broker.groups.pause(Pause("orders", "billing", True))
         await bench.send("orders", b"b")
         await bench.act(member, ACK, hand.given[0])
         assert bodies(hand) == [[b"a"]]
-        await bench.broker.pause(Pause("orders", "billing", False))
+        await bench.broker.groups.pause(Pause("orders", "billing", False))
         assert bodies(hand) == [[b"a"], [b"b"]]
 
     disk.run(scenario)
@@ -149,7 +149,7 @@ def test_one_who_leaves_ends_it_and_holds_nothing_any_more(disk: World) -> None:
         member, other = await bench.attach(consumer="c1"), await bench.attach(consumer="c2")
         hand = await stand(bench, member)
         await bench.send("orders", b"a")
-        await bench.broker.detach(member)
+        await bench.broker.consumers.detach(member)
         assert (await hand.got()).pull == 0
         assert (await bench.pull(other)).bodies == [b"a"]
 
@@ -160,7 +160,7 @@ def test_a_deleted_group_ends_it(disk: World) -> None:
     async def scenario(bench: Bench) -> None:
         hand = await stand(bench, await bench.attach())
         await bench.send("orders", b"a")
-        await bench.broker.delete_group("orders", "billing")
+        await bench.broker.groups.delete("orders", "billing")
         assert (await hand.got()).pull == 0
 
     disk.run(scenario)
@@ -168,7 +168,7 @@ def test_a_deleted_group_ends_it(disk: World) -> None:
 
 def test_a_retry_behind_an_acked_message_of_its_shard_is_not_forgotten(world: World) -> None:
     async def scenario(bench: Bench) -> None:
-        await bench.broker.create_topic(TopicConfig("orders", shards=1))
+        await bench.broker.topics.create(TopicConfig("orders", shards=1))
         one, two = await bench.attach(consumer="c1"), await bench.attach(consumer="c2")
         await bench.send("orders", b"a", b"b", lane=0)
         got = await bench.pull(one)
@@ -188,7 +188,7 @@ def test_a_group_that_is_moved_goes_on_there(disk: World) -> None:
         for body in (b"a", b"b"):
             await bench.send("orders", body)
         await bench.act(member, ACK, hand.given[0])
-        await bench.broker.seek(Seek("orders", "billing", "earliest"))
+        await bench.broker.groups.seek(Seek("orders", "billing", "earliest"))
         again = await hand.got()
         assert again.bodies == [b"a", b"b"], "both come again, and end the pull"
         assert bodies(hand) == [[b"a"], [b"b"]]

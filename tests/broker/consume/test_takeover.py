@@ -94,7 +94,7 @@ def test_a_consumer_leaving_in_order_gives_back_at_once_without_an_attempt(world
         await bench.send("orders", b"a")
         one, two = await bench.attach(consumer="c1"), await bench.attach(consumer="c2")
         await bench.pull(one)
-        await bench.broker.detach(one)
+        await bench.broker.consumers.detach(one)
         got = await bench.pull(two)
         assert (got.bodies, got.attempts) == ([b"a"], [1])
 
@@ -141,7 +141,7 @@ def test_what_a_consumer_held_that_went_while_the_disk_was_full_comes_back(world
                 bench.broker.consumers.disconnected(gone)
             else:
                 with pytest.raises(DiskFull):
-                    await bench.broker.detach(gone)
+                    await bench.broker.consumers.detach(gone)
             await eventually_done(lambda: refused)
         got = await bench.pull(await bench.attach(consumer="other"), wait_ms=60_000)
         # Who left in order has tried nothing.
@@ -203,7 +203,7 @@ def test_a_broker_that_stops_takes_nothing_from_its_consumers(world: World, how:
             await bench.broker.consumers.sweep()
             back = await bench.attach(holding=(pull,))
             assert back.held == [pull]
-            assert (await bench.broker.settle(back, [Act(ACK, pull)])).refused == []
+            assert (await bench.broker.consumers.settle(back, [Act(ACK, pull)])).refused == []
             state = bench.broker.group_state("orders", "billing")
             assert (state.lag, state.dying, state.dead) == (0, 0, 0)
 
@@ -295,7 +295,7 @@ def test_a_beat_is_answered_with_what_was_taken_away(world: World, how: str) -> 
             assert bench.broker.consumers.held(member, named) == Held([got.pull], [])
             clock.advance(10)
             if how == "it is moved":
-                await bench.broker.seek(Seek("orders", "billing", "latest"))
+                await bench.broker.groups.seek(Seek("orders", "billing", "latest"))
             else:
                 bench.broker.groups.named("orders", "billing")._on_time()
             answer = bench.broker.consumers.held(member, named)
@@ -303,7 +303,7 @@ def test_a_beat_is_answered_with_what_was_taken_away(world: World, how: str) -> 
             assert answer.held == ([got.pull] if late == 1 else [])
             assert [each[:4] for each in answer.lost] == [(got.pull, 1, 0, late)]
             assert ("timeout" in answer.lost[0][4]) == (how != "it is moved")
-            await bench.broker.kick("orders", "billing", "c1")
+            await bench.broker.consumers.kick("orders", "billing", "c1")
             with pytest.raises(LeaseLost):
                 bench.broker.consumers.held(member, named)
 
@@ -314,11 +314,14 @@ def test_a_beat_of_a_consumer_by_prefix_is_answered_for_each_topic(world: World)
     async def scenario(bench: Bench) -> None:
         await bench.send("orders.a", b"a")
         await bench.send("orders.b", b"b")
-        fan = await bench.broker.fan(Attach("orders.*", "billing", "c1"), may=lambda _: True)
-        pulls = {(answer := (await bench.broker.pull(fan, Pull(0, 9, 1 << 20)))[0]).topic: answer.pull for _ in "ab"}
+        fan = await bench.broker.consumers.fan(Attach("orders.*", "billing", "c1"), may=lambda _: True)
+        pulls = {
+            (answer := (await bench.broker.consumers.pull(fan, Pull(0, 9, 1 << 20)))[0]).topic: answer.pull
+            for _ in "ab"
+        }
         named = sorted(pulls.values())
         assert sorted(bench.broker.consumers.held(fan, named).held) == named
-        await bench.broker.kick("orders.a", "billing", "c1")
+        await bench.broker.consumers.kick("orders.a", "billing", "c1")
         assert bench.broker.consumers.held(fan, named).held == [pulls["orders.b"]]
 
     world.run(scenario)
@@ -373,9 +376,9 @@ def test_an_ephemeral_group_goes_at_once_with_a_consumer_that_leaves(world: Worl
         async with world.open(clock, heartbeat_s=30.0) as bench:
             member = await _an_unnamed_one(bench)
             if how == "it detaches":
-                await bench.broker.detach(member)
+                await bench.broker.consumers.detach(member)
             else:
-                await bench.broker.kick("orders", "~me", "me")
+                await bench.broker.consumers.kick("orders", "~me", "me")
             await eventually_done(lambda: not bench.broker.has_group("orders", "~me"))
 
     asyncio.run(main())
@@ -386,7 +389,7 @@ def test_an_ephemeral_group_that_was_deleted_by_hand_is_not_waited_for(disk: Wor
         clock = ManualClock()
         async with disk.open(clock, heartbeat_s=30.0, reconnect_grace_s=0.0) as bench:
             await vanish(bench, clock, await _an_unnamed_one(bench), "it breaks")
-            await bench.broker.delete_group("orders", "~me")
+            await bench.broker.groups.delete("orders", "~me")
             clock.advance(1)
             await vanish(bench, clock, await _an_unnamed_one(bench), "it breaks")
             clock.advance(29.5)

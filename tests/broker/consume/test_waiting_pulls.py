@@ -25,7 +25,7 @@ class Hand:
         self.ending = False
         self._give_up = give_up
         request = Pull(0, 10, 1 << 20, wait_ms, acts=list(acts), answers=answers)
-        self.task = asyncio.ensure_future(bench.broker.pull(member, request, self))
+        self.task = asyncio.ensure_future(bench.broker.consumers.pull(member, request, self))
 
     @property
     def stands(self) -> bool:

@@ -78,13 +78,13 @@ async def trouble(bench: Bench, clock: FastClock) -> None:
     await bench.act(member, DEAD, got, (1, 0, 2), reason="never")
     await bench.act(member, NACK, got, (1, 2, 2), reason="not now")
     await eventually_done(lambda: bench.broker.group_state("orders", "billing").dead == 2)
-    await bench.broker.detach(member)
+    await bench.broker.consumers.detach(member)
     await look(bench)
     clock.ahead_s += 100
 
 
 async def mend(bench: Bench, clock: FastClock, disk: AlarmRule) -> None:
-    await bench.broker.resend(Resend("orders", "billing", [0, 1]))
+    await bench.broker.dead_letters.resend(Resend("orders", "billing", [0, 1]))
     member = await bench.attach(consumer="c2")
     while bench.broker.group_state("orders", "billing").lag:
         await bench.act(member, ACK, await bench.pull(member, 100, 1000))

@@ -62,11 +62,11 @@ async def fail(broker: Broker, disk: FailingDisk) -> None:
 def test_consumers_that_wait_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(broker: Broker, disk: FailingDisk) -> None:
         await broker.send([("orders", 1, encode([b"first"]))])
-        member = await broker.attach(Attach("orders", "billing", "c1"))
-        fan = await broker.fan(Attach("ord*", "audit", "c2"), may=lambda _: True)
+        member = await broker.consumers.attach(Attach("orders", "billing", "c1"))
+        fan = await broker.consumers.fan(Attach("ord*", "audit", "c2"), may=lambda _: True)
         for who in (member, fan):
-            await broker.pull(who, Pull(0, 10, 1 << 20))
-        waiting = [asyncio.create_task(broker.pull(who, LONG)) for who in (member, fan)]
+            await broker.consumers.pull(who, Pull(0, 10, 1 << 20))
+        waiting = [asyncio.create_task(broker.consumers.pull(who, LONG)) for who in (member, fan)]
         await eventually_done(lambda: member.waiting and fan.waiting)
         await fail(broker, disk)
         async with asyncio.timeout(20):
@@ -75,7 +75,7 @@ def test_consumers_that_wait_are_told(tmp_path: Path, caplog: pytest.LogCaptureF
             # And whoever comes later does not wait for what cannot come.
             for who in (member, fan):
                 with pytest.raises(StoreFailed, match="takes no more writes"):
-                    await broker.pull(who, LONG)
+                    await broker.consumers.pull(who, LONG)
         assert "Input/output error" in broker.trouble()
 
     with caplog.at_level(logging.CRITICAL, "towline.broker"):
@@ -89,8 +89,8 @@ def test_nothing_is_taken_from_silent_consumers_and_that_is_no_failure_each_beat
 ) -> None:
     async def scenario(broker: Broker, disk: FailingDisk) -> None:
         await broker.send([("orders", 1, encode([b"first"]))])
-        member = await broker.attach(Attach("orders", "billing", "c1"))
-        await broker.pull(member, Pull(0, 10, 1 << 20))
+        member = await broker.consumers.attach(Attach("orders", "billing", "c1"))
+        await broker.consumers.pull(member, Pull(0, 10, 1 << 20))
         await fail(broker, disk)
         member.last_seen_s -= 3600
         for _ in range(3):
@@ -110,11 +110,11 @@ def test_figures_are_taken_and_alarms_told_all_the_same(
     async def scenario(broker: Broker, disk: FailingDisk) -> None:
         outlook = broker.outlook
         await broker.send([("orders", 1, encode([b"first"]))])
-        member = await broker.attach(Attach("orders", "billing", "c1"))
+        member = await broker.consumers.attach(Attach("orders", "billing", "c1"))
         await outlook.alarms.put(AlarmRule("broken", "store", 1))
         await fail(broker, disk)
         # Its event cannot be written any more.
-        await broker.pull(member, Pull(0, 10, 1 << 20))
+        await broker.consumers.pull(member, Pull(0, 10, 1 << 20))
         walks = outlook.census.walks
         await eventually_done(lambda: outlook.census.walks > walks + 3)
         assert outlook.census.topics["orders"].groups["billing"].in_flight == 1

@@ -114,7 +114,11 @@ def test_who_leaves_is_answered_when_what_it_gave_back_is_synced(
     async def scenario(bench: Bench) -> None:
         member, _ = await _holding(bench)
         gate = Gate(bench, monkeypatch)
-        leaving = bench.broker.detach(member) if how == "leaves" else bench.broker.kick("orders", "billing", "c1")
+        leaving = (
+            bench.broker.consumers.detach(member)
+            if how == "leaves"
+            else bench.broker.consumers.kick("orders", "billing", "c1")
+        )
         await gate.holds_up(leaving)
         assert gate.asked == [Durability.FSYNC]
 

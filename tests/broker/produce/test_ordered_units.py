@@ -34,7 +34,7 @@ async def ends(mq: Bench) -> list[int]:
 
 
 async def make(mq: Bench) -> None:
-    await mq.broker.create_topic(TopicConfig("orders", shards=SHARDS))
+    await mq.broker.topics.create(TopicConfig("orders", shards=SHARDS))
 
 
 @pytest.mark.parametrize("durability", [Durability.RECEIVED, Durability.OS, Durability.FSYNC])

@@ -57,7 +57,7 @@ def test_a_publication_goes_on_after_a_restart(
         await eventually_done(lambda: not broker.staging._state.running)
         assert broker.staging.sink(AskSink("sink")).epoch == 1
         assert (await broker.staging.publish(Publish("sink", 1, []))).duplicate
-        browsed, _ = await broker.browse(Browse("orders", 1))
+        browsed, _ = await broker.browsing.browse(Browse("orders", 1))
         assert (browsed.first, browsed.end) == (0, RECORDS)
         await broker.close()
 

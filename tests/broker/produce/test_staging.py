@@ -127,7 +127,7 @@ def test_an_epoch_that_was_decided_before_a_crash_goes_on_though_the_head_of_a_r
 ) -> None:
     async def main() -> None:
         async with disk.open() as bench:
-            await bench.broker.create_topic(TopicConfig("orders"))
+            await bench.broker.topics.create(TopicConfig("orders"))
             records = await stage(bench, b"first", b"damaged", b"last")
             staging = bench.broker.staging
             mark = staging._state.decide("sink", 0, records, b"", 1)

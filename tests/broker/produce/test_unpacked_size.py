@@ -63,10 +63,10 @@ def test_pulls_pages_searches_and_scans_count_unpacked_bytes(world: World) -> No
         room = 9 * MIB
         member = await bench.attach()
         assert len((await bench.pull(member, 100, max_bytes=room)).bodies) <= 2
-        browsed, buffers = await bench.broker.browse(Browse("orders", 1, "", 0, 100, room))
+        browsed, buffers = await bench.broker.browsing.browse(Browse("orders", 1, "", 0, 100, room))
         assert (len(buffers), browsed.next) == (2, 2)
         for key in ("k", ""):
-            found, buffers = await bench.broker.find(Find("orders", 1, key, 0, 0, 0, 100, room))
+            found, buffers = await bench.broker.browsing.find(Find("orders", 1, key, 0, 0, 0, 100, room))
             assert (len(buffers), found.next) == (2, 2)
         scanned, buffers = await bench.broker.scanning.scan(Scan("lane/orders/middle", 0, 8, room))
         assert (len(buffers), scanned.next) == (2, 2)
@@ -111,14 +111,14 @@ def test_delayed_messages_are_found_by_key_a_few_at_a_time(world: World) -> None
         async with world.open(clock) as bench:
             await send_later(bench, 3600)
             with at_most(ROOM):
-                listed = await bench.broker.delayed(ListDelayed("orders", max_messages=MANY, key="k"))
+                listed = await bench.broker.delayed.list(ListDelayed("orders", max_messages=MANY, key="k"))
                 assert len(listed.messages) == MANY
                 at_us = clock.now_us() + 9000 * SECOND_US
-                moved = await bench.broker.move_delayed(MoveDelayed("orders", [], "k", at_us))
+                moved = await bench.broker.delayed.move(MoveDelayed("orders", [], "k", at_us))
                 assert (moved.count, moved.gone) == (MANY, [])
-                listed = await bench.broker.delayed(ListDelayed("orders", max_messages=MANY, key="k"))
+                listed = await bench.broker.delayed.list(ListDelayed("orders", max_messages=MANY, key="k"))
                 assert {one.deliver_at_us for one in listed.messages} == {at_us}
-                assert (await bench.broker.cancel_delayed(CancelDelayed("orders", [], "k"))).count == MANY
+                assert (await bench.broker.delayed.cancel(CancelDelayed("orders", [], "k"))).count == MANY
 
     asyncio.run(main())
 

@@ -347,7 +347,7 @@ def test_a_delayed_message_that_came_due_between_copies_of_log_and_config_is_del
 
 
 async def cancel(bench: Bench, message: int) -> int:
-    return (await bench.broker.cancel_delayed(CancelDelayed("orders", [message]))).count
+    return (await bench.broker.delayed.cancel(CancelDelayed("orders", [message]))).count
 
 
 def test_a_group_whose_position_is_ahead_of_the_log_passes_over_no_message(

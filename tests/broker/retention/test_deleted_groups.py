@@ -32,7 +32,7 @@ def test_a_group_made_anew_knows_nothing_of_its_forerunner_after_a_crash(disk: W
             old = await bench.attach(consumer="old")
             await bench.pull(old, 10)
             await bench.broker.maintain()  # the snapshot tells of the lease
-            await bench.broker.delete_group("orders", "billing")
+            await bench.broker.groups.delete("orders", "billing")
             new = await bench.attach(consumer="new", delays_s=(0.0,))
             await bench.act(new, NACK, await bench.pull(new, 10))
             after = crash(disk, tmp_path / "crashed")
@@ -54,7 +54,7 @@ def test_a_group_that_is_made_anew_while_it_is_deleted_outlives_a_crash(disk: Wo
         async with disk.open() as bench:
             await bench.send("orders", *(b"%d" % n for n in range(20)))
             await bench.attach(consumer="old")
-            deletion = asyncio.create_task(bench.broker.delete_group("orders", "billing"))
+            deletion = asyncio.create_task(bench.broker.groups.delete("orders", "billing"))
             await asyncio.sleep(0)
             new = await bench.attach(consumer="new", start="latest")
             await deletion
@@ -92,7 +92,7 @@ def test_a_group_of_its_last_consumer_stays_if_another_comes_in_that_moment(worl
         async with bench.broker.groups.making:
             second = asyncio.create_task(bench.attach(consumer="second", ephemeral=True))
             await asyncio.sleep(0)
-            await bench.broker.detach(first)  # from now on the group is to be deleted
+            await bench.broker.consumers.detach(first)  # from now on the group is to be deleted
         member = await second
         async with bench.broker.groups.making:
             assert (await bench.pull(member, wait_ms=60_000)).bodies == [b"a"]
@@ -116,7 +116,7 @@ def test_a_pull_that_reads_while_its_group_is_deleted_writes_nothing_more(disk: 
         bench.store.read = slowly  # type: ignore[assignment, method-assign]
         pull = asyncio.create_task(bench.pull(member, max_bytes=4_000))
         await reading.wait()
-        await bench.broker.delete_group("orders", "billing")
+        await bench.broker.groups.delete("orders", "billing")
         go_on.set()
         assert (await pull).bodies == []
 
@@ -142,7 +142,7 @@ def test_an_ack_on_its_way_to_the_disk_goes_with_its_group(disk: World, monkeypa
         await bench.flush()
         synced.clear()
         ack = asyncio.create_task(bench.act(member, ACK, got))
-        deletion = asyncio.create_task(bench.broker.delete_group("orders", "billing"))
+        deletion = asyncio.create_task(bench.broker.groups.delete("orders", "billing"))
         store: Any = bench.store
         # The ack is being synced, and what the deletion does waits behind it.
         await eventually_done(lambda: store._writer._handed_over > 1)
@@ -177,7 +177,7 @@ def test_a_deletion_that_failed_half_way_is_done_later_and_outlives_a_crash_befo
             await bench.act(member := await bench.attach(), ACK, await bench.pull(member))
             empty_again = _full(bench)
             with pytest.raises(DiskFull):
-                await bench.broker.delete_group("orders", "billing")
+                await bench.broker.groups.delete("orders", "billing")
             for number in range(4):
                 # The documents go on, and what both of them have of the catalogue is dropped.
                 await bench.attach(group=f"g{number}")
@@ -204,7 +204,7 @@ def test_a_group_made_anew_after_its_deletion_failed_half_way_keeps_what_is_its_
         await bench.act(member := await bench.attach(), ACK, await bench.pull(member, 1))
         empty_again = _full(bench)
         with pytest.raises(DiskFull):
-            await bench.broker.delete_group("orders", "billing")
+            await bench.broker.groups.delete("orders", "billing")
         with pytest.raises(DiskFull):
             await bench.attach()
         empty_again()

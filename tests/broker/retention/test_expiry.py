@@ -113,7 +113,7 @@ def test_expired_messages_go_to_the_dead_letters_where_a_group_wants_them(world:
         assert got.bodies == [b"b"]
         await mq.act(one, ACK, got)
         await eventually_done(lambda: mq.broker.group_state("orders", "billing").dead == 1)
-        browsed, _ = await mq.broker.browse(Browse("orders", 0, "billing"))
+        browsed, _ = await mq.broker.browsing.browse(Browse("orders", 0, "billing"))
         assert browsed.end == 1
 
     world.run(scenario)
@@ -121,7 +121,7 @@ def test_expired_messages_go_to_the_dead_letters_where_a_group_wants_them(world:
 
 def test_a_shard_moves_on_behind_what_is_expired(world: World) -> None:
     async def scenario(mq: Bench) -> None:
-        await mq.broker.create_topic(TopicConfig("orders", shards=2))
+        await mq.broker.topics.create(TopicConfig("orders", shards=2))
         one = await mq.attach()
         await mq.send("orders", b"a", b"b", lane=1, expires_at_us=times(mq, -1, -1))
         await mq.send("orders", b"c", lane=1)

@@ -24,9 +24,9 @@ async def come_and_go(bench: Bench, number: int) -> None:
         got = await bench.pull(member, 2)
         await bench.act(member, DEAD, got, reason="no")
         await eventually_done(lambda group=group: bench.store.bounds(dead_stream("orders", group)).size_bytes > 0)  # type: ignore[misc]
-        await bench.broker.detach(member)
+        await bench.broker.consumers.detach(member)
         if not ephemeral:
-            await bench.broker.delete_group("orders", group)
+            await bench.broker.groups.delete("orders", group)
 
 
 def names(bench: Bench) -> list[str]:
@@ -56,7 +56,7 @@ def test_thousands_of_consumers_leave_neither_memory_nor_bytes_in_indexes(disk: 
             await bench.send("orders", b"1")
             for number in range(THOUSANDS):
                 member = await bench.attach(group=f"~g{number}", consumer="c", ephemeral=True, start="latest")
-                await bench.broker.detach(member)
+                await bench.broker.consumers.detach(member)
             await eventually_done(lambda: not bench.broker.topics["orders"].groups)
             await eventually_done(lambda: not names(bench))
             store = bench.store
@@ -89,7 +89,7 @@ def test_a_group_made_anew_is_whole_after_a_crash_whatever_its_forerunner_left(d
                 await bench.act(old, ACK, await bench.pull(old, 1))
             await bench.broker.maintain()
             spoken = bench.store.bounds(pull_stream("orders", "billing")).end
-            await bench.broker.delete_group("orders", "billing")
+            await bench.broker.groups.delete("orders", "billing")
             new = await bench.attach(consumer="new")
             first, end, _ = bench.store.bounds(pull_stream("orders", "billing"))
             assert spoken <= first < end

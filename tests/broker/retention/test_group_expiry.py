@@ -39,7 +39,7 @@ def groups(bench: Bench) -> list[str]:
 
 async def come_and_go(bench: Bench, group: str = "~pod", start: str = "latest") -> None:
     member = await bench.attach(group=group, start=start)
-    await bench.broker.detach(member)
+    await bench.broker.consumers.detach(member)
 
 
 def test_a_broadcast_consumer_that_nobody_uses_is_removed_and_that_is_said_beforehand(
@@ -86,7 +86,7 @@ def test_a_group_with_a_consumer_is_used_and_time_counts_from_when_it_left(disk:
                 bench.broker.consumers.beat(member)
                 await bench.broker.group_expiry.look()
             assert bench.broker.group_state("orders", "~pod").unused_s == 0
-            await bench.broker.detach(member)
+            await bench.broker.consumers.detach(member)
             await pass_days(bench, clock, 6.75)
             assert groups(bench) == ["~pod"]
             await pass_days(bench, clock, 0.25)
@@ -189,29 +189,29 @@ def test_after_a_start_consumers_have_an_hour_before_anything_is_removed(disk: W
 
 
 async def _put(bench: Bench) -> None:
-    await bench.broker.put_group(GroupConfig("orders", "billing", timeout_s=5))
+    await bench.broker.groups.put(GroupConfig("orders", "billing", timeout_s=5))
 
 
 async def _pause(bench: Bench) -> None:
-    await bench.broker.pause(Pause("orders", "billing", True, "for a while"))
-    await bench.broker.pause(Pause("orders", "billing", False))
+    await bench.broker.groups.pause(Pause("orders", "billing", True, "for a while"))
+    await bench.broker.groups.pause(Pause("orders", "billing", False))
 
 
 async def _seek(bench: Bench) -> None:
-    await bench.broker.seek(Seek("orders", "billing", "latest"))
+    await bench.broker.groups.seek(Seek("orders", "billing", "latest"))
 
 
 async def _resend(bench: Bench) -> None:
-    await bench.broker.resend(Resend("orders", "billing"))
+    await bench.broker.dead_letters.resend(Resend("orders", "billing"))
 
 
 async def _report(bench: Bench) -> None:
-    await bench.broker.report(Report("orders", "billing", [(0, 0)]))
+    await bench.broker.groups.report(Report("orders", "billing", [(0, 0)]))
 
 
 async def _attach(bench: Bench) -> None:
-    member = await bench.broker.attach(Attach("orders", "billing", "c"), address="test")
-    await bench.broker.detach(member)
+    member = await bench.broker.consumers.attach(Attach("orders", "billing", "c"), address="test")
+    await bench.broker.consumers.detach(member)
 
 
 @pytest.mark.parametrize("use", [_put, _pause, _seek, _resend, _report, _attach], ids=lambda use: use.__name__)
@@ -225,7 +225,7 @@ def test_who_changes_a_group_uses_it_and_who_looks_at_it_does_not(
             await come_and_go(bench, "billing")
             clock.advance(DAY_S)
             await exposition(bench.broker)
-            await bench.broker.seek(Seek("orders", "billing", "latest", dry_run=True))
+            await bench.broker.groups.seek(Seek("orders", "billing", "latest", dry_run=True))
             assert bench.broker.group_state("orders", "billing").unused_s == DAY_S
             await use(bench)
             assert bench.broker.group_state("orders", "billing").unused_s == 0
@@ -239,7 +239,7 @@ def test_a_paused_group_and_one_that_goes_with_its_consumer_are_not_counted(disk
     async def main() -> None:
         async with disk.open(clock, group_expiry_s=DAY_S) as bench:
             await come_and_go(bench, "resting")
-            await bench.broker.pause(Pause("orders", "resting", True, "until summer"))
+            await bench.broker.groups.pause(Pause("orders", "resting", True, "until summer"))
             await come_and_go(bench, "billing")
             await pass_days(bench, clock, 3)
             assert groups(bench) == ["resting"]
@@ -257,7 +257,7 @@ def test_a_group_goes_with_all_that_was_under_way_in_it(world: World, caplog: py
         await bench.act(member, NACK, await bench.pull(member, 10))
         await bench.act(member, ACK, await bench.pull(member, 5))
         await bench.broker.groups.buried("orders", "billing")
-        await bench.broker.detach(member)
+        await bench.broker.consumers.detach(member)
         await pass_days(bench, clock, 1)
         assert groups(bench) == []
         assert "15 messages were to go" in caplog.text

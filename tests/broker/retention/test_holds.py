@@ -75,7 +75,7 @@ def test_a_hold_has_an_end_and_says_so(disk: World, caplog: pytest.LogCaptureFix
 def test_the_retention_of_a_topic_waits_as_well(disk: World) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.send("orders", b"1", b"2", b"3")
-        await bench.broker.edit_topic(EditTopic("orders", 1e-6))
+        await bench.broker.topics.edit(EditTopic("orders", 1e-6))
         await moved(bench, 2)
         assert await first_after_maintenance(bench) == 2
         await moved(bench, 3)

@@ -49,7 +49,7 @@ async def leave_open(bench: Bench, state: str, **config: Any) -> tuple[Any, Any]
     got = await bench.pull(member, 1)
     if state != "leased":
         await bench.act(member, NACK if state == "retrying" else GIVE_BACK, got)
-        await bench.broker.detach(member)
+        await bench.broker.consumers.detach(member)
     for _ in range(40):
         await bench.send("other", bytes(200_000))
     return member, got
@@ -109,7 +109,7 @@ async def check_empty(bench: Bench) -> None:
     got = await bench.pull(member)
     assert got.bodies == [b"fresh"]
     await bench.act(member, ACK, got)
-    await bench.broker.detach(member)
+    await bench.broker.consumers.detach(member)
 
 
 @pytest.mark.parametrize("state", ["leased", "retrying"])
@@ -242,7 +242,7 @@ def test_open_messages_stay_where_something_else_keeps_the_store_too_large(disk:
             assert bench.broker.group_state("slow", "billing").retrying == 1
             figures = bench.broker.figures()
             assert (figures["retention_held_s"], figures["retention_dropped_open"]) == (0, 0)
-            await bench.broker.purge_dead(PurgeDead("orders", "billing", 1))
+            await bench.broker.dead_letters.purge(PurgeDead("orders", "billing", 1))
             await maintain(bench)
             assert bench.broker.group_state("slow", "billing").retrying == 0, "now it is the open message"
             assert size_of(bench) <= MIB

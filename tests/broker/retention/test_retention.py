@@ -63,7 +63,7 @@ def test_retention_keeps_the_events_of_a_group_that_no_snapshot_speaks_of_yet(
             await bench.attach(group="passing")
             for _ in range(2):
                 await bench.broker.maintain()
-            await bench.broker.delete_group("orders", "passing")
+            await bench.broker.groups.delete("orders", "passing")
             monkeypatch.setattr(snapshots, "LARGE_BYTES", 1)
             monkeypatch.setattr(snapshots, "BYTES_PER_S", 1e-6)
             await bench.broker.maintain()
@@ -96,7 +96,7 @@ def test_retention_spares_what_is_leased_or_will_be_tried_again(disk: World, sta
         clock = ManualClock(SYSTEM.now_us())
         # Nobody is taken for silent when the clock is set forward.
         async with disk.open(clock, heartbeat_s=1e6, **SMALL) as bench:
-            await bench.broker.create_topic(TopicConfig("orders", retention_s=600.0 if own else None))
+            await bench.broker.topics.create(TopicConfig("orders", retention_s=600.0 if own else None))
             member = await bench.attach(delays_s=(86400.0,))
             await bench.send("orders", b"old")
             await bench.send("orders", b"held")
@@ -128,8 +128,8 @@ def test_one_topic_that_is_kept_for_longer_does_not_keep_the_others(
         clock = ManualClock(SYSTEM.now_us())
         world.store_clock = clock
         async with world.open(clock, retention_s=600.0, heartbeat_s=1e6) as bench:
-            await bench.broker.create_topic(TopicConfig("archive", retention_s=longest_s))
-            await bench.broker.create_topic(TopicConfig("fleeting", retention_s=60.0))
+            await bench.broker.topics.create(TopicConfig("archive", retention_s=longest_s))
+            await bench.broker.topics.create(TopicConfig("fleeting", retention_s=60.0))
             member = await bench.attach(delays_s=(86400.0,))
             for topic in ("archive", "orders", "fleeting"):
                 await bench.send(topic, b"old")
@@ -166,7 +166,7 @@ def test_a_new_retention_of_a_topic_counts_at_once(disk: World) -> None:
         clock = ManualClock(SYSTEM.now_us())
         disk.store_clock = clock
         async with disk.open(clock, retention_s=0.0, heartbeat_s=1e6) as bench:
-            await bench.broker.create_topic(TopicConfig("orders", retention_s=86400.0))
+            await bench.broker.topics.create(TopicConfig("orders", retention_s=86400.0))
             await bench.send("orders", b"old")
             clock.advance(86300)
             await bench.broker.maintain()
@@ -178,7 +178,7 @@ def test_a_new_retention_of_a_topic_counts_at_once(disk: World) -> None:
             assert bench.store.bounds("lane/orders/middle").first == 1
             await bench.send("orders", b"young")
             clock.advance(60)
-            await bench.broker.edit_topic(EditTopic("orders", 30.0))
+            await bench.broker.topics.edit(EditTopic("orders", 30.0))
             await bench.broker.maintain()
             assert bench.store.bounds("lane/orders/middle").first == 2
 

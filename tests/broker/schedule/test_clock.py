@@ -82,7 +82,7 @@ def test_a_clock_that_was_ahead_and_is_set_right_holds_no_new_message_back(
             await bench.send("orders", b"minutes", deliver_at_us=[-180 * SECOND_US])
             [soon] = (await bench.send("orders", b"soon", deliver_at_us=[-10 * SECOND_US])).firsts
             [moved] = (await bench.send("orders", b"moved", deliver_at_us=[-DAY_US])).firsts
-            await broker.move_delayed(MoveDelayed("orders", [moved], "", -20 * SECOND_US))
+            await broker.delayed.move(MoveDelayed("orders", [moved], "", -20 * SECOND_US))
             assert soon < moved
             await restart()
             there = [b"early", b"hour"]

@@ -122,7 +122,7 @@ def test_a_back_off_is_neither_shorter_nor_longer(times: Times, shards: int) -> 
 
     async def scenario() -> None:
         if shards:
-            await times.broker.create_topic(TopicConfig("orders", shards=shards))
+            await times.broker.topics.create(TopicConfig("orders", shards=shards))
         await times.bench.send("orders", b"before", lane=1)
         await fail(b"before")
         await times.ahead()
@@ -264,7 +264,7 @@ def test_a_dedup_id_is_known_for_its_window(times: Times) -> None:
 def test_what_became_of_a_message_is_told_by_the_clock_as_it_is(times: Times) -> None:
     async def told(seq: int) -> list[tuple[str, int, int]]:
         """What happened to a message, when, and for when: in seconds from now, by the clock."""
-        traced = await times.broker.trace(Trace("orders", "billing", 1, seq))
+        traced = await times.broker.browsing.trace(Trace("orders", "billing", 1, seq))
         now = [("now", 0, traced.due_us), *((step.what, step.at_us, step.due_us) for step in traced.steps)]
         now_us = times.clock.now_us()
         return [
@@ -297,11 +297,11 @@ def test_a_pause_is_told_by_the_clock_as_it_is(tmp_path: Path) -> None:
         await times.bench.attach()
         await times.ahead()
         await times.bench.send("orders", b"x")
-        await times.broker.pause(Pause("orders", "billing", True))
+        await times.broker.groups.pause(Pause("orders", "billing", True))
         await times.right()
-        await times.broker.pause(Pause("orders", "billing", False))
+        await times.broker.groups.pause(Pause("orders", "billing", False))
         await times.bench.flush()
-        traced = await times.broker.trace(Trace("orders", "billing", 1, 0))
+        traced = await times.broker.browsing.trace(Trace("orders", "billing", 1, 0))
         paused, resumed = traced.steps
         assert (paused.what, resumed.what) == ("paused", "resumed")
         assert (paused.at_us, resumed.at_us) == (times.clock.now_us() + AHEAD_US, times.clock.now_us())
@@ -355,7 +355,7 @@ def test_a_group_is_not_alone_since_a_time_that_the_clock_has_not_come_to(tmp_pa
 
     async def scenario() -> None:
         await times.ahead()
-        await times.broker.detach(await times.bench.attach())
+        await times.broker.consumers.detach(await times.bench.attach())
         await times.broker.outlook.census.refresh()
         await times.right()
         await times.broker.outlook.census.refresh()

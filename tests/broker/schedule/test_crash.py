@@ -74,7 +74,7 @@ class Story:
 
     async def cancel(self, bench: Bench, number: int, body: bytes) -> None:
         self.cancelling.add(body)
-        assert (await bench.broker.cancel_delayed(CancelDelayed("orders", [number]))).count == 1
+        assert (await bench.broker.delayed.cancel(CancelDelayed("orders", [number]))).count == 1
         self.cancelled.add(body)
 
     async def pass_time(self, bench: Bench, *steps_s: float) -> None:
@@ -93,7 +93,7 @@ async def _tell(story: Story) -> None:
         await bench.broker.maintain()
         await story.pass_time(bench, 600, HOUR_S)
         await story.cancel(bench, second, b"hours-0")
-        assert (await bench.broker.move_delayed(MoveDelayed("orders", [second + 1], "", -90_000_000))).count == 1
+        assert (await bench.broker.delayed.move(MoveDelayed("orders", [second + 1], "", -90_000_000))).count == 1
         await story.pass_time(bench, 80, 20)
         await story.send(bench, "late", 0.01, 0.02, 1.5, seq=3)
         await bench.broker.maintain()

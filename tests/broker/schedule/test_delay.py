@@ -271,13 +271,13 @@ def test_messages_that_wait_together_are_listed_cancelled_and_delivered_each_at_
             await bench.broker.maintain()
         async with disk.open(clock) as bench:
             listed, after = list[int](), (0, 0)
-            while page := (await bench.broker.delayed(ListDelayed("orders", *after, 3))).messages:
+            while page := (await bench.broker.delayed.list(ListDelayed("orders", *after, 3))).messages:
                 listed += [one.id for one in page]
                 after = page[-1].deliver_at_us, page[-1].id
             assert listed == list(range(1, 17))
             await pass_time(bench, clock, 60)
-            assert (await bench.broker.cancel_delayed(CancelDelayed("orders", [7, 16]))).count == 2
-            moved = await bench.broker.move_delayed(MoveDelayed("orders", [6], "", -SECOND_US))
+            assert (await bench.broker.delayed.cancel(CancelDelayed("orders", [7, 16]))).count == 2
+            moved = await bench.broker.delayed.move(MoveDelayed("orders", [6], "", -SECOND_US))
             assert moved.count == 1
             expected: set[bytes] = set()
             for number, minute in enumerate(minutes, 1):
@@ -301,9 +301,9 @@ def test_a_deleted_topic_takes_its_delayed_messages_with_it(world: World) -> Non
                     body = f"{topic}-{delay_s}".encode()
                     await bench.send(topic, body, deliver_at_us=[-delay_s * SECOND_US])
             await bench.broker.delete_topic("orders")
-            await bench.broker.create_topic(TopicConfig("orders"))
+            await bench.broker.topics.create(TopicConfig("orders"))
             assert bench.broker.topic_state("orders").delayed == 0
-            assert not (await bench.broker.delayed(ListDelayed("orders"))).messages
+            assert not (await bench.broker.delayed.list(ListDelayed("orders"))).messages
             await bench.send("orders", b"new", deliver_at_us=[-SECOND_US])
             for _ in range(5):
                 await pass_time(bench, clock, 5_000)
@@ -341,21 +341,21 @@ def test_what_tells_where_delayed_messages_went_goes_with_them(disk: World) -> N
         clock = ManualClock(time.time_ns() // 1000)
         async with disk.open(clock) as bench:
             config = TopicConfig("orders", retention_s=1_000.0)
-            await bench.broker.create_topic(config)
+            await bench.broker.topics.create(config)
             sent = [await bench.send("orders", b"%d" % number, deliver_at_us=[-SECOND_US]) for number in range(3)]
             await bench.send("stock", b"other", deliver_at_us=[-SECOND_US])
             await pass_time(bench, clock, 2)
             ids = [one.firsts[0] for one in sent]
             ask = ListDelayed("orders", ids=ids, arrived=True)
-            assert [(one.id, one.seq) for one in (await bench.broker.delayed(ask)).arrived] == [
+            assert [(one.id, one.seq) for one in (await bench.broker.delayed.list(ask)).arrived] == [
                 (number, seq) for seq, number in enumerate(ids)
             ]
             clock.advance(900)
             await bench.broker.maintain()
-            assert len((await bench.broker.delayed(ask)).arrived) == 3
+            assert len((await bench.broker.delayed.list(ask)).arrived) == 3
             clock.advance(900)
             await bench.broker.maintain()
-            assert (await bench.broker.delayed(ask)).arrived == []
+            assert (await bench.broker.delayed.list(ask)).arrived == []
             await bench.broker.delete_topic("stock")
             for topic in ("orders", "stock"):
                 first, end, _ = bench.store.bounds(arrived_stream(topic))
@@ -469,23 +469,23 @@ def test_cancelling_and_moving_are_exact(world: World) -> None:
             times = [-n * 3_000 * SECOND_US for n in range(1, 6)]
             await bench.send("orders", b"0", b"1", b"2", b"3", b"4", keys=keys, deliver_at_us=times)
             await bench.send("stock", b"5", keys=["a"], deliver_at_us=[-SECOND_US])
-            assert (await broker.cancel_delayed(CancelDelayed("orders", [], "a", True))).count == 2
-            assert (await broker.cancel_delayed(CancelDelayed("orders", [], "a"))).count == 2
-            again = await broker.cancel_delayed(CancelDelayed("orders", [], "a"))
+            assert (await broker.delayed.cancel(CancelDelayed("orders", [], "a", True))).count == 2
+            assert (await broker.delayed.cancel(CancelDelayed("orders", [], "a"))).count == 2
+            again = await broker.delayed.cancel(CancelDelayed("orders", [], "a"))
             assert (again.count, again.before) == (0, 2)
-            moved = await broker.move_delayed(MoveDelayed("orders", [], "b", clock.now_us() + 500_000))
+            moved = await broker.delayed.move(MoveDelayed("orders", [], "b", clock.now_us() + 500_000))
             assert (moved.count, moved.gone) == (2, [])
-            wrong_topic = await broker.cancel_delayed(CancelDelayed("stock", [2]))
+            wrong_topic = await broker.delayed.cancel(CancelDelayed("stock", [2]))
             assert (wrong_topic.count, wrong_topic.gone) == (0, [2])
             with pytest.raises(NotFound, match="orders/delay/99"):
-                await broker.cancel_delayed(CancelDelayed("orders", [99]))
+                await broker.delayed.cancel(CancelDelayed("orders", [99]))
             with pytest.raises(BadRequest, match="one of them"):
-                await broker.cancel_delayed(CancelDelayed("orders"))
+                await broker.delayed.cancel(CancelDelayed("orders"))
             with pytest.raises(NotFound, match="nowhere"):
-                await broker.cancel_delayed(CancelDelayed("nowhere", [1]))
+                await broker.delayed.cancel(CancelDelayed("nowhere", [1]))
             await pass_time(bench, clock, 0.5)
             assert (await lanes(bench)).keys() == {b"1", b"4"}
-            late = await broker.cancel_delayed(CancelDelayed("orders", [2, 4]))
+            late = await broker.delayed.cancel(CancelDelayed("orders", [2, 4]))
             assert (late.count, late.gone) == (1, [2])
             await pass_time(bench, clock, 20_000)
             assert (await lanes(bench)).keys() == {b"1", b"4", b"5"}
@@ -504,7 +504,7 @@ def test_a_topic_known_only_by_its_delayed_messages_is_made_again(disk: World, t
             await pass_time(bench, clock, 1)
             assert (await lanes(bench)).keys() == {b"a"}
             with pytest.raises(Conflict):
-                await bench.broker.create_topic(TopicConfig("orders"))
+                await bench.broker.topics.create(TopicConfig("orders"))
 
     asyncio.run(main())
 
@@ -530,10 +530,10 @@ def test_one_of_many_is_cancelled_without_reading_all_of_them(world: World) -> N
 
             bench.broker.scheduler.journal.parcels = counted  # type: ignore[method-assign, assignment]
             for number in (firsts[0], firsts[200] + 7, firsts[299] + 5):
-                cancelled = await bench.broker.cancel_delayed(CancelDelayed("orders", [number]))
+                cancelled = await bench.broker.delayed.cancel(CancelDelayed("orders", [number]))
                 assert cancelled.count == 1
             assert 0 < read <= 3 * 8 * 64, "of 2,400 parcels"
-            again = await bench.broker.cancel_delayed(CancelDelayed("orders", [firsts[200] + 7]))
+            again = await bench.broker.delayed.cancel(CancelDelayed("orders", [firsts[200] + 7]))
             assert again.count == 0
 
     asyncio.run(main())

@@ -29,7 +29,9 @@ async def lanes(bench: Bench) -> dict[bytes, tuple[str, int, int]]:
         for lane in range(len(LANES)):
             at = 0
             while True:
-                answer, buffers = await bench.broker.browse(Browse(state.config.name, lane, "", at, 10_000, 1 << 30))
+                answer, buffers = await bench.broker.browsing.browse(
+                    Browse(state.config.name, lane, "", at, 10_000, 1 << 30)
+                )
                 data, begin = b"".join(buffers), 0
                 for part in answer.parts:
                     frame = Frame(data[begin : begin + part.length]).verify()
@@ -99,7 +101,7 @@ class Model:
         topic, _ = self.where[body]
         by_key = self.chance.random() < 0.3
         request = CancelDelayed(topic, [], body.decode()) if by_key else CancelDelayed(topic, [self.ids[body]])
-        answer = await bench.broker.cancel_delayed(request)
+        answer = await bench.broker.delayed.cancel(request)
         if answer.count:
             assert answer.count == 1
             assert body not in self.delivered
@@ -116,7 +118,7 @@ class Model:
             return
         delay_us = 1_000 + round(self.chance.random() * self.chance.choice(SCALES_S) * SECOND_US)
         request = MoveDelayed(self.where[body][0], [self.ids[body]], "", -delay_us)
-        answer = await bench.broker.move_delayed(request)
+        answer = await bench.broker.delayed.move(request)
         if answer.count:
             assert body not in self.delivered
             assert body not in self.cancelled
@@ -154,7 +156,7 @@ class Model:
     async def compare_list(self, bench: Bench) -> None:
         await self.look(bench)
         listed, after = [], (0, 0)
-        while page := (await bench.broker.delayed(ListDelayed("", *after, 7))).messages:
+        while page := (await bench.broker.delayed.list(ListDelayed("", *after, 7))).messages:
             listed += page
             after = page[-1].deliver_at_us, page[-1].id
         assert [(one.deliver_at_us, one.id) for one in listed] == sorted((one.deliver_at_us, one.id) for one in listed)
@@ -170,7 +172,7 @@ class Model:
             found: dict[bytes, tuple[str, int, int]] = {}
             for at in range(0, len(sought), FIND_MAX):
                 ask = ListDelayed(topic, max_messages=1, ids=sought[at : at + FIND_MAX], arrived=True)
-                answer = await bench.broker.delayed(ask)
+                answer = await bench.broker.delayed.list(ask)
                 found |= {ids[one.id]: (topic, one.lane, one.seq) for one in answer.arrived}
             assert found == {body: seen[body] for body in ids.values() if body in self.delivered}
 

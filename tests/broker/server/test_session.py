@@ -14,15 +14,13 @@ from tests.broker.raw_client import RawClient
 from tests.broker.server.conftest import connected
 from tests.eventually import eventually_done
 from tests.unit.protocol import samples
-from towline.broker.access.accounts import ACCOUNTS
-from towline.broker.access.permissions import AUDITED, PERMISSIONS
 from towline.broker.broker import Broker
 from towline.broker.server.connection import join_small
 from towline.broker.server.listener import Server
-from towline.broker.server.requests import LATER, NOW, READS, SEEN
+from towline.broker.server.requests import TABLE, Later, Own, Row
 from towline.errors import StoreFailed, TowlineError
 from towline.frame import encode
-from towline.protocol import cluster, publications
+from towline.protocol import cluster
 from towline.protocol import messages as m
 from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
@@ -70,12 +68,12 @@ def test_small_answers_go_at_once_and_dead_machines_are_noticed(run: Callable[..
         ("topic_states", m.ListTopics()),
         ("stat", m.Stat()),
         ("send", None),
-        ("attach", m.Attach("t", "g", "c")),
-        ("settle", m.Settle(1, [m.Act(0, 1)])),
-        ("pull", m.Pull(1, 1, 1)),
-        ("detach", m.Detach(1)),
-        ("create_topic", samples.REQUESTS[7]),
-        ("browse", m.Browse("t")),
+        ("consumers.attach", m.Attach("t", "g", "c")),
+        ("consumers.settle", m.Settle(1, [m.Act(0, 1)])),
+        ("consumers.pull", m.Pull(1, 1, 1)),
+        ("consumers.detach", m.Detach(1)),
+        ("topics.create", samples.REQUESTS[7]),
+        ("browsing.browse", m.Browse("t")),
     ],
 )
 def test_a_bug_is_logged_and_told_of_and_the_connection_goes_on(
@@ -89,7 +87,8 @@ def test_a_bug_is_logged_and_told_of_and_the_connection_goes_on(
         def use() -> None:
             with connected(server) as client:
                 client.attach("t")
-                monkeypatch.setattr(broker, method, boom)
+                part, _, name = method.rpartition(".")
+                monkeypatch.setattr(getattr(broker, part) if part else broker, name, boom)
                 frame = encode([b"x"])
                 attached = b"" if request_ else frame
                 request = request_ or m.Send([m.FrameHead("t", 0, len(frame))])
@@ -109,19 +108,25 @@ def test_a_bug_is_logged_and_told_of_and_the_connection_goes_on(
     assert "a bug of ours" in str(record.exc_info[1])
 
 
-def test_every_request_has_its_permission_and_its_way() -> None:
-    own = {m.Hello.kind, m.Send.kind, m.Attach.kind, m.Pull.kind, m.Settle.kind, m.Detach.kind}
-    own |= {tx.Prepare.kind, tx.Decide.kind, tx.AwaitChecks.kind, cluster.HandBack.kind}
-    own |= {publications.Stage.kind, publications.Publish.kind, publications.Unstage.kind}
-    assert set(PERMISSIONS) == set(m.REQUESTS)
-    assert sorted([*NOW, *LATER, *SEEN, *ACCOUNTS, *own]) == sorted(m.REQUESTS)
-    assert not AUDITED & set(NOW), "nothing is said to the audit log of what is answered at once"
+def rows(kind: type[Row]) -> dict[int, Row]:
+    return {request.kind: row for request, row in TABLE.items() if isinstance(row, kind)}
+
+
+def test_every_request_has_its_row() -> None:
+    assert {request.kind for request in TABLE} == set(m.REQUESTS)
+    assert set(rows(Own)) == {m.Send.kind, m.Pull.kind, tx.AwaitChecks.kind}
+    told_of = [one for one in rows(Row).values() if one.audited]
+    assert all(isinstance(one, Later) for one in told_of), (
+        "nothing is said to the audit log of what is answered at once"
+    )
 
 
 def test_every_list_waits_until_the_client_takes_it() -> None:
-    lists = {kind for kind in {*LATER, *SEEN, *ACCOUNTS} if m.REQUESTS[kind].__name__.startswith("List")}
+    later = {kind: row for kind, row in rows(Later).items() if isinstance(row, Later)}
+    lists = {kind for kind in later if m.REQUESTS[kind].__name__.startswith("List")}
     lists.add(m.Stat.kind)  # as much work, if not as long
-    assert lists - {cluster.ListBrokers.kind} <= READS, "that one may wait for news, and once only"
+    waiting = {kind for kind, row in later.items() if row.reads is not None}
+    assert lists - {cluster.ListBrokers.kind} <= waiting, "that one may wait for news, and once only"
 
 
 class SlowDisk:
@@ -245,7 +250,7 @@ def test_who_leaves_while_attaching_is_not_left_behind(
     run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(server: Server, broker: Broker) -> None:
-        attaching, go_on, attached, attach = asyncio.Event(), asyncio.Event(), asyncio.Event(), broker.attach
+        attaching, go_on, attached, attach = asyncio.Event(), asyncio.Event(), asyncio.Event(), broker.consumers.attach
 
         async def slow_attach(request: m.Attach, *, address: str = "") -> Any:
             attaching.set()
@@ -254,7 +259,7 @@ def test_who_leaves_while_attaching_is_not_left_behind(
             attached.set()
             return member
 
-        monkeypatch.setattr(broker, "attach", slow_attach)
+        monkeypatch.setattr(broker.consumers, "attach", slow_attach)
         client = await asyncio.to_thread(RawClient.hello, server.port)
         await asyncio.to_thread(client.post, m.Attach("t", "g", "c"))
         await attaching.wait()

@@ -76,7 +76,9 @@ class Counted:
 
 async def fan(bench: Bench, pattern: str, consumer: str = "c", **settings: Any) -> PrefixSubscription:
     asked = GroupConfig("any", "g", **settings)
-    found = await bench.broker.fan(Attach(pattern, "g", consumer, asked), address="test", may=lambda topic: True)
+    found = await bench.broker.consumers.fan(
+        Attach(pattern, "g", consumer, asked), address="test", may=lambda topic: True
+    )
     found.broker = bench.broker
     return found
 
@@ -94,16 +96,16 @@ async def topics(bench: Bench, count: int, prefix: str = "many") -> list[str]:
 def test_what_was_made_and_changed_is_there_after_a_broker_that_ended_at_once(kept: World) -> None:
     async def main() -> None:
         async with cut_short(kept) as bench:
-            await bench.broker.create_topic(TopicConfig("ledger", shards=5, author="ann"))
+            await bench.broker.topics.create(TopicConfig("ledger", shards=5, author="ann"))
             await bench.send("sent", b"one")
-            await bench.broker.put_group(GroupConfig("ledger", "audit", retry=RetryPolicy(7, (1.5,))))
-            await bench.broker.put_group(GroupConfig("ledger", "gone"))
-            await bench.broker.pause(Pause("ledger", "audit", True, "rest"))
+            await bench.broker.groups.put(GroupConfig("ledger", "audit", retry=RetryPolicy(7, (1.5,))))
+            await bench.broker.groups.put(GroupConfig("ledger", "gone"))
+            await bench.broker.groups.pause(Pause("ledger", "audit", True, "rest"))
             await bench.attach("sent", "billing", max_attempts=9, mode="at-most-once")
             await bench.broker.put_topic(PutTopic(TopicConfig("sent", retention_s=60.0)))
             await bench.broker.put_topic(PutTopic(TopicConfig("any", author="bob"), template=True))
-            await bench.broker.delete_group("ledger", "gone")
-            await bench.broker.create_topic(TopicConfig("dropped", shards=2))
+            await bench.broker.groups.delete("ledger", "gone")
+            await bench.broker.topics.create(TopicConfig("dropped", shards=2))
             await bench.broker.delete_topic("dropped")
         for _ in range(2):  # as well if that one says nothing either
             async with cut_short(kept) as bench:
@@ -165,13 +167,13 @@ def test_a_group_and_a_topic_cost_the_same_however_many_there_are(world: World) 
         costs = []
         for group in ("first", "last"):
             counted = Counted(bench.store)
-            await bench.broker.put_group(GroupConfig(names[0], group))
-            await bench.broker.create_topic(TopicConfig(f"{group}.topic"))
+            await bench.broker.groups.put(GroupConfig(names[0], group))
+            await bench.broker.topics.create(TopicConfig(f"{group}.topic"))
             await bench.send(f"{group}.sent", b"one")
-            await bench.broker.put_group(GroupConfig(names[0], group, timeout_s=5.0))
+            await bench.broker.groups.put(GroupConfig(names[0], group, timeout_s=5.0))
             costs.append((counted.appends, counted.saved_bytes))
             for name in names:
-                await bench.broker.put_group(GroupConfig(name, "filler"))
+                await bench.broker.groups.put(GroupConfig(name, "filler"))
         assert costs[0][1] == costs[1][1] == 0, "no document is written for them"
         assert costs[0][0] == costs[1][0] <= 6
 
@@ -188,16 +190,16 @@ def test_the_room_for_shards_is_counted_as_topics_come_and_go(disk: World, monke
 
     async def main() -> None:
         async with disk.open() as bench:
-            await bench.broker.create_topic(TopicConfig("six", shards=6))
+            await bench.broker.topics.create(TopicConfig("six", shards=6))
             with pytest.raises(TooMany, match="10 shards in all"):
-                await bench.broker.create_topic(TopicConfig("five", shards=5))
+                await bench.broker.topics.create(TopicConfig("five", shards=5))
             await bench.broker.delete_topic("six")
-            await bench.broker.create_topic(TopicConfig("five", shards=5))
+            await bench.broker.topics.create(TopicConfig("five", shards=5))
             await bench.broker.put_topic(PutTopic(TopicConfig("five", shards=5, author="ann")))
         async with disk.open() as bench:
             with pytest.raises(TooMany):
-                await bench.broker.create_topic(TopicConfig("six", shards=6))
-            await bench.broker.create_topic(TopicConfig("fives", shards=5))
+                await bench.broker.topics.create(TopicConfig("six", shards=6))
+            await bench.broker.topics.create(TopicConfig("fives", shards=5))
 
     asyncio.run(main())
 
@@ -223,11 +225,11 @@ def test_topics_by_prefix_come_up_together_and_others_are_served_meanwhile(world
         assert {one.config.topic for one in found.members} == set(names)
         assert served > 3
         assert barriers[True] <= 10, "they become durable in a few steps"
-        got, bodies = await bench.broker.pull(found, Pull(0, 10, 1 << 20))
+        got, bodies = await bench.broker.consumers.pull(found, Pull(0, 10, 1 << 20))
         assert got.pull
         assert bodies
         # Those that come back find all of it.
-        await bench.broker.detach(found)
+        await bench.broker.consumers.detach(found)
         written = barriers[False]
         again = await fan(bench, "many.*")
         assert len(again.members) == len(names)
@@ -242,7 +244,7 @@ def test_a_pull_that_waits_for_many_topics_looks_at_those_that_changed(
     async def scenario(bench: Bench) -> None:
         await topics(bench, 300)
         found = await fan(bench, "many.*", start="latest")
-        await bench.broker.pull(found, Pull(0, 10, 1 << 20, wait_ms=1))
+        await bench.broker.consumers.pull(found, Pull(0, 10, 1 << 20, wait_ms=1))
         armed: list[str] = []
         arm = found.members[0].dispatcher.__class__.arm
 
@@ -251,7 +253,7 @@ def test_a_pull_that_waits_for_many_topics_looks_at_those_that_changed(
             arm(dispatcher)
 
         monkeypatch.setattr(found.members[0].dispatcher.__class__, "arm", noting)
-        waiting = asyncio.ensure_future(bench.broker.pull(found, Pull(0, 10, 1 << 20, wait_ms=60_000)))
+        waiting = asyncio.ensure_future(bench.broker.consumers.pull(found, Pull(0, 10, 1 << 20, wait_ms=60_000)))
         while not found.waiting:
             await asyncio.sleep(0)
         assert all(one.waits for one in found.members)
@@ -291,7 +293,7 @@ def test_a_topic_that_goes_while_others_are_joined_is_left_out(disk: World) -> N
         await bench.broker.delete_topic(names[-1])
         found = await joining
         # Joined before it was gone, or found to be gone: it is not made anew.
-        while (await bench.broker.pull(found, Pull(0, 10, 1 << 20, wait_ms=1)))[0].pull:
+        while (await bench.broker.consumers.pull(found, Pull(0, 10, 1 << 20, wait_ms=1)))[0].pull:
             pass
         assert {one.config.topic for one in found.members if not one.dispatcher.closed} == set(names[:-1])
         with pytest.raises(NotFound):
@@ -378,7 +380,7 @@ def test_a_consumer_that_can_join_no_topic_is_told(disk: World) -> None:
 
 def test_the_files_follow_by_themselves_and_what_they_have_leaves_the_log(disk: World) -> None:
     async def scenario(bench: Bench) -> None:
-        await bench.broker.create_topic(TopicConfig("orders", author="ann"))
+        await bench.broker.topics.create(TopicConfig("orders", author="ann"))
         await bench.attach("orders", "billing")
         async with asyncio.timeout(30):
             while bench.broker._catalog.is_behind:
@@ -403,10 +405,10 @@ def test_the_file_before_and_the_log_have_all_if_the_last_file_is_damaged(
     async def main() -> None:
         async with disk.open() as bench:
             for number in range(rounds):
-                await bench.broker.create_topic(TopicConfig(f"t{number}", shards=3, author="ann"))
-                await bench.broker.put_group(GroupConfig(f"t{number}", "g", timeout_s=7.0))
+                await bench.broker.topics.create(TopicConfig(f"t{number}", shards=3, author="ann"))
+                await bench.broker.groups.put(GroupConfig(f"t{number}", "g", timeout_s=7.0))
                 await bench.broker.maintain()
-            await bench.broker.create_topic(TopicConfig("last", shards=4))
+            await bench.broker.topics.create(TopicConfig("last", shards=4))
         for name in FILES:
             file = config(disk, name)
             file.unlink() if damage == "gone" else file.write_bytes(file.read_bytes()[:-20])
@@ -424,7 +426,7 @@ def test_the_file_before_and_the_log_have_all_if_the_last_file_is_damaged(
 def test_what_people_write_into_the_files_counts(disk: World) -> None:
     async def main() -> None:
         async with disk.open() as bench:
-            await bench.broker.create_topic(TopicConfig("orders", author="ann"))
+            await bench.broker.topics.create(TopicConfig("orders", author="ann"))
             await bench.attach("orders", "billing")
         for name, key, edited in zip(
             FILES, ("topics", "groups"), ({"author": "bob"}, {"timeout_s": 42.0}), strict=True
@@ -436,7 +438,7 @@ def test_what_people_write_into_the_files_counts(disk: World) -> None:
             async with disk.open() as bench:
                 assert bench.broker.topic_state("orders").config.author == "bob"
                 assert bench.broker.group_state("orders", "billing").config.timeout_s == 42.0
-                await bench.broker.create_topic(TopicConfig(f"more-{len(bench.broker.topics)}"))
+                await bench.broker.topics.create(TopicConfig(f"more-{len(bench.broker.topics)}"))
 
     asyncio.run(main())
 
@@ -448,8 +450,8 @@ def test_files_of_the_version_before_are_read_and_what_comes_next_is_kept(disk: 
         config(disk, "topics.json").write_text('{"topics": [{"name": "orders", "shards": 3}]}')
         config(disk, "subscriptionGroup.json").write_text('{"groups": [{"topic": "orders", "name": "billing"}]}')
         async with disk.open() as bench:
-            await bench.broker.create_topic(TopicConfig("new", shards=2))
-            await bench.broker.put_group(GroupConfig("orders", "billing", timeout_s=3.0))
+            await bench.broker.topics.create(TopicConfig("new", shards=2))
+            await bench.broker.groups.put(GroupConfig("orders", "billing", timeout_s=3.0))
             after = crash(disk, tmp_path / "crashed")
         for world in (after, disk):
             async with world.open() as bench:
@@ -465,11 +467,11 @@ def test_files_that_are_newer_than_the_log_count_and_go_on_with_it(
 ) -> None:
     async def main() -> None:
         async with disk.open() as bench:
-            await bench.broker.create_topic(TopicConfig("orders", shards=3))
+            await bench.broker.topics.create(TopicConfig("orders", shards=3))
             older = crash(disk, tmp_path / "older")
             for number in range(5):
-                await bench.broker.create_topic(TopicConfig(f"t{number}"))
-                await bench.broker.put_group(GroupConfig("orders", f"g{number}"))
+                await bench.broker.topics.create(TopicConfig(f"t{number}"))
+                await bench.broker.groups.put(GroupConfig("orders", f"g{number}"))
                 await bench.broker.maintain()
         for name in (*FILES, *(f"{name}.bak" for name in FILES)):
             config(older, name).write_bytes(config(disk, name).read_bytes())
@@ -477,8 +479,8 @@ def test_files_that_are_newer_than_the_log_count_and_go_on_with_it(
             assert len(bench.broker.topics) == 6
             assert len(await bench.broker.group_states()) == 5
             # The log numbers changes anew, and the files with it: both of each kind.
-            await bench.broker.create_topic(TopicConfig("new", shards=2))
-            await bench.broker.put_group(GroupConfig("new", "g"))
+            await bench.broker.topics.create(TopicConfig("new", shards=2))
+            await bench.broker.groups.put(GroupConfig("new", "g"))
             crashed = crash(older, tmp_path / "crashed")
         for name in FILES:
             assert document(crashed, name)["position"] <= document(older, name)["position"]
@@ -496,11 +498,11 @@ def test_files_that_are_newer_than_the_log_count_and_go_on_with_it(
 def test_a_file_from_long_ago_is_said_to_miss_changes(disk: World, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with disk.open() as bench:
-            await bench.broker.create_topic(TopicConfig("t0"))
+            await bench.broker.topics.create(TopicConfig("t0"))
         old = config(disk, "topics.json").read_bytes()
         async with disk.open() as bench:
             for number in range(1, 4):
-                await bench.broker.create_topic(TopicConfig(f"t{number}"))
+                await bench.broker.topics.create(TopicConfig(f"t{number}"))
                 await bench.broker.maintain()
             for _ in range(3):
                 await bench.broker.maintain()
@@ -520,7 +522,7 @@ def test_changes_that_come_while_a_file_is_written_are_in_the_next_one(disk: Wor
             await asyncio.sleep(0)
             made = 0
             while not writing.done():
-                await bench.broker.create_topic(TopicConfig(f"new-{made}", shards=2))
+                await bench.broker.topics.create(TopicConfig(f"new-{made}", shards=2))
                 made += 1
             assert made
             crashed = crash(disk, tmp_path / "crashed")
@@ -535,7 +537,7 @@ def test_changes_that_come_while_a_file_is_written_are_in_the_next_one(disk: Wor
 def test_a_full_memory_store_still_takes_topics(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         for number in range(300):
-            await bench.broker.create_topic(TopicConfig(f"t{number}", author="ann" * 20))
+            await bench.broker.topics.create(TopicConfig(f"t{number}", author="ann" * 20))
         assert len(bench.broker.topics) == 300
         assert not bench.broker._catalog._topics.unsaved
 
@@ -569,15 +571,15 @@ def test_what_a_broker_of_the_version_before_has_changed_since_is_not_undone(kep
 
     async def main() -> None:
         async with kept.open() as bench:
-            await bench.broker.create_topic(TopicConfig("orders", author="ann"))
-            await bench.broker.create_topic(TopicConfig("gone"))
-            await bench.broker.put_group(GroupConfig("orders", "billing", timeout_s=5.0))
+            await bench.broker.topics.create(TopicConfig("orders", author="ann"))
+            await bench.broker.topics.create(TopicConfig("gone"))
+            await bench.broker.groups.put(GroupConfig("orders", "billing", timeout_s=5.0))
         await _written_by_the_version_before(kept, change)
         async with cut_short(kept) as bench:
             check(bench)
         async with cut_short(kept) as bench:
             check(bench)
-            await bench.broker.put_group(GroupConfig("orders", "other"))
+            await bench.broker.groups.put(GroupConfig("orders", "other"))
         async with kept.open() as bench:
             check(bench)
             assert [one.config.name for one in await bench.broker.group_states()] == ["billing", "other"]
@@ -589,7 +591,7 @@ def test_while_brokers_of_the_version_before_may_come_the_files_have_what_was_an
     async def main() -> None:
         async with cut_short(kept) as bench:
             setattr(bench.store, "older_may_come", True)  # noqa: B010 - as that of a realm says it
-            await bench.broker.create_topic(TopicConfig("orders", shards=3))
+            await bench.broker.topics.create(TopicConfig("orders", shards=3))
             await bench.attach("orders", "billing", timeout_s=7.0)
             files = [json.loads(await bench.store.load(name) or b"") for name in FILES]
             assert [one["shards"] for one in files[0]["topics"]] == [3]
@@ -604,7 +606,7 @@ def test_what_came_and_went_while_a_file_was_written_does_not_come_back(
     async def main() -> None:
         async with cut_short(disk) as bench:
             catalog, save = bench.broker._catalog, bench.store.save
-            await bench.broker.create_topic(TopicConfig("orders"))
+            await bench.broker.topics.create(TopicConfig("orders"))
             await catalog.write()
             begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -637,8 +639,8 @@ def test_a_group_whose_deletion_was_cut_short_does_not_come_back_with_other_sett
     async def main() -> None:
         async with cut_short(kept) as bench:
             await bench.send("orders", b"x")
-            await bench.broker.put_group(GroupConfig("orders", "billing", timeout_s=7.0, start="earliest"))
-            await bench.broker.pause(Pause("orders", "billing", True))
+            await bench.broker.groups.put(GroupConfig("orders", "billing", timeout_s=7.0, start="earliest"))
+            await bench.broker.groups.pause(Pause("orders", "billing", True))
 
             async def cut(*_: object, **__: object) -> None:
                 if written:
@@ -647,7 +649,7 @@ def test_a_group_whose_deletion_was_cut_short_does_not_come_back_with_other_sett
 
             monkeypatch.setattr(bench.store, "trim", cut)
             with pytest.raises(NotFound, match="the power"):
-                await bench.broker.delete_group("orders", "billing")
+                await bench.broker.groups.delete("orders", "billing")
         async with kept.open() as bench:
             assert not await bench.broker.group_states()
             first, end, _ = bench.store.bounds("pull/orders/billing")

@@ -31,7 +31,7 @@ async def make(disk: World, *topics: str) -> None:
     async with disk.open() as bench:
         for topic in topics:
             await bench.send(topic, b"one", b"two")
-            await bench.broker.put_group(GroupConfig(topic, "billing"))
+            await bench.broker.groups.put(GroupConfig(topic, "billing"))
 
 
 def damage(path: Path) -> None:
@@ -142,7 +142,7 @@ def test_offsets_are_shown_by_the_names_of_lanes_and_read_in_both_forms(disk: Wo
             await bench.send("orders", b"one", b"two")
             member = await bench.attach()
             await bench.act(member, ACK, await bench.pull(member, 1))
-            await bench.broker.create_topic(TopicConfig("ledger", shards=2))
+            await bench.broker.topics.create(TopicConfig("ledger", shards=2))
             await bench.send("ledger", b"one", lane=1, shard_keys=["key"])
             await bench.attach("ledger")
         written = document(disk, "consumerOffset.json")
@@ -176,7 +176,7 @@ def test_the_schedule_keeps_its_progress_in_a_file_with_a_version_and_a_predeces
             first = document(disk, "delayOffset.json")
             clock.advance(15)
             await bench.broker.scheduler.catch_up()
-            await bench.broker.cancel_delayed(CancelDelayed("orders", [3]))
+            await bench.broker.delayed.cancel(CancelDelayed("orders", [3]))
             await bench.broker.maintain()
             clock.advance(1)
             await bench.broker.maintain()
@@ -206,7 +206,7 @@ def test_marks_behind_the_predecessor_of_the_last_schedule_are_kept(disk: World)
             for number in range(6):
                 await bench.send("orders", b"%d" % number, deliver_at_us=[-3_000_000_000])
             for number in range(4):
-                await bench.broker.cancel_delayed(CancelDelayed("orders", [number + 1]))
+                await bench.broker.delayed.cancel(CancelDelayed("orders", [number + 1]))
                 await bench.broker.maintain()
             older, newer = (document(disk, f"delayOffset.json{end}") for end in (".bak", ""))
             assert older["position"] < newer["position"]
@@ -229,7 +229,7 @@ def test_a_topic_made_by_the_first_send_takes_over_the_template(world: World) ->
         await bench.send("orders", b"x")
         assert bench.broker.topic_state("orders").config.retention_s == 77.0
         assert bench.broker.topic_state("orders").config.created_at_us > 0
-        await bench.broker.create_topic(TopicConfig("made"))
+        await bench.broker.topics.create(TopicConfig("made"))
         assert bench.broker.topic_state("made").config.retention_s is None
         assert bench.broker.template().config.retention_s == 77.0
         assert [state.config.name for state in await bench.broker.topic_states()] == ["made", "orders"]
@@ -257,7 +257,7 @@ def test_topics_and_groups_are_switched_separately(world: World) -> None:
     async def no_topics(bench: Bench) -> None:
         with pytest.raises(NotFound, match="orders"):
             bench.broker.send([("orders", 1, encode([b"a"]))])
-        await bench.broker.create_topic(TopicConfig("orders"))
+        await bench.broker.topics.create(TopicConfig("orders"))
         await bench.attach()
 
     async def no_groups(bench: Bench) -> None:

@@ -42,7 +42,7 @@ def test_topics_that_come_and_go_leave_no_more_names_than_a_limit(world: World, 
             assert await fill(bench) == MOST
             assert len(bench.store.streams("lane/")) == MOST + 1
             with pytest.raises(TooMany):
-                await bench.broker.create_topic(TopicConfig("new"))
+                await bench.broker.topics.create(TopicConfig("new"))
             with pytest.raises(TooMany, match="group billing on topic stays is not made"):
                 await bench.broker.groups.put(GroupConfig("stays", "billing"))
             passing = await bench.attach("stays", "~passing", ephemeral=True)
@@ -67,7 +67,7 @@ def test_a_name_that_was_deleted_may_be_used_again_and_counts_on(world: World) -
             await bench.broker.delete_topic("t3")
             assert bench.broker.figures()["gone_streams"] == MOST
         with pytest.raises(TooMany):
-            await bench.broker.create_topic(TopicConfig("t4", shards=2))  # shards are other streams
+            await bench.broker.topics.create(TopicConfig("t4", shards=2))  # shards are other streams
 
     world.run(scenario, max_gone_streams=MOST)
 
@@ -79,15 +79,15 @@ def test_what_deleted_groups_leave_counts_as_well(world: World) -> None:
             passing = await bench.attach(group="~passing", ephemeral=True)
             await bench.act(passing, DEAD, await bench.pull(passing, 3))
             await bench.broker.groups.buried("orders", "~passing")
-            await bench.broker.detach(passing)
+            await bench.broker.consumers.detach(passing)
             for group in ("idle", "used"):
                 member = await bench.attach(group=group)
                 if group == "used":
                     await bench.act(member, DEAD, await bench.pull(member, 3))
                     await bench.broker.groups.buried("orders", group)
-                    await bench.broker.resend(Resend("orders", group))
+                    await bench.broker.dead_letters.resend(Resend("orders", group))
                     await bench.act(member, ACK, await bench.pull(member, 3))
-                await bench.broker.delete_group("orders", group)
+                await bench.broker.groups.delete("orders", group)
             left = bench.broker.figures()["gone_streams"]
             assert (
                 set(bench.store.streams("dead/orders/u") + bench.store.streams("own/")) == bench.broker.remains._names
@@ -95,7 +95,7 @@ def test_what_deleted_groups_leave_counts_as_well(world: World) -> None:
             assert left == 2
             await bench.attach(group="used")
             assert bench.broker.figures()["gone_streams"] == 0
-            await bench.broker.delete_group("orders", "used")
+            await bench.broker.groups.delete("orders", "used")
             assert bench.broker.figures()["gone_streams"] == left
         if world.kind != "memory":
             async with world.open(max_gone_streams=MOST) as bench:

@@ -152,14 +152,14 @@ def test_a_pull_that_does_not_wait_is_told_that_the_disk_does_not_read(disk: Wor
 def test_other_topics_of_a_prefix_do_not_wait_for_one_that_cannot_be_read(disk: World) -> None:
     async def scenario(bench: Bench) -> None:
         await stored(bench)
-        fan = await bench.broker.fan(Attach("*", "billing", "c2"), address="test", may=lambda _: True)
+        fan = await bench.broker.consumers.fan(Attach("*", "billing", "c2"), address="test", may=lambda _: True)
         fan.broker = bench.broker
         with unreadable_files("*.log"):
-            pull = asyncio.create_task(bench.broker.pull(fan, Pull(0, 100, 1 << 20, 60_000)))
+            pull = asyncio.create_task(bench.broker.consumers.pull(fan, Pull(0, 100, 1 << 20, 60_000)))
             await eventually_done(lambda: bench.broker.group_state("orders", "billing").unreadable)
             await bench.send("stock", b"there")
             assert (await pull)[0].topic == "stock"
-        pulled, _ = await bench.broker.pull(fan, Pull(0, 100, 1 << 20, 60_000))
+        pulled, _ = await bench.broker.consumers.pull(fan, Pull(0, 100, 1 << 20, 60_000))
         assert (pulled.topic, sum(part.count for part in pulled.parts)) == ("orders", 20)
 
     disk.run(scenario)

@@ -70,25 +70,27 @@ def allow(url: str, table: str) -> None:
 
 
 async def attached(broker: Broker) -> Member:
-    return await broker.attach(Attach("orders", "billing", "c", GroupConfig("orders", "billing", start="earliest")))
+    return await broker.consumers.attach(
+        Attach("orders", "billing", "c", GroupConfig("orders", "billing", start="earliest"))
+    )
 
 
 async def give_up(broker: Broker, reason: str = "poison") -> None:
     """All that is there dies."""
     member = await attached(broker)
-    pulled, _ = await broker.pull(member, Pull(0, 100, 1 << 24, 30_000))
+    pulled, _ = await broker.consumers.pull(member, Pull(0, 100, 1 << 24, 30_000))
     assert pulled.parts
-    await broker.settle(member, [Act(DEAD, pulled.pull, reason=reason)])
+    await broker.consumers.settle(member, [Act(DEAD, pulled.pull, reason=reason)])
 
 
 async def consumed(broker: Broker, count: int) -> int:
     """How many messages come and are done with, when so many are waited for."""
     member, got = await attached(broker), 0
     while got < count:
-        pulled, _ = await broker.pull(member, Pull(0, 100, 1 << 24, 30_000))
+        pulled, _ = await broker.consumers.pull(member, Pull(0, 100, 1 << 24, 30_000))
         assert pulled.parts
         got += sum(part.count for part in pulled.parts)
-        await broker.settle(member, [Act(ACK, pulled.pull)])
+        await broker.consumers.settle(member, [Act(ACK, pulled.pull)])
     return got
 
 
@@ -101,7 +103,7 @@ async def soon(is_so: Callable[[], object]) -> None:
 
 async def dead_letters(broker: Broker) -> list[tuple[bytes, str | None, dict[str, str]]]:
     """Body, key and headers of each."""
-    browsed, buffers = await broker.browse(Browse("orders", group="billing", max_bytes=1 << 26))
+    browsed, buffers = await broker.browsing.browse(Browse("orders", group="billing", max_bytes=1 << 26))
     data, at, letters = b"".join(buffers), 0, []
     for part in browsed.parts:
         frame = Frame(data[at : at + part.length])
@@ -141,7 +143,7 @@ async def test_a_letter_that_is_too_large_because_of_its_reason_goes_without_it(
         [(body, key, headers)] = await dead_letters(broker)
         assert (body, key) == (b"y" * LARGE, "k")
         assert headers.keys() == {"mine", DIED_ORIGIN, DIED_ATTEMPT, DIED_AT}
-        assert (await broker.resend(Resend("orders", "billing"))).count == 1
+        assert (await broker.dead_letters.resend(Resend("orders", "billing"))).count == 1
         assert await consumed(broker, 1) == 1
 
 
@@ -187,11 +189,11 @@ async def test_a_dying_message_that_no_letter_holds_goes_on_dying(
         letters = await dead_letters(broker)
         assert sorted(body for body, _, _ in letters) == sorted([b"first", b"third", b"y" * LARGE])
         assert {headers[DIED_REASON] for _, _, headers in letters} == {"poison"}
-        assert (await broker.resend(Resend("orders", "billing"))).count == 3
+        assert (await broker.dead_letters.resend(Resend("orders", "billing"))).count == 3
 
 
 async def consumed_now(broker: Broker) -> int:
-    pulled, _ = await broker.pull(await attached(broker), Pull(0, 100, 1 << 24, 0))
+    pulled, _ = await broker.consumers.pull(await attached(broker), Pull(0, 100, 1 << 24, 0))
     return sum(part.count for part in pulled.parts)
 
 
@@ -224,7 +226,7 @@ async def test_a_group_is_moved_past_a_message_whose_letter_is_refused_meanwhile
         dispatcher.refusals.keep(())
         broker.groups.bury_rest()
         await soon(lambda: dispatcher.copying)
-        await broker.seek(Seek("orders", "billing", "latest"))
+        await broker.groups.seek(Seek("orders", "billing", "latest"))
         await eventually_done(lambda: not broker.groups.burying)
         assert (state(broker).dying, state(broker).lag) == (0, 0)
         await crash(broker)
@@ -239,16 +241,16 @@ async def test_a_dead_letter_that_is_refused_when_it_is_sent_again_stays_one(url
         assert len(await dead_letters(broker)) == 3
         refuse(url, "mq_frame", f"LENGTH(NEW.frame) >= {LARGE}")
         with pytest.raises(TooLarge, match=f"dead letter 1 of .* stays where it is, 2 of 3 were.*{LIMIT}"):
-            await broker.resend(Resend("orders", "billing"))
+            await broker.dead_letters.resend(Resend("orders", "billing"))
         with pytest.raises(TooLarge):
-            await broker.revise_dead(ReviseDead("orders", "billing", 1, os.urandom(LARGE)))
+            await broker.dead_letters.revise(ReviseDead("orders", "billing", 1, os.urandom(LARGE)))
         assert state(broker).dead == 1
         assert await consumed(broker, 2) == 2
         await crash(broker)
     allow(url, "mq_frame")
     async with opened(url) as broker:
         assert state(broker).dead == 1
-        assert (await broker.resend(Resend("orders", "billing"))).count == 1
+        assert (await broker.dead_letters.resend(Resend("orders", "billing"))).count == 1
         assert await consumed(broker, 1) == 1
 
 
@@ -269,7 +271,7 @@ async def all_delivered(broker: Broker) -> None:
 
 async def waiting(broker: Broker) -> list[int]:
     """The ids of delayed messages."""
-    return [one.id for one in (await broker.delayed(ListDelayed("orders"))).messages]
+    return [one.id for one in (await broker.delayed.list(ListDelayed("orders"))).messages]
 
 
 async def tried_again(broker: Broker, clock: LaterClock) -> None:
@@ -313,7 +315,7 @@ async def test_of_messages_that_are_due_the_one_that_is_too_large_waits(
         assert broker.scheduler.figures()["delayed"] == 0
         assert sorted(await bodies_of(broker)) == sorted([b"first", b"before", b"after", b"later", b"y" * LARGE])
         request = ListDelayed("orders", ids=ids, arrived=True)
-        arrived = {one.id: one.seq for one in (await broker.delayed(request)).arrived}
+        arrived = {one.id: one.seq for one in (await broker.delayed.list(request)).arrived}
         read = await broker.store.read("lane/orders/middle", arrived[ids[1]], 1, 1)
         assert Frame(read.chunks[0].frame).bodies() == [b"y" * LARGE]
         await crash(broker)
@@ -351,8 +353,8 @@ async def test_a_message_that_is_held_can_be_cancelled_and_moved(url: str) -> No
         await eventually_done(lambda: sum(len(slot.held) for slot in broker.scheduler.schedule.slots.values()) == 1)
         await broker.scheduler.settle()
         assert await waiting(broker) == [one, other]
-        assert (await broker.cancel_delayed(CancelDelayed("orders", [one]))).count == 1
-        assert (await broker.move_delayed(MoveDelayed("orders", [other], "", -HOUR_US))).count == 1
+        assert (await broker.delayed.cancel(CancelDelayed("orders", [one]))).count == 1
+        assert (await broker.delayed.move(MoveDelayed("orders", [other], "", -HOUR_US))).count == 1
         assert await waiting(broker) == [other]
         await crash(broker)
     allow(url, LANE)
@@ -361,7 +363,7 @@ async def test_a_message_that_is_held_can_be_cancelled_and_moved(url: str) -> No
         assert await waiting(broker) == [other]
         assert await bodies_of(broker) == [b"first"]
         assert not any(slot.held for slot in broker.scheduler.schedule.slots.values())
-        assert (await broker.move_delayed(MoveDelayed("orders", [other], "", 1))).count == 1
+        assert (await broker.delayed.move(MoveDelayed("orders", [other], "", 1))).count == 1
         await all_delivered(broker)
         assert await bodies_of(broker) == [b"first", b"z" * LARGE]
 
@@ -393,7 +395,7 @@ async def test_a_message_that_is_too_large_for_another_slot_stays_in_its_own(url
         await tried_again(broker, clock)
         assert not any(slot.held for slot in broker.scheduler.schedule.slots.values())
         assert sorted(await waiting(broker)) == [large, small]
-        assert (await broker.move_delayed(MoveDelayed("orders", [large, small], "", 1))).count == 2
+        assert (await broker.delayed.move(MoveDelayed("orders", [large, small], "", 1))).count == 2
         await all_delivered(broker)
         assert sorted(map(len, await bodies_of(broker))) == [5, 5, LARGE]
 
@@ -405,7 +407,7 @@ async def test_a_message_that_is_refused_when_somebody_moves_it_stays_where_it_i
         refuse(url, "mq_schedule", f"LENGTH(NEW.frame) >= {LARGE}")
         for _ in range(2):
             moved, _ = await asyncio.gather(
-                broker.move_delayed(MoveDelayed("orders", [large], "", -2 * HOUR_US)),
+                broker.delayed.move(MoveDelayed("orders", [large], "", -2 * HOUR_US)),
                 broker._save_snapshots(),
                 return_exceptions=True,
             )
@@ -416,7 +418,7 @@ async def test_a_message_that_is_refused_when_somebody_moves_it_stays_where_it_i
     allow(url, "mq_schedule")
     async with opened(url) as broker:
         assert await waiting(broker) == [large]
-        assert (await broker.move_delayed(MoveDelayed("orders", [large], "", 1))).count == 1
+        assert (await broker.delayed.move(MoveDelayed("orders", [large], "", 1))).count == 1
         await all_delivered(broker)
         assert list(map(len, await bodies_of(broker))) == [5, LARGE]
 
@@ -430,7 +432,7 @@ async def test_a_message_that_becomes_due_while_somebody_moves_it_in_vain_is_del
         due_us = schedule.near.next_us
         assert due_us is not None
         refuse(url, "mq_schedule", f"LENGTH(NEW.frame) >= {LARGE}")
-        moving = asyncio.ensure_future(broker.move_delayed(MoveDelayed("orders", [large], "", -HOUR_US)))
+        moving = asyncio.ensure_future(broker.delayed.move(MoveDelayed("orders", [large], "", -HOUR_US)))
         await soon(lambda: schedule.cancelled)
         assert broker.scheduler.journal.limit_us(due_us) < due_us, "nothing passes it over meanwhile"
         with pytest.raises(TooLarge):
@@ -601,8 +603,8 @@ async def test_what_is_too_large_since_the_limit_was_lowered_waits_until_it_is_r
             await broker.scheduler.settle()
             assert sorted(await waiting(broker)) == delayed
             with pytest.raises(TooLarge):
-                await broker.move_delayed(MoveDelayed("orders", delayed[:1], "", 1))
-            await broker.move_delayed(MoveDelayed("orders", delayed[1:], "", 1))
+                await broker.delayed.move(MoveDelayed("orders", delayed[:1], "", 1))
+            await broker.delayed.move(MoveDelayed("orders", delayed[1:], "", 1))
             await eventually_done(lambda: broker.scheduler.schedule.counts == {"orders": 1})
             assert await consumed(broker, 2) == 2, "all that is not too large"
             await broker.maintain()
@@ -611,7 +613,7 @@ async def test_what_is_too_large_since_the_limit_was_lowered_waits_until_it_is_r
         await broker.maintain()
         assert [body for body, _, _ in await dead_letters(broker)] == large[:1]
         assert (await broker.staging.publish(Publish("s", 0, staged))).duplicate
-        await broker.move_delayed(MoveDelayed("orders", delayed[:1], "", 1))
+        await broker.delayed.move(MoveDelayed("orders", delayed[:1], "", 1))
         await all_delivered(broker)
         assert await consumed(broker, 2) == 2
         assert sorted(await bodies_of(broker)) == sorted([*large, b"small", b"staged"])

@@ -98,9 +98,9 @@ def test_topics_business_lines_and_groups_can_be_read(world: World) -> None:
     async def main() -> None:
         async with world.open() as bench:
             mine = TopicConfig("orders", business_line="shop", author="mia", alarm_emails=("mia@example.com",))
-            await bench.broker.create_topic(mine)
-            await bench.broker.create_topic(TopicConfig("stock"))
-            await bench.broker.put_group(GroupConfig("orders", "billing"))
+            await bench.broker.topics.create(mine)
+            await bench.broker.topics.create(TopicConfig("stock"))
+            await bench.broker.groups.put(GroupConfig("orders", "billing"))
             await bench.broker.maintain()
             shown = ask(world, topics)
             assert [row[:3] for row in shown] == [["orders", "shop", "mia"], ["stock", "NULL", "NULL"]]
@@ -119,7 +119,7 @@ def test_the_order_of_business_lines_can_be_read(world: World) -> None:
         places = "SELECT name, position FROM mq_biz ORDER BY position, name"
         async with world.open(business_lines="shop, bank") as bench:
             for name, line in (("orders", "shop"), ("stock", "attic"), ("money", "bank")):
-                await bench.broker.create_topic(TopicConfig(name, business_line=line))
+                await bench.broker.topics.create(TopicConfig(name, business_line=line))
             await bench.broker.maintain()
             assert ask(world, places) == [["attic", "0"], ["shop", "1"], ["bank", "2"]]
         async with world.open(business_lines="bank") as bench:

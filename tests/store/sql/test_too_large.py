@@ -60,10 +60,12 @@ def answer_with(number: int, url: str, text: str = "so it is", table: str = "msg
 
 async def consumed(broker: Broker, topic: str, count: int) -> int:
     """How many messages come, when so many are waited for."""
-    member = await broker.attach(Attach(topic, "billing", "c", GroupConfig(topic, "billing", start="earliest")))
+    member = await broker.consumers.attach(
+        Attach(topic, "billing", "c", GroupConfig(topic, "billing", start="earliest"))
+    )
     got = 0
     while got < count:
-        pulled, _ = await broker.pull(member, Pull(0, 100, 1 << 20, 30_000))
+        pulled, _ = await broker.consumers.pull(member, Pull(0, 100, 1 << 20, 30_000))
         assert pulled.parts
         got += sum(part.count for part in pulled.parts)
     return got

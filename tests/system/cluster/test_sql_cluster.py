@@ -18,6 +18,7 @@ from tests.system.cluster.conftest import Brokers, eventually
 from tests.system.cluster.load import Load
 from towline.broker.broker import Broker
 from towline.broker.cluster.realms import Realms
+from towline.broker.cluster.routing import TOPIC
 from towline.errors import BadRequest, NotOwner, Unavailable
 from towline.protocol.cluster import Brokers as Told
 from towline.protocol.cluster import BrokerState, ListBrokers
@@ -332,7 +333,7 @@ async def test_a_broker_that_leaves_says_who_has_its_realms_from_now_on() -> Non
         await realms.leave()
         for topic in ("orders", "payments", "returns"):
             with pytest.raises(NotOwner) as refused:
-                realms.choose(TopicInfo(topic), {})
+                realms.choose(TopicInfo(topic), TOPIC, {})
             assert refused.value.address == "127.0.0.1:2"
         assert [one.address for one in (await realms.brokers(ListBrokers())).realms] == ["127.0.0.1:2"] * 2
     finally:

@@ -41,11 +41,11 @@ def test_the_positions_of_groups_speak_of_what_is_on_the_disk(tmp_path: Path) ->
     async def main() -> None:
         clock, io = ManualClock(), HarshIo(random.Random(1))
         async with opened(tmp_path / "store", clock, io) as broker:
-            member = await broker.attach(Attach("orders", "billing", "c1"))
+            member = await broker.consumers.attach(Attach("orders", "billing", "c1"))
             for number in range(5):
                 await broker.send([("orders", 1, encode([b"%d" % number]))])
-            pulled, _ = await broker.pull(member, Pull(0, 3, 1 << 20))
-            assert (await broker.settle(member, [Act(0, pulled.pull)])).refused == []
+            pulled, _ = await broker.consumers.pull(member, Pull(0, 3, 1 << 20))
+            assert (await broker.consumers.settle(member, [Act(0, pulled.pull)])).refused == []
             await broker._save_snapshots()
             io.cut(tmp_path / "store", tmp_path / "cut")
         assert (tmp_path / "cut" / "config" / "consumerOffset.json").exists()
@@ -73,10 +73,10 @@ def test_the_positions_of_the_schedule_speak_of_what_is_on_the_disk(tmp_path: Pa
         assert ends == saved["ends"] != {}
         async with opened(tmp_path / "cut", clock, HarshIo(random.Random(2))) as broker:
             assert broker.figures()["delayed"] == 1
-            member = await broker.attach(Attach("orders", "billing", "c1"))
+            member = await broker.consumers.attach(Attach("orders", "billing", "c1"))
             clock.advance(3601)
             await broker.scheduler.catch_up()
-            pulled, _ = await broker.pull(member, Pull(0, 3, 1 << 20))
+            pulled, _ = await broker.consumers.pull(member, Pull(0, 3, 1 << 20))
             assert [part.count for part in pulled.parts] == [1]
 
     asyncio.run(main())

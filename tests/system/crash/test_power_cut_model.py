@@ -105,7 +105,7 @@ class Life:
         name, author = self._rng.choice(TOPICS), f"n{next(self._numbers)}"
         if name not in self.model.topics:
             await self._do(
-                self.bench.broker.create_topic(TopicConfig(name, author=author)),
+                self.bench.broker.topics.create(TopicConfig(name, author=author)),
                 lambda model: (model.topics.update({name: author}), model.sent.update({name: []})),
             )
 
@@ -122,10 +122,10 @@ class Life:
         key, timeout_s = (self._any_topic(), self._rng.choice(GROUPS)), 100.0 + next(self._numbers)
         config = GroupConfig(*key, timeout_s=timeout_s, start="earliest", retry=PATIENT)
         paused = self.model.groups.get(key, (0.0, False))[1]
-        put = self.bench.broker.put_group(config)
+        put = self.bench.broker.groups.put(config)
         if key not in self.model.groups and self._rng.random() < 0.5:
             put.close()
-            put = self.bench.broker.attach(Attach(*key, "c", config))  # type: ignore[assignment]
+            put = self.bench.broker.consumers.attach(Attach(*key, "c", config))  # type: ignore[assignment]
         await self._do(
             put, lambda model: (model.groups.update({key: (timeout_s, paused)}), model.acked.setdefault(key, set()))
         )
@@ -133,14 +133,14 @@ class Life:
     async def _drop_group(self) -> None:
         if self.model.groups:
             key = self._rng.choice([*self.model.groups])
-            await self._do(self.bench.broker.delete_group(*key), lambda model: model.drop_group(key))
+            await self._do(self.bench.broker.groups.delete(*key), lambda model: model.drop_group(key))
 
     async def _pause(self) -> None:
         if self.model.groups:
             key, paused = self._rng.choice([*self.model.groups]), self._rng.random() < 0.4
             timeout_s = self.model.groups[key][0]
             await self._do(
-                self.bench.broker.pause(Pause(*key, paused)),
+                self.bench.broker.groups.pause(Pause(*key, paused)),
                 lambda model: model.groups.update({key: (timeout_s, paused)}),
             )
 
@@ -162,7 +162,7 @@ class Life:
         if not awake:
             return
         key = self._rng.choice(awake)
-        member = await self.bench.broker.attach(Attach(*key, "c", GroupConfig(*key)))
+        member = await self.bench.broker.consumers.attach(Attach(*key, "c", GroupConfig(*key)))
         member.broker = self.bench.broker
         got = await self.bench.pull(member, self._rng.randrange(1, 30))
         if not got.pull:
@@ -268,7 +268,7 @@ async def drained(bench: Bench, model: Model, maybe: set[int]) -> None:
     for key, (_, paused) in model.groups.items():
         if paused:
             continue
-        member = await bench.broker.attach(Attach(*key, "drain", GroupConfig(*key)))
+        member = await bench.broker.consumers.attach(Attach(*key, "drain", GroupConfig(*key)))
         member.broker = bench.broker
         await bench.broker.groups.named(*key).drop("c", "it does not come back")
         found: set[int] = set()

@@ -100,9 +100,9 @@ class Plant:
     async def found(self) -> None:
         """Make the topics and groups."""
         for topic, shards in TOPICS.items():
-            await self.broker.create_topic(TopicConfig(topic, shards=shards))
+            await self.broker.topics.create(TopicConfig(topic, shards=shards))
         for one in SETUPS:
-            await self.broker.put_group(
+            await self.broker.groups.put(
                 GroupConfig(
                     one.topic,
                     one.group,
@@ -199,7 +199,7 @@ class Plant:
             await asyncio.sleep(0)
 
     async def attach(self, key: Key, consumer: str, holding: Sequence[int] = ()) -> Member:
-        return await self.broker.attach(Attach(*key, consumer, None, list(holding)), address="test")
+        return await self.broker.consumers.attach(Attach(*key, consumer, None, list(holding)), address="test")
 
     async def attach_by_prefix(self, group: str, consumer: str, holding: Sequence[int] = ()) -> PrefixSubscription:
         request = Attach("*", group, consumer, None, list(holding))
@@ -210,7 +210,7 @@ class Plant:
     async def pull(
         self, member: Member | PrefixSubscription, count: int, max_bytes: int, acts: Sequence[Act] = ()
     ) -> Got:
-        answer, buffers = await self.broker.pull(member, Pull(0, count, max_bytes, acts=list(acts)))
+        answer, buffers = await self.broker.consumers.pull(member, Pull(0, count, max_bytes, acts=list(acts)))
         return Got(answer, b"".join(buffers))
 
     async def prepare(self, name: str, frames: Sequence[tuple[str, int, bytes]]) -> None:

@@ -140,7 +140,7 @@ class Machine:
         waiting = {one.transaction for one in self.plant.broker.transactions.states(ListTransactions()).transactions}
         if waiting != set(model.prepared):
             return f"prepared are {waiting}, not {set(model.prepared)}"
-        listed = (await self.plant.broker.delayed(ListDelayed("", 0, 0, 1_000))).messages
+        listed = (await self.plant.broker.delayed.list(ListDelayed("", 0, 0, 1_000))).messages
         delayed = {one.id: one.deliver_at_us for one in listed}
         if delayed.keys() != model.delayed.keys() or any(
             not one.due_us <= delayed[number] <= max(one.due_us, one.not_before_us)
@@ -304,7 +304,7 @@ class Machine:
 
     async def settle(self, key: Key, consumer: str, acts: Sequence[Act]) -> None:
         """Carry out acts; the broker refuses exactly those that the model does."""
-        settled = await self.plant.broker.settle(self.members[key, consumer], acts)
+        settled = await self.plant.broker.consumers.settle(self.members[key, consumer], acts)
         refused = {number: code for number, code, _ in settled.refused}
         changes, lost = False, set[tuple[int, Name]]()
         for number, act in enumerate(acts):

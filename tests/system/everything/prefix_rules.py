@@ -53,7 +53,7 @@ class PrefixRules(Stepping):
     async def settle_by_prefix(self, key: Key, act: Act) -> None:
         """An act about a pull from one of the topics; one of everything up to it reaches into the others."""
         assert self.fan is not None
-        settled = await self.plant.broker.settle(self.fan, [act])
+        settled = await self.plant.broker.consumers.settle(self.fan, [act])
         codes = {code for _, code, _ in settled.refused}
         refusals, changed = self.act(key, PAT, act)
         assert bool(codes) == bool(refusals), (act, settled, refusals)
@@ -103,7 +103,7 @@ class PrefixRules(Stepping):
                 while not all(member.fenced for member in members):
                     await asyncio.sleep(0)
             else:
-                await self.plant.broker.detach(fan)
+                await self.plant.broker.consumers.detach(fan)
             for key in PAT_KEYS:
                 self.gone(key, PAT, vanished=vanished)
 

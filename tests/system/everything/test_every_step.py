@@ -123,13 +123,13 @@ class Story(Machine):
     async def cancel(self, body: bytes) -> None:
         number = next(number for number, one in self.model.delayed.items() if one.body == body)
         one = self.model.delayed.pop(number)
-        assert (await self.plant.broker.cancel_delayed(CancelDelayed(one.lane[0], [number]))).count == 1
+        assert (await self.plant.broker.delayed.cancel(CancelDelayed(one.lane[0], [number]))).count == 1
         self.synced()
 
     async def move(self, body: bytes, delay_s: float) -> None:
         number, one = next((number, one) for number, one in self.model.delayed.items() if one.body == body)
         request = MoveDelayed(one.lane[0], [number], "", -round(delay_s * 1e6))
-        assert (await self.plant.broker.move_delayed(request)).count == 1
+        assert (await self.plant.broker.delayed.move(request)).count == 1
         one.due_us = self.now_us + round(delay_s * 1e6)
         self.synced()
 
@@ -145,7 +145,7 @@ class Story(Machine):
     async def resend(self, key: Key) -> None:
         dead = self.model.ledgers[key].dead
         numbers = [number for number, again in enumerate(dead) if not again]
-        await self.plant.broker.resend(Resend(*key, numbers))
+        await self.plant.broker.dead_letters.resend(Resend(*key, numbers))
         self.model.resend(key, numbers)
         self.synced()
 

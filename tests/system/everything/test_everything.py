@@ -129,11 +129,11 @@ class Everything(PrefixRules, ZombieRules, RuleBasedStateMachine):
             number = pick(sorted(self.model.delayed), share)
             one = self.model.delayed[number]
             if delay_s is None:
-                answer: Any = await self.plant.broker.cancel_delayed(CancelDelayed(one.lane[0], [number]))
+                answer: Any = await self.plant.broker.delayed.cancel(CancelDelayed(one.lane[0], [number]))
                 del self.model.delayed[number]
             else:
                 request = MoveDelayed(one.lane[0], [number], "", -round(delay_s * 1e6))
-                answer = await self.plant.broker.move_delayed(request)
+                answer = await self.plant.broker.delayed.move(request)
                 one.due_us = self.now_us + round(delay_s * 1e6)
                 one.not_before_us = self.now_us + 1
             assert answer.count == 1
@@ -204,7 +204,7 @@ class Everything(PrefixRules, ZombieRules, RuleBasedStateMachine):
                 while not member.fenced:
                     await asyncio.sleep(0)
             else:
-                await self.plant.broker.detach(member)
+                await self.plant.broker.consumers.detach(member)
             self.gone(key, consumer, vanished=how == "vanished")
 
         self.step(work())
@@ -214,13 +214,13 @@ class Everything(PrefixRules, ZombieRules, RuleBasedStateMachine):
     @rule(key=keys, paused=st.booleans())
     def pause(self, key: Key, paused: bool) -> None:
         async def work() -> None:
-            await self.plant.broker.pause(Pause(*key, paused))
+            await self.plant.broker.groups.pause(Pause(*key, paused))
             (self.paused.add if paused else self.paused.discard)(key)
 
         self.step(work())
 
     async def unpause(self, key: Key) -> None:
-        await self.plant.broker.pause(Pause(*key, False))
+        await self.plant.broker.groups.pause(Pause(*key, False))
         self.paused.discard(key)
 
     @rule(key=keys, to=st.sampled_from(["", "", "earliest", "latest"]), lane=st.integers(0, RANKS - 1), share=shares)
@@ -231,8 +231,8 @@ class Everything(PrefixRules, ZombieRules, RuleBasedStateMachine):
         ledger = self.model.ledgers[key]
         ledger.clock.append(self.now_us)
         positions = [] if to else [(lane, round(share * ledger.ends[lane]))]
-        dry = await self.plant.broker.seek(Seek(*key, to, positions, dry_run=True))
-        sought = await self.plant.broker.seek(Seek(*key, to, positions))
+        dry = await self.plant.broker.groups.seek(Seek(*key, to, positions, dry_run=True))
+        sought = await self.plant.broker.groups.seek(Seek(*key, to, positions))
         assert dry == sought
         self.moved(key, to, positions, (sought.again, sought.passed))
         self.synced()
@@ -270,7 +270,7 @@ class Everything(PrefixRules, ZombieRules, RuleBasedStateMachine):
             dead = self.model.ledgers[key].dead
             numbers = sorted({pick(range(len(dead)), one) for one in picks})
             try:
-                answer = await self.plant.broker.resend(Resend(*key, numbers))
+                answer = await self.plant.broker.dead_letters.resend(Resend(*key, numbers))
             except Conflict:
                 assert any(dead[number] for number in numbers)
                 return
@@ -286,9 +286,9 @@ class Everything(PrefixRules, ZombieRules, RuleBasedStateMachine):
     @rule(topic=st.sampled_from(sorted(TOPICS)), age_s=st.sampled_from([None, None, 1.0, 100.0]))
     def maintain(self, topic: str, age_s: float | None) -> None:
         async def work() -> None:
-            await self.plant.broker.edit_topic(EditTopic(topic, age_s))
+            await self.plant.broker.topics.edit(EditTopic(topic, age_s))
             await self.plant.broker.maintain()
-            await self.plant.broker.edit_topic(EditTopic(topic, None))
+            await self.plant.broker.topics.edit(EditTopic(topic, None))
             before = dict(self.model.firsts)
             for lane, first in self.model.firsts.items():
                 new = self.plant.store.bounds(stream_of(lane)).first
@@ -408,7 +408,7 @@ class Everything(PrefixRules, ZombieRules, RuleBasedStateMachine):
         async def work() -> None:
             key, consumer, chosen = self.settling(share, [drawn], False)
             before = self.before()
-            settling = self.plant.broker.settle(self.members[key, consumer], chosen)
+            settling = self.plant.broker.consumers.settle(self.members[key, consumer], chosen)
             _, path, answered = await self.crash_during(settling, rounds, cut)
             _, changed = self.act(key, consumer, chosen[0])
             await self.after_crash(before, path, answered and changed)

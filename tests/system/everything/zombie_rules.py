@@ -23,7 +23,7 @@ class ZombieRules(Stepping):
 
     async def zombie(self, member: Member, pull: int) -> None:
         for attempt in (
-            self.plant.broker.settle(member, [Act(ACK, pull)]),
+            self.plant.broker.consumers.settle(member, [Act(ACK, pull)]),
             self.plant.pull(member, 10, 1 << 20),
         ):
             try:

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from towline.broker.access.account_store import AccountStore
-from towline.broker.access.accounts import carry_out
+from towline.broker.access.accounts import change, create_token
 from towline.broker.access.authentication import Access, Principal
 from towline.broker.access.authorization import Guard
+from towline.broker.server.requests import TABLE
 from towline.clock import SECOND_US, ManualClock
 from towline.errors import Refused
 from towline.protocol.access import CreateToken, TokenMade
@@ -62,13 +63,15 @@ def test_an_expiry_that_was_set_before_the_upgrade_binds() -> None:
             }
             book = access.book = AccountStore(store, clock)
         await book.load()
-        bob = Guard(access, Principal("bob", "user", "bob", "hash of bob"), context, "", int, origin="bob")
-        made = await carry_out(access, bob, CreateToken("bob.brief", rotate=True), "")
+        bob = Guard(
+            access, Principal("bob", "user", "bob", "hash of bob"), TABLE, context, address="", holds=int, origin="bob"
+        )
+        made = await change(create_token, access, bob, CreateToken("bob.brief", rotate=True))
         assert isinstance(made, TokenMade)
         assert made.expires_at_us == soon
         with pytest.raises(Refused, match="good for longer"):
-            await carry_out(access, bob, CreateToken("bob.renewing", expires_s=500, rotate=True), "")
-        made = await carry_out(access, bob, CreateToken("bob.good", rotate=True), "")
+            await change(create_token, access, bob, CreateToken("bob.renewing", expires_s=500, rotate=True))
+        made = await change(create_token, access, bob, CreateToken("bob.good", rotate=True))
         assert isinstance(made, TokenMade)
         assert made.expires_at_us == 0
         again = AccountStore(store, clock)

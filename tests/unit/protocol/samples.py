@@ -146,6 +146,7 @@ REQUESTS: list[m.Request] = [
     cluster.ListBrokers(4711, 1000),
     cluster.ListClients("orders", "billing"),
     cluster.ForgetBroker("9f31a7"),
+    cluster.CloseConnection("10.1.2.3:51234"),
     backup.BeginBackup(),
     backup.HoldBackup("b1", True),
     cluster.HandBack("orders", "billing", GROUP, 2, 3, "no such customer", 12.5, True),

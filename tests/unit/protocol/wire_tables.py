@@ -24,7 +24,7 @@ from towline.protocol import transactions as tx
 from towline.protocol.envelope import encode_envelope
 from towline.protocol.groups import Pause
 from towline.protocol.topics import EditTopic
-from towline.protocol.versions import FIELDS, KINDS, LONGER, VALUES
+from towline.protocol.versions import FIELDS, LONGER, VALUES
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "wire-format.md"
 GOLDEN = Path(__file__).with_name("golden-v2.txt")
@@ -37,6 +37,7 @@ DONE = {m.Beat, m.Detach, m.CreateTopic, m.DeleteTopic, m.PutGroup, m.DeleteGrou
     access.RevokeToken,
     access.DropRule,
     cluster.ForgetBroker,
+    cluster.CloseConnection,
     monitor.PutAlarm,
     monitor.DropAlarm,
     monitor.TestAlarm,
@@ -112,8 +113,8 @@ def fields(cls: type[msgspec.Struct]) -> str:
     info = types.type_info(cls)
     assert isinstance(info, types.StructType)
     lines = [f"`{field.name}`: {describe(field.type)}{default(field)}{since(cls, field.name)}" for field in info.fields]
-    if cls in KINDS:
-        lines.append(f"*all of it since {KINDS[cls].since}*")
+    if issubclass(cls, m.Request | m.Answer) and cls.newer is not None:
+        lines.append(f"*all of it since {cls.newer.since}*")
     return "<br>".join(lines) or "–"
 
 

@@ -5,11 +5,11 @@ Decisions are cached for the connection, until the rules change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from towline.broker.access.authentication import Access, Principal
-from towline.broker.access.permissions import FILTERS, PERMISSIONS, Context, target_of
+from towline.broker.access.permissions import Context, Permission
 from towline.broker.access.rules import May, Need
 from towline.errors import Refused
 from towline.model import is_pattern
@@ -21,20 +21,33 @@ REMEMBERED_MAX: Final = 10_000
 
 
 class Guard:
-    __slots__ = ("_context", "_decided", "_rights", "access", "address", "holds", "meter", "origin", "principal")
+    __slots__ = (
+        "_context",
+        "_decided",
+        "_rights",
+        "_table",
+        "access",
+        "address",
+        "holds",
+        "meter",
+        "origin",
+        "principal",
+    )
 
     def __init__(
         self,
         access: Access,
         principal: Principal,
+        table: Mapping[type[Request], Permission],
         context: Context,
+        *,
         address: str,
         holds: Callable[[], int],
-        *,
         origin: str,
     ) -> None:
         self.access = access
         self.principal = principal
+        self._table = table
         self.address = address
         self.origin = origin
         """The origin under which its wrong passwords are counted."""
@@ -48,7 +61,7 @@ class Guard:
     def check(self, request: Request) -> None:
         """Raises `Refused` unless all that the request does is allowed."""
         decided = self._decided
-        for need in PERMISSIONS[request.kind](request, self._context):
+        for need in self._table[type(request)].needs(request, self._context):
             if not (decided[need] if need in decided else self.may(*need)):
                 self._refuse(request, need)
 
@@ -75,15 +88,15 @@ class Guard:
         self.note(request, "refused", f"needs {what}")
         raise Refused(f"{self.principal.label!r} may not {what}: an administrator can allow it (towline acl allow)")
 
-    def filter(self, kind: int, answer: Answer) -> Answer:
+    def filter(self, request: Request, answer: Answer) -> Answer:
         """Leave out of a list what the principal must not see."""
-        found = FILTERS.get(kind)
+        found = self._table[type(request)].filter
         return answer if found is None else found(answer, self.may)
 
     def note(self, request: Request, outcome: str, detail: str = "") -> None:
         if self.access.audit is not None:
-            what = type(request).__name__
-            self.access.audit.note(self.principal.name, self.address, what, target_of(request), outcome, detail)
+            what, target = type(request).__name__, self._table[type(request)].target(request)
+            self.access.audit.note(self.principal.name, self.address, what, target, outcome, detail)
 
     def renew(self) -> bool:
         """The rules have changed: decide anew. False if this principal is not let in any more."""

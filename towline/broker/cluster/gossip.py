@@ -251,13 +251,13 @@ class Gossip:
         for topic in topics:
             if topic.name not in broker.topics:
                 try:
-                    await broker.create_topic(topic)
+                    await broker.topics.create(topic)
                 except Conflict:
                     continue
         for group in groups:
             passing, mine = group.ephemeral or group.name.startswith(PRIVATE), broker.topics.get(group.topic)
             if not passing and mine is not None and group.name not in mine.groups:
-                await broker.put_group(group)
+                await broker.groups.put(group)
 
     # Topics of others
 

@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from crc32c import crc32c
 
-from towline.broker.access.accounts import ACCOUNTS
-from towline.broker.access.permissions import topic_of_stream
 from towline.broker.broker import Broker
 from towline.broker.cluster.common_documents import EVERY_S
 from towline.broker.cluster.format_number import LOOK_S as NUMBER_S
 from towline.broker.cluster.format_number import FormatNumber
 from towline.broker.cluster.gossip import split_address
+from towline.broker.cluster.routing import Scope, topics_of
 from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.broker.node import Node
 from towline.broker.open_store import sql_settings
@@ -34,45 +33,8 @@ from towline.broker.periodic import every
 from towline.clock import SYSTEM, Clock, in_slices
 from towline.errors import BadRequest, NotFound, NotOwner, TowlineError
 from towline.model import PULL_STREAMS, is_pattern
-from towline.protocol import messages as wire
-from towline.protocol.access import Measure
-from towline.protocol.backup import BeginBackup, HoldBackup
-from towline.protocol.cluster import (
-    Brokers,
-    ForgetBroker,
-    HandBack,
-    ListBrokers,
-    ListClients,
-    Meet,
-    RealmState,
-    realm_of,
-)
-from towline.protocol.messages import (
-    Beat,
-    ListDelayed,
-    ListGroups,
-    ListTopics,
-    Pull,
-    PutTopic,
-    Request,
-    Settle,
-    Stat,
-    Template,
-)
-from towline.protocol.monitor import (
-    AskAlarmBook,
-    DropAlarm,
-    ListAlarms,
-    ListPage,
-    Pulse,
-    PutAlarm,
-    SilenceAlarm,
-    Storage,
-    TestAlarm,
-)
-from towline.protocol.publications import AskSink, MoveHold, Publish, Stage, Unstage
-from towline.protocol.scan import Survey
-from towline.protocol.transactions import Prepare
+from towline.protocol.cluster import Brokers, ListBrokers, RealmState, realm_of
+from towline.protocol.messages import Request
 from towline.store.sql import Database, Holder, Ownership, SharedDocuments, SqlStore, prepare_database
 
 if TYPE_CHECKING:
@@ -96,25 +58,6 @@ PATIENCE_S: Final = 1.0
 """A realm that is free for so long is taken by any broker."""
 SETTLE_S: Final = 3.0
 """A broker that has been alive for so long gets its realms."""
-
-_HERE: Final = ACCOUNTS | {
-    one.kind
-    for one in (
-        Beat, Meet, ListBrokers, ListClients, ForgetBroker, ListTopics, Stat, Template, Storage, ListAlarms, PutAlarm,
-        DropAlarm, SilenceAlarm, TestAlarm, AskAlarmBook, BeginBackup, HoldBackup,
-    )
-}  # fmt: skip
-"""Answered by any broker, for itself or for all."""
-_HERE_OR_TOPIC: Final = {one.kind for one in (ListGroups, ListDelayed, ListPage, Pulse, Measure)}
-"""The same, unless they name a topic."""
-_WHOLE: Final[Mapping[type[Request], str]] = {
-    Prepare: "prepared transactions need",
-    MoveHold: "a hold on retention needs",
-    **dict.fromkeys((Publish, Unstage, AskSink), "a sink for any topic needs"),
-}
-"""Requests about one realm that do not name it; of a sink, unless it names a topic."""
-_MAKING: Final = {one.kind for one in (wire.Send, wire.Attach, Prepare, Stage, HandBack)}
-"""Requests that make a topic, if there is none."""
 
 
 class _Store(SqlStore):
@@ -234,19 +177,20 @@ class Realms:
     def realm_of(self, topic: str) -> str:
         return self._names[realm_of(topic, len(self._names))]
 
-    def choose(self, request: Request, members: Mapping[int, Member | PrefixSubscription]) -> Broker:
+    def choose(self, request: Request, scope: Scope, members: Mapping[int, Member | PrefixSubscription]) -> Broker:
         """The broker of a request; `NotOwner` if it is not one of ours."""
-        if isinstance(request, Pull | Settle | wire.Detach) or (isinstance(request, Beat) and request.subscription):
-            member = members.get(request.subscription)
+        subscription = getattr(request, "subscription", 0) if scope.subscription else 0
+        if subscription:
+            member = members.get(subscription)
             if member is None:
-                raise NotFound(f"there is no subscription {request.subscription} on this connection: attach first")
+                raise NotFound(f"there is no subscription {subscription} on this connection: attach first")
             if isinstance(member, PrefixSubscription):
                 return self._broker(MAIN, "")
             return self._broker(self.realm_of(member.config.topic), member.config.topic)
-        if self._is_for_here(request):
+        topics = topics_of(request) if scope.topic or scope.whole else set()
+        if scope.here and not topics:
             self.number.check(request)
             return self.front
-        topics = _topics_of(request)
         if any(map(is_pattern, topics)):
             if len(self._names) > 1:
                 raise BadRequest("a subscription by prefix needs brokers with realms=1")
@@ -258,26 +202,17 @@ class Realms:
                 "only be stored in one: send to them apart, or run the brokers with realms=1"
             )
         [realm] = realms
-        named = bool(topics) and isinstance(request, Publish | Unstage | AskSink)
-        if isinstance(request, tuple(_WHOLE)) and not named and len(self._names) > 1:
-            what = next(text for kind, text in _WHOLE.items() if isinstance(request, kind))
-            raise BadRequest(f"{what} brokers with realms=1")
+        if scope.whole and not (scope.topic and topics) and len(self._names) > 1:
+            raise BadRequest(f"{scope.whole} brokers with realms=1")
         return self._broker(realm, next(iter(topics), ""))
 
     def look_first(self, request: Request, broker: Broker) -> Callable[[], Awaitable[None]] | None:
         """The step before a request that makes a topic: a change of the template, at whichever broker, counts from then
         on."""
-        if request.kind not in _MAKING or not self._settings.auto_create_topics:
-            return None
         known = broker.topics
-        return None if all(topic in known for topic in _topics_of(request)) else self.front.renew_template
-
-    def _is_for_here(self, request: Request) -> bool:
-        if request.kind in _HERE_OR_TOPIC:
-            return not getattr(request, "topic", "")
-        if isinstance(request, Survey):
-            return not _topics_of(request)
-        return request.kind in _HERE or (isinstance(request, PutTopic) and request.template)
+        if not self._settings.auto_create_topics or all(topic in known for topic in topics_of(request)):
+            return None
+        return self.front.renew_template
 
     def _broker(self, realm: str, topic: str) -> Broker:
         broker = self.owned.get(realm)
@@ -571,18 +506,3 @@ async def _refuses(address: str) -> bool:
         return False
     writer.close()
     return False
-
-
-def _topics_of(request: Any) -> set[str]:
-    """The topics of a request; none if it is about everything."""
-    frames = getattr(request, "frames", None)
-    if frames:
-        return {frame.topic for frame in frames}
-    config = getattr(request, "config", None)
-    topic = getattr(request, "topic", "")
-    if not topic and config is not None:
-        topic = getattr(config, "topic", "") or config.name
-    if not topic:
-        stream = getattr(request, "stream", "") or getattr(request, "prefix", "") + "*"
-        topic = topic_of_stream(stream) if stream.count("/") >= 2 else ""
-    return {topic} if topic else set()

@@ -163,6 +163,12 @@ class Consumers:
 
     # Leave
 
+    async def kick(self, topic: str, group: str, consumer: str) -> None:
+        """What a consumer holds goes back to its group; it may attach again, and then holds nothing."""
+        done = await self.leave(self._groups.named(topic, group).member(consumer), vanished=False)
+        if done is not None:
+            await done
+
     async def detach(self, member: Member | PrefixSubscription) -> None:
         """Give back what is still held; returns when that is as durable as an ack."""
         leaving = [one for one in self._subscriptions.leave(member) if not one.fenced]

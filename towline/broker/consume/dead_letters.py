@@ -31,6 +31,7 @@ from towline.store import Append, Chunk
 
 if TYPE_CHECKING:
     from towline.broker.consume.dispatcher import Dispatcher
+    from towline.broker.consume.groups import Groups
 
 __all__ = [
     "DeadLetterLog",
@@ -69,6 +70,28 @@ class Letter(NamedTuple):
         """Its approximate size in a frame: characters count as one byte each."""
         headers = sum(len(name) + len(value) for name, value in self.headers.items())
         return len(self.body) + len(self.key or "") + headers + LETTER_OVERHEAD
+
+
+class DeadLetters:
+    """Those of all groups, for whoever sees to them."""
+
+    def __init__(self, groups: Groups, durability: Durability) -> None:
+        self._groups = groups
+        self._durability = durability
+
+    async def resend(self, request: wire.Resend) -> wire.Resent:
+        return await resend(await self._of(request), request, self._durability)
+
+    async def revise(self, request: wire.ReviseDead) -> wire.Revised:
+        return await revise(await self._of(request), request, self._durability)
+
+    async def purge(self, request: wire.PurgeDead) -> wire.DeadPurged:
+        return await purge(await self._of(request), request.before)
+
+    async def _of(self, request: wire.Resend | wire.ReviseDead | wire.PurgeDead) -> Dispatcher:
+        dispatcher = await self._groups.buried(request.topic, request.group)
+        dispatcher.use()
+        return dispatcher
 
 
 def dead_letters(dispatcher: Dispatcher) -> tuple[str, int, int]:

@@ -13,7 +13,7 @@ from towline.broker.consume.dead_letters import bury
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.member import Member
 from towline.broker.consume.pull_log import recover_group
-from towline.broker.consume.seek import resumed, start_of
+from towline.broker.consume.seek import report, resumed, seek, start_of
 from towline.broker.topics.gone_streams import GoneStreams, may_forget, streams_of_group, trim_group
 from towline.clock import SECOND_US, SET_US, Clock, SteadyClock, TimeSlice, in_slices, in_steps
 from towline.delivery import Group, Start
@@ -28,6 +28,7 @@ from towline.model import (
     GroupConfig,
     check_group,
 )
+from towline.protocol import messages as wire
 
 if TYPE_CHECKING:
     from towline.broker.consume.snapshots import Snapshots
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from towline.broker.topics.catalog import Catalog
     from towline.broker.topics.topic import Topic
     from towline.broker.topics.topics import Topics
-    from towline.protocol import messages as wire
-    from towline.protocol.groups import Pause
+    from towline.protocol.groups import Pause, Seek, Sought
+    from towline.protocol.publications import Report
     from towline.settings import BrokerSettings
     from towline.store import Store
 
@@ -289,6 +290,16 @@ class Groups:
                 resumed = Resumed(self._time.now_us(), old.paused_at_us, old.pause_reason)
                 dispatcher.record([resumed], Durability.OS)
         dispatcher.wake()
+
+    async def seek(self, request: Seek) -> Sought:
+        dispatcher = self.named(request.topic, request.group)
+        if not request.dry_run:
+            dispatcher.use()
+        return await seek(dispatcher, request, self._durability)
+
+    async def report(self, request: Report) -> None:
+        asked = wire.Attach(self._topics.named(request.topic).config.name, check_group(request.group), "outside")
+        await report(await self.for_consumer(asked), request.positions, self._durability)
 
     def _change(self, dispatcher: Dispatcher, config: GroupConfig) -> None:
         dispatcher.group.config = config

@@ -85,13 +85,13 @@ async def recover_producers(  # noqa: PLR0917 all of it is what they have sent
     file: ProducersFile,
     lanes: Mapping[str, tuple[str, int]],
     slots: Sequence[str],
+    producers: Producers,
     dedup: Dedup,
     now_us: int,
     part: TimeSlice,
-) -> Producers:
+) -> None:
     """Recover producers and dedup ids: from the snapshot, then from later frames. `lanes` are the topic and number of
     each lane, by stream; `slots` the streams of delayed messages."""
-    producers = Producers()
     ends = await file.load([*lanes, *slots], producers, dedup, now_us, part)
     async for stream, (topic, lane) in in_slices(lanes.items(), part):
         async for chunk in _frames_since(store, stream, ends.get(stream, 0)):
@@ -107,7 +107,6 @@ async def recover_producers(  # noqa: PLR0917 all of it is what they have sent
             _remember_parcel(parcel, at_us, producers, dedup, now_us)
             await part.rest()
     await in_steps(dedup.replayed(now_us), part)
-    return producers
 
 
 async def _parcels_since(store: Store, stream: str, at: int) -> AsyncIterator[tuple[ScheduleRecord, int]]:

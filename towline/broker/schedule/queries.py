@@ -18,6 +18,7 @@ from towline.broker.access.rules import May
 from towline.broker.schedule.delivered_ids import find_arrivals
 from towline.broker.schedule.journal import ScheduleJournal
 from towline.broker.schedule.scheduler import Scheduler
+from towline.broker.topics.topics import Topics
 from towline.delivery.schedule.events import Cancelled
 from towline.delivery.schedule.record import OpenedRecord, ScheduleRecord, join, resolve_delay
 from towline.delivery.schedule.schedule import CANCELLED_MAX, Position, Slot
@@ -35,7 +36,7 @@ from towline.protocol.messages import (
     MoveDelayed,
 )
 
-__all__ = ["cancel_delayed", "list_delayed", "move_delayed"]
+__all__ = ["DelayedMessages"]
 
 FOUND_MAX: Final = 100_000
 """Messages cancelled or moved by one request."""
@@ -45,10 +46,31 @@ MOVED_BYTES: Final = 8 << 20
 """Of records, unpacked, of which messages are moved in one unit."""
 
 
+class DelayedMessages:
+    """Delayed messages of a broker, for requests."""
+
+    def __init__(self, topics: Topics, scheduler: Scheduler) -> None:
+        self._topics = topics
+        self._scheduler = scheduler
+
+    async def list(self, request: ListDelayed, may: May | None = None) -> Delayed:
+        if request.topic:
+            self._topics.named(request.topic)
+        return await _list(self._scheduler, request, may)
+
+    async def cancel(self, request: CancelDelayed) -> DelayedCancelled:
+        self._topics.named(request.topic)
+        return await _cancel(self._scheduler, request)
+
+    async def move(self, request: MoveDelayed) -> DelayedMoved:
+        self._topics.named(request.topic)
+        return await _move(self._scheduler, request)
+
+
 # List
 
 
-async def list_delayed(scheduler: Scheduler, request: ListDelayed, may: May | None = None) -> Delayed:
+async def _list(scheduler: Scheduler, request: ListDelayed, may: May | None = None) -> Delayed:
     """The next messages behind the one named in the request, of topics that `may` allows to describe. Slots are read in
     the order of their times, as far as needed."""
     if request.key or request.ids:
@@ -199,7 +221,7 @@ def _still_there(journal: ScheduleJournal, found: Iterable[Position]) -> list[Po
 # Change
 
 
-async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> DelayedCancelled:
+async def _cancel(scheduler: Scheduler, request: CancelDelayed) -> DelayedCancelled:
     _check(scheduler, request.topic, request.ids, request.key)
     journal, ids = scheduler.journal, set(request.ids)
     name = f"{request.topic} {request.key or request.ids[0]}" if len(ids) <= 1 else ""
@@ -224,7 +246,7 @@ async def cancel_delayed(scheduler: Scheduler, request: CancelDelayed) -> Delaye
     return DelayedCancelled(count, sorted(ids), before)
 
 
-async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMoved:
+async def _move(scheduler: Scheduler, request: MoveDelayed) -> DelayedMoved:
     _check(scheduler, request.topic, request.ids, request.key)
     journal, ids = scheduler.journal, set(request.ids)
     at_us = resolve_delay(request.deliver_at_us, journal.clock.now_us(), scheduler.levels_us)
@@ -247,7 +269,7 @@ async def move_delayed(scheduler: Scheduler, request: MoveDelayed) -> DelayedMov
                     there = [one for one in some if journal.schedule.is_waiting(one[0])]
                     if there:
                         _check_room(journal, len(there))
-                        await _move(scheduler, there, request.topic, at_us)
+                        await _move_some(scheduler, there, request.topic, at_us)
                         moved |= {position.id for position, _ in there}
             if len(moved) - before == len(found):
                 break
@@ -267,7 +289,9 @@ async def _take(scheduler: Scheduler, waiting: deque[list[Position]]) -> list[tu
     return taken
 
 
-async def _move(scheduler: Scheduler, moving: Sequence[tuple[Position, OpenedRecord]], topic: str, at_us: int) -> None:
+async def _move_some(
+    scheduler: Scheduler, moving: Sequence[tuple[Position, OpenedRecord]], topic: str, at_us: int
+) -> None:
     """Move them from their slots into others, in one unit; they keep their ids."""
     journal = scheduler.journal
     scheduler.follow_clock()

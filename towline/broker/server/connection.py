@@ -161,23 +161,23 @@ class ServerState:
 
 
 class Connection(asyncio.BufferedProtocol):
-    def __init__(self, line: ServerState) -> None:
+    def __init__(self, server: ServerState) -> None:
         self.peer = Remote("", b"")
         self.state = State.PREFACE
         self.version = VERSION
         """Of the protocol: the highest that the client speaks as well."""
-        self._line = line
-        self._loop = line.loop
-        self._settings = line.settings
+        self.server = server
+        self._loop = server.loop
+        self._settings = server.settings
         self._preface = b""
-        self._decoder = Decoder(HELLO_MAX_BYTES, line.scratch)
+        self._decoder = Decoder(HELLO_MAX_BYTES, server.scratch)
         self._backlog: deque[Envelope] = deque()
         self._held = 0
         self._heard = False
         self._reading = Patience()
         self._writing = Patience()
         self._last_word = b""
-        self.deadline_s = self._loop.time() + line.settings.handshake_s
+        self.deadline_s = self._loop.time() + server.settings.handshake_s
         self._shut = False
         self._outgoing: list[bytes | memoryview] = []
         self._outgoing_bytes = 0
@@ -230,10 +230,10 @@ class Connection(asyncio.BufferedProtocol):
         self._descriptor = _plain_descriptor(self._transport)
         self._transport.set_write_buffer_limits(high=TLS_HIGH_BYTES if self._descriptor < 0 else WRITE_HIGH_BYTES)
         _notice_dead_machines(self._transport)
-        self.share = self._line.answers.share(self._unread_bytes, self._cut, self._settings.max_pending_bytes // 2)
-        self._line.connections.add(self)
-        over, limit = len(self._line.connections), self._settings.max_connections
-        if over <= limit or self._line.make_room():
+        self.share = self.server.answers.share(self._unread_bytes, self._cut, self._settings.max_pending_bytes // 2)
+        self.server.connections.add(self)
+        over, limit = len(self.server.connections), self._settings.max_connections
+        if over <= limit or self.server.make_room():
             return
         if over > limit + REFUSED_MAX:
             self._transport.abort()
@@ -247,7 +247,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.state = State.CLOSED
-        self._line.connections.discard(self)
+        self.server.connections.discard(self)
         self._backlog.clear()
         self._queue.clear()
         self._queue_bytes = 0
@@ -255,11 +255,11 @@ class Connection(asyncio.BufferedProtocol):
         self.gone()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._decoder.get_buffer() if self.state is State.OPEN else self._line.scratch.view
+        return self._decoder.get_buffer() if self.state is State.OPEN else self.server.scratch.view
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.state is not State.OPEN:
-            self.feed(bytes(self._line.scratch.view[:nbytes]))
+            self.feed(bytes(self.server.scratch.view[:nbytes]))
             return
         self._heard = True
         try:
@@ -268,7 +268,7 @@ class Connection(asyncio.BufferedProtocol):
             self.end(error)
             return
         if envelopes:
-            self._line.attention.heard(self)
+            self.server.attention.heard(self)
             self._take(envelopes)
 
     def feed(self, data: bytes) -> None:
@@ -292,7 +292,7 @@ class Connection(asyncio.BufferedProtocol):
         self._full = False
         self._pour()
         self.share.count()
-        self._line.answers.freed()
+        self.server.answers.freed()
         if not self._full:
             self.release(HOLD_WRITING)
 
@@ -479,7 +479,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def log_rarely(self, level: int, message: str, *arguments: object) -> None:
-        self._line.strangers.say(self._loop.time(), level, f"%s: {message}", self.peer.address, *arguments)
+        self.server.strangers.say(self._loop.time(), level, f"%s: {message}", self.peer.address, *arguments)
 
     # Ending
 

@@ -16,6 +16,7 @@ from towline.broker.broker import Broker
 from towline.broker.periodic import every
 from towline.broker.server.connection import ServerState
 from towline.broker.server.metrics_http import MetricsServer
+from towline.broker.server.requests import TABLE
 from towline.broker.server.session import Session
 from towline.errors import Stopping, Unavailable
 
@@ -124,7 +125,7 @@ class Server:
         await self._access.close()
 
     def _session(self) -> Session:
-        return Session(self._line, self._broker, self._access)
+        return Session(self._line, self._broker, self._access, TABLE)
 
     def _sweep_soon(self) -> None:
         lag = self._broker.lag

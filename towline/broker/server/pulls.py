@@ -193,7 +193,7 @@ class Pulls:
                 taker.behind = None
             if guard is not None and guard.meter.quota.in_flight:
                 request = await self._within_quota(guard, member, request, taker)
-            pulled, buffers = await member.broker.pull(member, request, taker)
+            pulled, buffers = await member.broker.consumers.pull(member, request, taker)
             if not taker.over:
                 taker.take(pulled, buffers)
         except asyncio.CancelledError:
@@ -210,7 +210,7 @@ class Pulls:
     ) -> Pull:
         """The same pull, for as many messages as the principal may still hold; it waits until that is one at least."""
         if request.acts:
-            settled = await member.broker.settle(member, request.acts)
+            settled = await member.broker.consumers.settle(member, request.acts)
             if not (settled.refused or settled.lost):  # else they are asked again, and it answers itself
                 request = msgspec.structs.replace(request, acts=[])
         deadline_s = self._loop.time() + request.wait_ms / 1000

@@ -7,8 +7,11 @@ from towline.client import requests
 from towline.client.admin._sync.router import Noun
 from towline.client.cluster import merge
 from towline.client.cluster.drift import Disagreement, disagreements, settings
+from towline.client.cluster.routing import merge_outcomes
+from towline.client.link.flow import ask
 from towline.protocol.backup import BackupBegun, BackupHeld
-from towline.protocol.cluster import BrokerState, ClientState
+from towline.protocol.cluster import BrokerState, ClientState, CloseConnection
+from towline.protocol.messages import Done
 
 __all__ = ["ClusterAdmin"]
 
@@ -31,6 +34,15 @@ class ClusterAdmin(Noun):
             return self._router.here(requests.clients(topic, group))
         found = self._router.outcomes(lambda: requests.clients(topic, group))
         return merge.join_clients(found, self._router.fleet.label)
+
+    def close_connection(self, address: str) -> None:
+        """Close the connections from this address (as `clients` tells it), at whichever broker they are. A client may
+        connect again: it is its token that must be revoked to keep it out."""
+        if self._router.fleet is None:
+            self._router.here(ask(CloseConnection(address), Done))
+        else:
+            found = self._router.outcomes(lambda: ask(CloseConnection(address), Done))
+            merge_outcomes(found, f"closing connections from {address}")
 
     def disagreements(self) -> list[Disagreement]:
         """Settings of topics and groups in which the brokers of a cluster differ that keep their own messages: of those
