@@ -179,7 +179,7 @@ BOUNDS: dict[str, str] = {
         broker.Handbacks._under_way
         broker.Member.held
         broker.Passwords._changing broker.Passwords._looking
-        broker.Staging._coming broker.Staging._locks
+        broker.Staging._coming broker.Turns._locks
         broker.Pulls._takers broker.Pulls._tasks
         broker.Meter.holders
         broker.RegistryTable._there broker.RegistryTable._written

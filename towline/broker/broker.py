@@ -287,7 +287,8 @@ class Broker:
         )
         await self.transactions.recover()
         self.registry.prepared = self.transactions.lanes
-        self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
+        self.staging = Staging(self.store, self.clock, self._sender, self._durability, self._reclaim)
+        await self.staging.recover()
 
     async def _open_monitor(self) -> None:
         delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
@@ -362,14 +363,15 @@ class Broker:
         await self._reclaim()
         return await self._sender.send(frames, durability, source, token)
 
-    async def _reclaim(self) -> None:
-        """Make room: a memory store has little."""
+    async def _reclaim(self) -> bool:
+        """Make room: a memory store has little. False for others."""
         if not self.settings.store.startswith("memory:"):
-            return
+            return False
         await self._agenda.save()
         await self._agenda.settle()
         await self._agenda.trim()
         self._agenda.repay(await reclaim(self.store, list(self.topics.values())))
+        return True
 
     # Consuming
 
@@ -674,7 +676,7 @@ class Broker:
         producers = self._producers_file.save(topics, self._agenda.ends(), self._producers, self._dedup)
         await self.lag.timed("snapshots of producers", producers)
         await self.transactions.save(everything=everything)
-        await self.staging.save()
+        await self.staging.save(everything=everything)
         self._saved_s = self.clock.steady_s()
         self._saving_took_s = self._saved_s - begun_s
 

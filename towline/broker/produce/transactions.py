@@ -83,7 +83,7 @@ class PreparedTransactions:
         clock: Clock,
         sender: Appender,
         settings: BrokerSettings,
-        make_room: Callable[[], Awaitable[None]],
+        make_room: Callable[[], Awaitable[bool]],
         *,
         time: SteadyClock,
         expect_shards: Callable[[str, int], None],

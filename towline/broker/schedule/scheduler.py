@@ -93,7 +93,7 @@ class Scheduler:
         journal: ScheduleJournal,
         levels_us: Sequence[int],
         find_topic: Callable[[str], Topic],
-        on_full: Callable[[], Awaitable[None]],
+        on_full: Callable[[], Awaitable[object]],
     ) -> None:
         self.journal = journal
         self.schedule = journal.schedule
