@@ -17,7 +17,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from towline.clock import TimeSlice
-from towline.errors import TooLarge, TowlineError
+from towline.errors import TooLarge
 from towline.format import not_understood
 from towline.frame import Frame, encode_events
 from towline.frame.decode import understood
@@ -80,7 +80,7 @@ class Journal(Generic[E]):
             self._apply(event, at_us)
 
     def when_refused(
-        self, appended: Appended, take_back: Callable[[], None], kind: type[TowlineError] = TooLarge
+        self, done: asyncio.Future[None], take_back: Callable[[], object], kind: type[Exception] = TooLarge
     ) -> None:
         """Do this if a unit fails late in this way. No snapshot speaks of the unit before that is known."""
 
@@ -89,10 +89,7 @@ class Journal(Generic[E]):
                 self.refusals += 1
                 take_back()
 
-        if appended.done.done():
-            finish(appended.done)
-        else:
-            appended.done.add_done_callback(finish)
+        finish(done) if done.done() else done.add_done_callback(finish)
 
     async def barrier(self, durability: Durability) -> None:
         """All that was appended so far is as durable."""

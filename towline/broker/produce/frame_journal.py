@@ -79,13 +79,13 @@ class FrameJournal(Journal[Mark], Generic[Mark, Head, S]):
         self.end = appended.firsts[0] + count
         return appended
 
-    async def read(self, first: int, count: int, what: str) -> Chunk:
+    async def read(self, first: int, count: int, what: str, advice: str = "") -> Chunk:
         """A record as it was stored: its head, then its frames."""
         read = await self._store.read(self.records, first, count, FRAME_MAX)
         chunk = read.chunks[0] if read.chunks else None
         if chunk is None or (chunk.first, chunk.count, chunk.start) != (first, count, 0):
             reason = read.lost[0].reason if read.lost else "it is not there"
-            raise StoreDamaged(f"{what} cannot be read: {reason}")
+            raise StoreDamaged(f"{what} cannot be read: {reason}{advice}")
         return chunk
 
     def wanted(self, durability: int) -> Durability:
@@ -94,16 +94,16 @@ class FrameJournal(Journal[Mark], Generic[Mark, Head, S]):
 
     # The document
 
-    async def save(self, now: Callable[[], Moment], snapshot: Callable[[Moment], S], *, everything: bool) -> None:
+    async def save(self, moment: Callable[[], Moment], snapshot: Callable[[Moment], S], *, everything: bool) -> None:
         """Write what a start begins with, if something happened. A large one is not written each time, unless
         `everything` is to be: the marks behind it are kept, and replayed."""
         async with self._saving:
-            if now() == self._saved or (not everything and self._clock.steady_s() < self._next_s):
+            if moment() == self._saved or (not everything and self._clock.steady_s() < self._next_s):
                 return
-            moment, taken = await self.settled(lambda: (moment := now(), snapshot(moment)))
+            saved, taken = await self.settled(lambda: (now := moment(), snapshot(now)))
             document = await packed_struct(taken)
             await self._store.save(self._document, document)
-            self._saved = moment
+            self._saved = saved
             if len(document) > LARGE_BYTES:
                 self._next_s = self._clock.steady_s() + len(document) / BYTES_PER_S
 

@@ -69,7 +69,7 @@ class Staging:
         self._durability = durability
         self._make_room = make_room
         self._state = Publications()
-        self._journal = FrameJournal(
+        self.journal = FrameJournal(
             store,
             clock,
             durability,
@@ -91,7 +91,7 @@ class Staging:
         self.closing = False
 
     async def recover(self) -> None:
-        await self._journal.recover(self._state.restore, lambda head, record, _: self._state.staged_at(record, head))
+        await self.journal.recover(self._state.restore, lambda head, record, _: self._state.staged_at(record, head))
 
     # Staging
 
@@ -103,11 +103,11 @@ class Staging:
         self._state.admit()
         counts = [(head.topic, head.lane, frame.count) for head, frame in zip(request.frames, frames, strict=True)]
         head_ = StagedHead(self._clock.now_us(), token, source, counts)
-        wanted = self._journal.wanted(request.durability)
+        wanted = self.journal.wanted(request.durability)
         return await with_room(lambda: self._stage(head_, frames, wanted), self._make_room)
 
     async def _stage(self, head: StagedHead, frames: Sequence[Frame], durability: Durability) -> wire.Staged:
-        journal = self._journal
+        journal = self.journal
         appended = journal.keep(encode_staged(head), frames, head.source, durability)
         first = appended.firsts[0]
         waiting = self._state.staged_at(first, head)
@@ -118,7 +118,7 @@ class Staging:
                 del self._state.staged[first]
                 journal.end = min(journal.end, first)
 
-        journal.when_refused(appended, take_back, TowlineError)
+        journal.when_refused(appended.done, take_back, TowlineError)
         await appended.done
         return wire.Staged(first)
 
@@ -138,7 +138,7 @@ class Staging:
     # Publishing
 
     async def publish(self, request: wire.Publish, *, token: bytes = b"") -> wire.Published:
-        wanted = self._journal.wanted(request.durability)
+        wanted = self.journal.wanted(request.durability)
         async with self._turns.of(request.sink):
             if request.sink in self._state.running:
                 await with_room(lambda: self._roll_forward(request.sink, wanted), self._make_room)
@@ -148,7 +148,7 @@ class Staging:
             )
             if mark is None:
                 dropped = self._state.drop(request.records, token, now_us)
-                await self._record(dropped, wanted) if dropped is not None else await self._journal.barrier(wanted)
+                await self._record(dropped, wanted) if dropped is not None else await self.journal.barrier(wanted)
                 return wire.Published(0, duplicate=True)
             self._check_open()
             messages = sum(self._state.staged[record].messages for record in request.records)
@@ -237,18 +237,18 @@ class Staging:
         waiting = self._state.staged.get(record)
         if waiting is None:
             raise StoreDamaged(f"staged record {record} cannot be read: its head is lost")
-        return await self._journal.read(record, waiting.size, f"staged record {record}")
+        return await self.journal.read(record, waiting.size, f"staged record {record}")
 
     async def _record(self, mark: PublishMark, durability: Durability) -> None:
-        await self._journal.append([mark], durability).done
+        await self.journal.append([mark], durability).done
 
     def entry(self, mark: Advanced, instead: Advanced | None = None) -> Append:
-        return self._journal.entry([mark], None if instead is None else [instead])
+        return self.journal.entry([mark], None if instead is None else [instead])
 
     def apply_when(self, done: asyncio.Future[None], mark: Advanced, instead: Advanced) -> None:
         """The mark has its place, and counts once it is known whether the messages that it speaks of are stored."""
-        number = self._journal.position
-        self._journal.position += 1
+        number = self.journal.position
+        self.journal.position += 1
         self._coming[number] = mark.sink, done
 
         def finish(done: asyncio.Future[None]) -> None:
@@ -284,14 +284,14 @@ class Staging:
                 log.error("%s: what was decided is not published yet: %s", sink, error)
 
     async def save(self, *, everything: bool = False) -> None:
-        await self._journal.save(self._now, lambda now: self._state.snapshot(*now[:2]), everything=everything)
+        await self.journal.save(self._moment, lambda now: self._state.snapshot(*now[:2]), everything=everything)
 
-    def _now(self) -> Moment:
-        journal = self._journal
+    def _moment(self) -> Moment:
+        journal = self.journal
         return journal.end, min(self._coming, default=journal.position), self._state.mended
 
     def pins(self) -> dict[str, int]:
-        return self._journal.pins(self._state.first_needed)
+        return self.journal.pins(self._state.first_needed)
 
     async def tidy(self) -> None:
         await self.go_on()
@@ -306,7 +306,7 @@ class Staging:
 
     async def _trim(self) -> None:
         """Let go of what was published. Its marks tell a start that nobody misses it."""
-        await trim(self._store, {STAGED: self._state.first_needed(self._journal.end)})
+        await trim(self._store, {STAGED: self._state.first_needed(self.journal.end)})
 
     def _check_open(self) -> None:
         if self.closing:
