@@ -24,7 +24,7 @@ from towline.frame.decode import understood
 from towline.model import Durability
 from towline.store import Append, Appended, Chunk, Lost, Store
 
-__all__ = ["Journal", "Turns", "chunks", "decoded", "events_in", "replayed", "trim"]
+__all__ = ["Journal", "Turns", "chunks", "decoded", "events_in", "replayed", "trim", "unsaid"]
 
 log = logging.getLogger("towline.broker")
 
@@ -125,7 +125,7 @@ async def chunks(
     count: int = READ_COUNT,
     size: int = READ_BYTES,
 ) -> AsyncIterator[Chunk]:
-    """All that can be read of a stream from a record on; `lost` is told what cannot, in place of the log. Others have
+    """All that can be read of a stream from a record on; what cannot is told to `lost`, or to the log. Others have
     their turn in between."""
     bounds = store.bounds(stream)
     at, end = max(first, bounds.first), bounds.end if end is None else end
@@ -159,6 +159,10 @@ async def replayed(
             yield number, event, chunk.appended_at_us
             if part.over:
                 await part.rest()
+
+
+def unsaid(lost: Lost) -> None:
+    """For readers of what others have told of already."""
 
 
 def events_in(chunk: Chunk, stream: str, decode: Callable[[bytes], E]) -> Iterator[tuple[int, E]]:
