@@ -38,6 +38,8 @@ S = TypeVar("S")
 class Journal(Generic[E]):
     """The events of one state machine. Only its owner appends to the stream, so that events may be applied at once."""
 
+    __slots__ = ("_apply", "_decode", "_encode", "_store", "next", "refusals", "stream")
+
     def __init__(
         self,
         store: Store,
@@ -47,7 +49,7 @@ class Journal(Generic[E]):
         apply: Callable[[E, int], object],
     ) -> None:
         self.stream = stream
-        self.position = store.bounds(stream).end
+        self.next = store.bounds(stream).end
         """The number of the next event."""
         self.refusals = 0
         """Appends that were taken back, because they were refused late."""
@@ -75,7 +77,7 @@ class Journal(Generic[E]):
 
     def note(self, events: Sequence[E], at_us: int) -> None:
         """The entry has its place: apply what it says."""
-        self.position += len(events)
+        self.next += len(events)
         for event in events:
             self._apply(event, at_us)
 

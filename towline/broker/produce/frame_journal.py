@@ -56,8 +56,7 @@ class FrameJournal(Journal[Mark], Generic[Mark, Head, S]):
     ) -> None:
         super().__init__(store, marks, encode, decode, apply)
         self.records = records
-        self.end = store.bounds(records).end
-        """Of the records."""
+        self.next_record = store.bounds(records).end
         self._clock = clock
         self._durability = durability
         self._document = document
@@ -76,7 +75,7 @@ class FrameJournal(Journal[Mark], Generic[Mark, Head, S]):
 
     def keep_record(self, record: bytes | memoryview, count: int, source: bytes, durability: Durability) -> Appended:
         appended = self._store.append([Append(self.records, record, count, source)], durability)
-        self.end = appended.firsts[0] + count
+        self.next_record = appended.firsts[0] + count
         return appended
 
     async def read(self, first: int, count: int, what: str, advice: str = "") -> Chunk:

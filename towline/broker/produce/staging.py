@@ -116,7 +116,7 @@ class Staging:
             # A database does not take it: its number is free again, and may be another's by now.
             if self._state.staged.get(first) is waiting:
                 del self._state.staged[first]
-                journal.end = min(journal.end, first)
+                journal.next_record = min(journal.next_record, first)
 
         journal.when_refused(appended.done, take_back, TowlineError)
         await appended.done
@@ -247,8 +247,8 @@ class Staging:
 
     def apply_when(self, done: asyncio.Future[None], mark: Advanced, instead: Advanced) -> None:
         """The mark has its place, and counts once it is known whether the messages that it speaks of are stored."""
-        number = self.journal.position
-        self.journal.position += 1
+        number = self.journal.next
+        self.journal.next += 1
         self._coming[number] = mark.sink, done
 
         def finish(done: asyncio.Future[None]) -> None:
@@ -288,7 +288,7 @@ class Staging:
 
     def _moment(self) -> Moment:
         journal = self.journal
-        return journal.end, min(self._coming, default=journal.position), self._state.mended
+        return journal.next_record, min(self._coming, default=journal.next), self._state.mended
 
     def pins(self) -> dict[str, int]:
         return self.journal.pins(self._state.first_needed)
@@ -306,7 +306,7 @@ class Staging:
 
     async def _trim(self) -> None:
         """Let go of what was published. Its marks tell a start that nobody misses it."""
-        await trim(self._store, {STAGED: self._state.first_needed(self.journal.end)})
+        await trim(self._store, {STAGED: self._state.first_needed(self.journal.next_record)})
 
     def _check_open(self) -> None:
         if self.closing:

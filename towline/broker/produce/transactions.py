@@ -315,7 +315,7 @@ class PreparedTransactions:
         await self.journal.save(self._moment, lambda now: self._state.snapshot(*now), everything=everything)
 
     def _moment(self) -> Moment:
-        return self.journal.end, self.journal.position, self._time.set_us
+        return self.journal.next_record, self.journal.next, self._time.set_us
 
     def pins(self) -> dict[str, int]:
         return self.journal.pins(lambda end: self._state.first_needed(end, self._damaged))

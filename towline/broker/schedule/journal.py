@@ -261,11 +261,11 @@ class ScheduleJournal:
     async def save(self) -> None:
         """Write what recovery begins with. It never speaks of anything that is not durable."""
         saved = self._saved
-        if (self.marks.position, self._ends) == ((0, {}) if saved is None else (saved.position, saved.ends)):
+        if (self.marks.next, self._ends) == ((0, {}) if saved is None else (saved.position, saved.ends)):
             await self.settle()
             return
         snapshot = await self.marks.settled(
-            lambda: self.schedule.snapshot(self.marks.position, dict(sorted(self._ends.items())))
+            lambda: self.schedule.snapshot(self.marks.next, dict(sorted(self._ends.items())))
         )
         until = datetime.fromtimestamp(snapshot.until_us / 1e6, UTC).isoformat(timespec="milliseconds")
         fields = {name: getattr(snapshot, name) for name in ScheduleSnapshot.__struct_fields__}
@@ -301,7 +301,7 @@ class ScheduleJournal:
         before = () if self._before is None else self._before.slots
         for place, first in [*waiting, *((Place(one.level, one.number), one.first) for one in before)]:
             pins[place.stream] = min(first, pins.get(place.stream, first))
-        if self.marks.position:
+        if self.marks.next:
             pins[MARKS] = max((self._before.position if self._before is not None else 0) - 1, 0)
         return pins
 
