@@ -56,7 +56,7 @@ from towline.broker.topics.gone_streams import GoneStreams, streams_of_topic
 from towline.broker.topics.topics import Topics
 from towline.broker.topics.uncatalogued import find_uncatalogued
 from towline.clock import SECOND_US, SYSTEM, Clock, SteadyClock, TimeSlice, in_slices
-from towline.delivery import Dedup
+from towline.delivery import Dedup, Producers
 from towline.errors import NewerFormat, QueueFull, TowlineError
 from towline.format import FORMAT, NOTE, Note, instead_of, writer_in
 from towline.frame import FRAME_MAX
@@ -135,6 +135,7 @@ class Broker:
         self._agenda = ScheduleJournal(store, clock, self._durability, borrow_bytes=borrow_bytes)
         levels_us = parse_delay_levels(settings.delay_levels)
         self.scheduler = Scheduler(self._agenda, levels_us, self.topics.of_delayed, self._reclaim)
+        self._make_producing()
         self._pulls: Iterator[int] = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._opened_s = self._saved_s = clock.steady_s()
@@ -145,10 +146,43 @@ class Broker:
         self.groups.on_installed = self.homes.install
         self.holds = Holds(store, clock, settings)
         self.overdue = OverdueMessages(store, clock, settings)
+        delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
+        self.outlook = Monitor(self.topics, delayed, store=store, clock=clock, settings=settings, overdue=self.overdue)
         self.group_expiry = GroupExpiry(store, clock, settings, self.topics, self.groups)
         self.backups = Backups(store, clock, settings.store)
         self.answers = AnswerBudget(settings.max_unread_total_bytes)
         self._maintaining = asyncio.Lock()
+        self.registry.prepared = self.transactions.lanes
+
+    def _make_producing(self) -> None:
+        """All that appends messages."""
+        self._producers = Producers()
+        self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
+        self._recollection = Remembered(self._producers, self._dedup, self.time)
+        self._handbacks = Handbacks(self._producers, self._durability)
+        self._sender = Appender(
+            self.store,
+            self._producers,
+            self._dedup,
+            self.topics.for_send,
+            durability=self._durability,
+            max_frame_bytes=self.settings.max_frame_bytes,
+            max_message_bytes=getattr(self.store, "max_message_bytes", FRAME_MAX),
+            clock=self.clock,
+            time=self.time,
+            scheduler=self.scheduler,
+        )
+        self.commit_times = self._sender.commit_times
+        self.transactions = PreparedTransactions(
+            self.store,
+            self.clock,
+            self._sender,
+            self.settings,
+            self._reclaim,
+            time=self.time,
+            expect_shards=self.topics.expect_shards,
+        )
+        self.staging = Staging(self.store, self.clock, self._sender, self._durability, self._reclaim)
 
     # Opening and closing
 
@@ -202,13 +236,13 @@ class Broker:
         await self._recover_topics(part)
         await self._recover_schedule(part)
         await self._recover_producers(part)
-        self._open_for_sends()
-        await self._recover_transactions()
+        await self.transactions.recover()
+        await self.staging.recover()
         await self._catalog.renew()
         await self._catalog.save()
         if note != (mine := msgspec.json.encode(Note(FORMAT, __version__))):
             await self.store.save(NOTE, mine)
-        await self._open_monitor()
+        await self.outlook.alarms.load()
         self.consumers.await_orphans()
         self.consumers.recall_limits()
         self._start(self.groups.forget_left(), "forgetting streams of deleted groups")
@@ -250,52 +284,9 @@ class Broker:
             async for name, topic in in_slices(self.topics.items(), part)
             for number, lane in enumerate(topic.lanes)
         }
-        self._dedup = Dedup(round(self.settings.dedup_window_s * SECOND_US), self.settings.dedup_max_ids)
-        self._producers = await recover_producers(
-            self.store, self._producers_file, lanes, list(self._agenda.ends()), self._dedup, self.time.now_us(), part
-        )
+        file, slots, now_us = self._producers_file, list(self._agenda.ends()), self.time.now_us()
+        await recover_producers(self.store, file, lanes, slots, self._producers, self._dedup, now_us, part)
         await part.rest()
-
-    def _open_for_sends(self) -> None:
-        """The parts that append messages, which need the producers."""
-        self._recollection = Remembered(self._producers, self._dedup, self.time)
-        self._handbacks = Handbacks(self._producers, self._durability)
-        self._sender = Appender(
-            self.store,
-            self._producers,
-            self._dedup,
-            self.topics.for_send,
-            durability=self._durability,
-            max_frame_bytes=self.settings.max_frame_bytes,
-            max_message_bytes=getattr(self.store, "max_message_bytes", FRAME_MAX),
-            clock=self.clock,
-            time=self.time,
-            scheduler=self.scheduler,
-        )
-        self.commit_times = self._sender.commit_times
-
-    async def _recover_transactions(self) -> None:
-        """Prepared transactions, and staged frames: both may append messages."""
-        self.transactions = PreparedTransactions(
-            self.store,
-            self.clock,
-            self._sender,
-            self.settings,
-            self._reclaim,
-            time=self.time,
-            expect_shards=self.topics.expect_shards,
-        )
-        await self.transactions.recover()
-        self.registry.prepared = self.transactions.lanes
-        self.staging = Staging(self.store, self.clock, self._sender, self._durability, self._reclaim)
-        await self.staging.recover()
-
-    async def _open_monitor(self) -> None:
-        delayed = lambda: self.scheduler.schedule.counts  # noqa: E731
-        self.outlook = Monitor(
-            self.topics, delayed, store=self.store, clock=self.clock, settings=self.settings, overdue=self.overdue
-        )
-        await self.outlook.alarms.load()
 
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""

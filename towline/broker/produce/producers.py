@@ -82,13 +82,13 @@ async def recover_producers(  # noqa: PLR0917 all of it is what they have sent
     file: ProducersFile,
     lanes: Mapping[str, tuple[str, int]],
     slots: Sequence[str],
+    producers: Producers,
     dedup: Dedup,
     now_us: int,
     part: TimeSlice,
-) -> Producers:
+) -> None:
     """Recover producers and dedup ids: from the snapshot, then from later frames. `lanes` are the topic and number of
     each lane, by stream; `slots` the streams of delayed messages."""
-    producers = Producers()
     ends = await file.load([*lanes, *slots], producers, dedup, now_us, part)
     async for stream, (topic, lane) in in_slices(lanes.items(), part):
         async for chunk in chunks(store, stream, ends.get(stream, 0), part, lost=unsaid):
@@ -104,7 +104,6 @@ async def recover_producers(  # noqa: PLR0917 all of it is what they have sent
         async for _, parcel, at_us in replayed(store, stream, ends.get(stream, 0), decode_parcel, part):
             _remember_parcel(parcel, at_us, producers, dedup, now_us)
     await in_steps(dedup.replayed(now_us), part)
-    return producers
 
 
 def _remember_parcel(parcel: ScheduleRecord, at_us: int, producers: Producers, dedup: Dedup, now_us: int) -> None:
