@@ -179,11 +179,11 @@ BOUNDS: dict[str, str] = {
         broker.Handbacks._under_way
         broker.Member.held
         broker.Passwords._changing broker.Passwords._looking
-        broker.Staging._coming broker.Staging._locks
+        broker.Staging._coming
         broker.Pulls._takers broker.Pulls._tasks
         broker.Meter.holders
         broker.RegistryTable._there broker.RegistryTable._written
-        broker.PreparedTransactions._turns
+        broker.Turns._locks
         broker.FairExecutor._busy broker.FairExecutor._waiting
     """,
     "a subscription: the topics that it has": """

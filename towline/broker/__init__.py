@@ -14,6 +14,7 @@
     topics/      topics, lanes, catalog
     access/      authentication and permissions
 
-Imports go downwards in this list. Below all: `loop_lag` and `periodic` (background work), `fair_executor` (slow work in
-threads), `answer_budget` (memory of unread answers), `refused_writes` (of a database), `table_snapshot` (large tables).
+Imports go downwards in this list. Below all: `journal` (state on a stream), `loop_lag` and `periodic` (background
+work), `fair_executor` (slow work in threads), `answer_budget` (memory of unread answers), `refused_writes` (of a
+database), `table_snapshot` (large tables).
 """

@@ -152,6 +152,7 @@ class Broker:
         self.answers = AnswerBudget(settings.max_unread_total_bytes)
         self._maintaining = asyncio.Lock()
         self._join_produce()
+        self.registry.prepared = self.transactions.lanes
 
     def _join_produce(self) -> None:
         """The parts that append messages."""
@@ -181,6 +182,7 @@ class Broker:
             time=self.time,
             expect_shards=self.topics.expect_shards,
         )
+        self.staging = Staging(self.store, self.clock, self._sender, self._durability, self._reclaim)
 
     # Opening and closing
 
@@ -234,7 +236,8 @@ class Broker:
         await self._recover_topics(part)
         await self._recover_schedule(part)
         await self._recover_producers(part)
-        await self._recover_transactions()
+        await self.transactions.recover()
+        await self.staging.recover()
         await self._catalog.renew()
         await self._catalog.save()
         if note != (mine := msgspec.json.encode(Note(FORMAT, __version__))):
@@ -284,12 +287,6 @@ class Broker:
         slots, known = list(self._agenda.ends()), (self._producers, self._dedup)
         await recover_producers(self.store, self._producers_file, lanes, slots, *known, self.time.now_us(), part)
         await part.rest()
-
-    async def _recover_transactions(self) -> None:
-        """Prepared transactions, and staged frames: both may append messages."""
-        await self.transactions.recover()
-        self.registry.prepared = self.transactions.lanes
-        self.staging = await Staging.open(self.store, self.clock, self._sender, self._durability, self._reclaim)
 
     def release_waiters(self) -> None:
         """Answer all pulls that wait, and let no new one wait: the broker is about to stop."""
@@ -357,14 +354,15 @@ class Broker:
         await self._reclaim()
         return await self._sender.send(frames, durability, source, token)
 
-    async def _reclaim(self) -> None:
-        """Make room: a memory store has little."""
+    async def _reclaim(self) -> bool:
+        """Make room: a memory store has little. False for others."""
         if not self.settings.store.startswith("memory:"):
-            return
+            return False
         await self._agenda.save()
         await self._agenda.settle()
         await self._agenda.trim()
         self._agenda.repay(await reclaim(self.store, list(self.topics.values())))
+        return True
 
     # Consuming
 
@@ -570,7 +568,7 @@ class Broker:
         producers = self._producers_file.save(topics, self._agenda.ends(), self._producers, self._dedup)
         await self.lag.timed("snapshots of producers", producers)
         await self.transactions.save(everything=everything)
-        await self.staging.save()
+        await self.staging.save(everything=everything)
         self._saved_s = self.clock.steady_s()
         self._saving_took_s = self._saved_s - begun_s
 

@@ -10,7 +10,7 @@ import pytest
 from tests.broker.conftest import ACK, World
 from towline.broker.consume.pull_log import LATE_S, PullLog
 from towline.clock import SYSTEM, SteadyClock
-from towline.delivery.group.events import Acked, Part, Pulled, decode_event
+from towline.delivery.group.events import Acked, Event, Part, Pulled, decode_event
 from towline.errors import DiskFull
 from towline.frame import Frame
 from towline.frame.layout import BODY
@@ -24,7 +24,8 @@ def _pulled(number: int) -> Pulled:
 
 def test_a_late_pull_is_written_by_itself_and_before_what_follows() -> None:
     async def main() -> None:
-        log = PullLog(MemoryStore(), "pull/t/g", SteadyClock(SYSTEM))
+        applied: list[Event] = []
+        log = PullLog(MemoryStore(), "pull/t/g", SteadyClock(SYSTEM), applied.append)
         log.append_soon(_pulled(1))
         while not log._store.bounds("pull/t/g").end:
             await asyncio.sleep(0)
@@ -35,6 +36,7 @@ def test_a_late_pull_is_written_by_itself_and_before_what_follows() -> None:
         (chunk,) = (await log._store.read("pull/t/g", 1, 10, 1 << 20)).chunks
         events = [decode_event(body) for body in Frame(chunk.frame).texts(BODY) or ()]
         assert [type(event) for event in events] == [Pulled, Acked], "in the order in which they were applied"
+        assert [_pulled(1), *events] == applied, "each once"
 
     asyncio.run(main())
 
@@ -42,7 +44,8 @@ def test_a_late_pull_is_written_by_itself_and_before_what_follows() -> None:
 def test_nothing_more_is_granted_while_pulls_cannot_be_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         store = MemoryStore()
-        log = PullLog(store, "pull/t/g", SteadyClock(SYSTEM))
+        applied: list[Event] = []
+        log = PullLog(store, "pull/t/g", SteadyClock(SYSTEM), applied.append)
 
         def refuse(*_: object) -> None:
             raise DiskFull("no room")
@@ -56,6 +59,7 @@ def test_nothing_more_is_granted_while_pulls_cannot_be_logged(monkeypatch: pytes
                 log.append_soon(_pulled(2))
         log.append_soon(_pulled(3))
         assert log.position == 2, "the first and the third, and the second was not granted"
+        assert applied == [_pulled(1), _pulled(3)]
 
     asyncio.run(main())
 

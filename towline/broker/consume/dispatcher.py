@@ -86,7 +86,7 @@ class Dispatcher:
         self.made_us = min(group.config.created_at_us - time.set_us, time.now_us())
         """When the group was made, by the same clock."""
         self.store = store
-        self.log = PullLog(store, pull_stream(group.config.topic, group.config.name), time)
+        self.log = PullLog(store, pull_stream(group.config.topic, group.config.name), time, group.apply)
         owns = [Lane(store, own_stream(group.config.topic, group.config.name, lane)) for lane in LANES]
         self.lanes = [*lanes, *owns]
         self.streams = [lane.stream for lane in self.lanes]
@@ -100,8 +100,6 @@ class Dispatcher:
         """Dying messages that are too large for the dead letters."""
         self.copying: dict[asyncio.Future[None], tuple[Part, ...]] = {}
         """Units of copies being written, each with its event and the messages that die by it."""
-        self.taken_back = 0
-        """Units that were refused."""
         self.on_dying: Callable[[Dispatcher], None] = lambda _: None
         self.closed = False
         self.stopping = False
@@ -170,7 +168,6 @@ class Dispatcher:
         appended = self.log.append(events, durability, also)
         dying = False
         for event in events:
-            self.group.apply(event)
             dying = dying or isinstance(event, GaveUp)
             if isinstance(event, Overrun):
                 told = self.listed(event.parts)
@@ -187,12 +184,11 @@ class Dispatcher:
         nothing = msgspec.structs.replace(event, **({"parts": ()} if isinstance(event, Buried) else {"dead": ()}))
         # The caller has to know the outcome.
         appended = self.log.append([event], max(durability, Durability.OS), copies, [nothing])
-        self.group.apply(event)
 
         def finish(done: asyncio.Future[None]) -> None:
             del self.copying[done]
             if not done.cancelled() and isinstance(done.exception(), TooLarge):
-                self.taken_back += 1
+                self.log.refusals += 1
                 self.group.take_back(event, reasons)
 
         if not appended.done.done():
@@ -425,7 +421,6 @@ class Dispatcher:
         events = self.group.decide(command, self.time.now_us())
         if len(events) == 1 and isinstance(events[0], Pulled):
             self.log.append_soon(events[0], stands=request.answers > 1)
-            self.group.apply(events[0])
             return events[0]
         self.record(events, Durability.OS)
         return next((event for event in events if isinstance(event, Pulled)), None)

@@ -55,7 +55,7 @@ class _Noted(NamedTuple):
 
     position: int
     set_us: int
-    taken_back: int
+    refusals: int
     at_s: float
     size: int
     text: bytes
@@ -189,8 +189,8 @@ class Snapshots:
             await self._settle()
             return
         await self._store.append([], Durability.FSYNC).done
-        while refused := [one for one, noted in changed.items() if noted.taken_back != one.taken_back]:
-            # Messages that are refused meanwhile were never stored: those that died are not among the dead letters.
+        while refused := [one for one, noted in changed.items() if noted.refusals != one.log.refusals]:
+            # What is refused meanwhile was never stored: what died is not among the dead letters.
             for one in refused:
                 changed[one] = await self._note(one)
             await self._store.append([], Durability.FSYNC).done
@@ -211,16 +211,16 @@ class Snapshots:
         return events >= noted.size // SHARE or self._clock.steady_s() >= noted.at_s + RENEW_S
 
     async def _note(self, one: Dispatcher) -> _Noted:
-        """The group as it is at one moment. What takes long is derived from it afterwards."""
-        position, set_us, taken_back, now_s = one.position, self._time.set_us, one.taken_back, self._clock.steady_s()
+        """The group as it is at one moment. What takes long is made of it afterwards."""
+        position, set_us, refusals, now_s = one.position, self._time.set_us, one.log.refusals, self._clock.steady_s()
         size = open_parts(one.group)
         if size < EXCERPT:
-            return _Noted(position, set_us, taken_back, now_s, size, _text(snapshot(one.group, position, set_us)))
+            return _Noted(position, set_us, refusals, now_s, size, _text(snapshot(one.group, position, set_us)))
         rest, slot = rest_of(one.group, set_us), self._slots.take()
         shown = excerpt(one.group, rest, position, "", set_us)
         document = await packed_struct(rest)
         text = _text(msgspec.structs.replace(shown, rest=f"{_rest_name(slot)} {crc32c(document):08x}"))
-        return _Noted(position, set_us, taken_back, now_s, size, text, slot, document)
+        return _Noted(position, set_us, refusals, now_s, size, text, slot, document)
 
     async def _write(self, noted: dict[Name, _Noted]) -> None:
         for one in [one for one in noted.values() if one.rest]:

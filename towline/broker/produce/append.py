@@ -11,7 +11,7 @@ from towline.broker.produce.placement import Placed, place
 from towline.broker.schedule.scheduler import Booking, Scheduler, delay_mark
 from towline.broker.topics.shards import refuse_mixed
 from towline.broker.topics.topic import Lane, Topic, advance_all, submit_all
-from towline.delivery.dedup import Repeat, Screened, Seen
+from towline.delivery.dedup import Repeat, Screened, Seen, dedup_ids_of
 from towline.errors import BadFrame, BadRequest, Refused, TooLarge, Unavailable
 from towline.frame import EVENTS, Frame
 from towline.frame.layout import DEDUP, DELIVER_AT, unpacked_bytes
@@ -23,6 +23,7 @@ from towline.store import Append, Histogram, Store
 if TYPE_CHECKING:
     from towline.clock import Clock, SteadyClock
     from towline.delivery import Dedup, Producers
+    from towline.protocol.messages import FrameHead
 
 __all__ = ["Appender", "Mark", "Outgoing"]
 
@@ -279,6 +280,21 @@ class Appender:
         if len(data) > 1:
             self._check_size(sum(max(unpacked_bytes(one) - len(one), 0) for one in data), "frames that unpack to")
         return [self.check(one, token) for one in data]
+
+    def check_later(self, heads: Sequence[FrameHead], data: Sequence[bytes | memoryview], token: bytes) -> list[Frame]:
+        """Frames that are to be appended later. Raises what `append` would have against them."""
+        frames = self.check_all(data, token)
+        for head, frame in zip(heads, frames, strict=True):
+            topic = self.find_topic(head.topic)
+            topic.lane(head.lane)
+            if topic.config.shards:
+                refuse_mixed(head.topic, frame)
+            if frame.flags & DEDUP:
+                dedup_ids_of(head.topic, frame)
+            if frame.flags & DELIVER_AT:
+                self.scheduler.check(frame)
+            frame.let_go()
+        return frames
 
     def _check_size(self, size: int, what: str) -> None:
         if size > self._max_frame_bytes:

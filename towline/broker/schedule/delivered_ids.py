@@ -5,18 +5,15 @@ Each topic has a stream for it, `arrived/<topic>`, which retention shortens as i
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
+from towline.broker.journal import replayed, unsaid
 from towline.broker.topics.topic import Topic
+from towline.clock import TimeSlice
 from towline.delivery.schedule.delivered import Arrival, decode_arrival, encode_arrivals
 from towline.errors import NewerFormat, TooLarge
-from towline.format import not_understood
-from towline.frame import Frame
 from towline.model import arrived_stream
 from towline.protocol.messages import Arrived
 from towline.store import Append, Store
@@ -26,7 +23,6 @@ __all__ = ["find_arrivals", "note_arrivals", "trim_arrivals"]
 log = logging.getLogger("towline.broker")
 
 READ_COUNT: Final = 200
-READ_BYTES: Final = 1 << 18
 FIND_MAX: Final = 100
 """Ids that are searched at a time: each is compared with each record."""
 
@@ -73,18 +69,5 @@ async def trim_arrivals(store: Store, topic: Topic) -> None:
         await store.trim(stream, at)
 
 
-async def _records(store: Store, topic: str) -> AsyncIterator[tuple[int, Arrival, int]]:
-    stream = arrived_stream(topic)
-    at, end, _ = store.bounds(stream)
-    while at < end:
-        read = await store.read(stream, at, READ_COUNT, READ_BYTES)
-        for chunk in read.chunks:
-            records = Frame(chunk.frame).bodies(chunk.start, chunk.start + chunk.count)
-            for number, record in enumerate(records, chunk.first):
-                try:
-                    yield number, decode_arrival(record), chunk.appended_at_us
-                except msgspec.MsgspecError as error:
-                    raise not_understood(f"{stream}: record {number}", error) from None
-        at = max(read.next, at + 1)
-        # There may be millions, and cached data is read without waiting: others run in between.
-        await asyncio.sleep(0)
+def _records(store: Store, topic: str) -> AsyncIterator[tuple[int, Arrival, int]]:
+    return replayed(store, arrived_stream(topic), 0, decode_arrival, TimeSlice(), lost=unsaid, count=READ_COUNT)

@@ -305,7 +305,7 @@ async def _move_some(
     events = _cancelled(there, topic)
     nothing = [msgspec.structs.replace(event, positions=[]) for event in events]
     appended = journal.append(parcels, events, instead=nothing)
-    journal.when_refused(appended, lambda: journal.schedule.take_back_cancelled(events))
+    journal.marks.when_refused(appended.done, lambda: journal.schedule.take_back_cancelled(events))
     journal.wait_for(appended, min(position.due_us for position in there))
     scheduler.wake()
     await appended.done

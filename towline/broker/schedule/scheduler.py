@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from towline.broker.schedule.delivered_ids import note_arrivals
-from towline.broker.schedule.journal import Placed, ScheduleJournal, marks, parcels_in, put
+from towline.broker.schedule.journal import Placed, ScheduleJournal, parcels_in, put
 from towline.broker.schedule.refused_messages import RefusedMessages
 from towline.broker.schedule.timer_loop import TimerLoop
 from towline.broker.topics.topic import Lane, Topic
@@ -93,7 +93,7 @@ class Scheduler:
         journal: ScheduleJournal,
         levels_us: Sequence[int],
         find_topic: Callable[[str], Topic],
-        on_full: Callable[[], Awaitable[None]],
+        on_full: Callable[[], Awaitable[object]],
     ) -> None:
         self.journal = journal
         self.schedule = journal.schedule
@@ -175,7 +175,7 @@ class Scheduler:
             next_id += frame.count
         appends, lying = put(parcels, self.schedule.era)
         if events:
-            appends.append(marks(events))
+            appends.append(self.journal.marks.entry(events))
         return Booking(appends, firsts, lying, events)
 
     def check(self, frame: Frame) -> None:
@@ -329,7 +329,7 @@ class Scheduler:
             if not (isinstance(event, Due) and event.released):
                 self.held.refused(runs)
 
-        self.journal.when_refused(appended, take_back)
+        self.journal.marks.when_refused(appended.done, take_back)
         return appended
 
     def _frames(self, pieces: Mapping[Source, Pieces]) -> Iterator[tuple[Topic, int, bytes, Sequence[int], bytes]]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from towline.broker.journal import replayed
 from towline.clock import Clock, TimeSlice, in_slices
 from towline.delivery.catalog_changes import (
     GROUP_CHANGES,
@@ -29,11 +30,9 @@ from towline.delivery.catalog_changes import (
     follow,
 )
 from towline.errors import DiskFull, QueueFull
-from towline.format import not_understood
-from towline.frame import Frame, encode_events
-from towline.frame.decode import understood
+from towline.frame import encode_events
 from towline.model import GROUPS_FILE, TOPICS_FILE, Durability, GroupConfig, TopicConfig
-from towline.store import Append, Appended, Chunk, Store
+from towline.store import Append, Appended, Lost, Store
 from towline.store.document import NEWER, ConfigFile, DataVersion
 
 __all__ = ["TEMPLATE", "WRITE_S", "Catalog"]
@@ -44,8 +43,6 @@ log = logging.getLogger("towline.broker")
 TEMPLATE: Final = TopicConfig("template")
 """The template before any change. Its name means nothing: it stands apart from the topics."""
 
-READ_BYTES: Final = 8 << 20
-READ_COUNT: Final = 2_000
 UNIT_MAX: Final = 1_000
 """Changes that are appended together."""
 WRITE_S: Final = 1.0
@@ -326,28 +323,16 @@ class _Changes(Generic[_Document]):
 
     async def replay(self, part: TimeSlice) -> AsyncIterator[tuple[int, CatalogChange]]:
         """The changes in the stream, by number: those since the document was written, and those before."""
-        at = self._store.bounds(self.stream).first
-        while at < self.end:
-            read = await self._store.read(self.stream, at, READ_COUNT, READ_BYTES)
-            for lost in read.lost:
-                self.is_whole = False
-                last = lost.first + lost.count - 1
-                if last >= self.position:
-                    log.error("%s: changes %d to %d are lost: %s", self.stream, lost.first, last, lost.reason)
-            for chunk in read.chunks:
-                for change in self._changes_of(chunk):
-                    yield change
-                    if part.over:
-                        await part.rest()
-            at = max(read.next, at + 1)
+        async for number, change, _ in replayed(
+            self._store, self.stream, 0, decode_catalog_change, part, lost=self._miss
+        ):
+            yield number, change
 
-    def _changes_of(self, chunk: Chunk) -> Iterator[tuple[int, CatalogChange]]:
-        frame = understood(Frame(chunk.frame), self.stream, chunk.first)
-        for number, record in enumerate(frame.bodies(chunk.start, chunk.start + chunk.count), chunk.first):
-            try:
-                yield number, decode_catalog_change(record)
-            except msgspec.MsgspecError as error:
-                raise not_understood(f"{self.stream}: record {number}", error) from None
+    def _miss(self, lost: Lost) -> None:
+        self.is_whole = False
+        last = lost.first + lost.count - 1
+        if last >= self.position:
+            log.error("%s: changes %d to %d are lost: %s", self.stream, lost.first, last, lost.reason)
 
     def note(self, key: _Key, change: CatalogChange, *, new: bool = False) -> None:
         """A change was made. One that was undone before it was appended leaves nothing behind there; a file that is
