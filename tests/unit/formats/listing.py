@@ -20,6 +20,7 @@ import msgspec
 
 from tests.hints import text_of
 from tests.house_rules import area_of
+from towline import model
 from towline.broker.access.rules import ROLES
 from towline.format import FORMAT, NOTE, RELEASED, Note
 from towline.frame import layout
@@ -128,7 +129,7 @@ def _words() -> Iterator[str]:
 def _documents() -> Iterator[str]:
     yield f"document {NOTE}"
     yield f"document {ERAS}: {'; '.join(Era._fields)}"
-    for module in _modules():
+    for module in [model, *_modules()]:
         for name in DOCUMENT.findall(Path(str(module.__file__)).read_text(encoding="utf-8")):
             yield f"document {name}"
 
