@@ -7,14 +7,11 @@ import importlib
 import pytest
 
 from tests.house_rules import (
-    HEAVY,
     MAY_IMPORT,
     ROOT,
-    SLOW,
     crowded_folders,
     dead_modules,
     export_faults,
-    heavy_modules_after,
     imports_of,
     impure_imports,
     long_functions,
@@ -83,12 +80,6 @@ def test_every_package_has_a_map_of_its_modules(sources: dict[str, str]) -> None
 
 def test_functions_fit_on_a_screen(sources: dict[str, str]) -> None:
     assert [name for module, source in sources.items() for name in long_functions(module, source)] == []
-
-
-def test_importing_towline_is_light() -> None:
-    assert heavy_modules_after("import towline", SLOW) == []
-    assert heavy_modules_after("import towline\ntowline.connect", HEAVY | {"asyncio", "uvloop"}) == []
-    assert heavy_modules_after("import towline\ntowline.aio.connect") == []
 
 
 def test_no_module_does_anything_unsafe(sources: dict[str, str]) -> None:
@@ -239,10 +230,6 @@ def test_a_vague_name_is_found() -> None:
         "towline.utils",
         "towline.store._helpers",
     ]
-
-
-def test_a_heavy_import_is_found() -> None:
-    assert heavy_modules_after("import rich") == ["rich"]
 
 
 @pytest.mark.parametrize(
