@@ -100,12 +100,12 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, default=50, help="how often the broker is killed under load (default 50)")
-    parser.addoption("--cuts", type=int, default=40, help="how often a connection is cut at COMMIT (default 40)")
+    parser.addoption("--kills", type=int, default=20, help="how often the broker is killed under load (default 20)")
+    parser.addoption("--cuts", type=int, default=12, help="how often a connection is cut at COMMIT (default 12)")
     parser.addoption(
-        "--rounds", type=int, default=2, help="how often a part of a Spark pipeline is killed under load (default 2)"
+        "--rounds", type=int, default=1, help="how often a part of a Spark pipeline is killed under load (default 1)"
     )
-    parser.addoption("--chaos", type=int, default=4, help="rounds in which a broker on a database is killed or frozen")
+    parser.addoption("--chaos", type=int, default=3, help="rounds in which a broker on a database is killed or frozen")
     parser.addoption("--chaos-seed", type=int, default=7, help="other seeds give other rounds")
     parser.addoption("--away-s", type=float, default=6.0, help="how long the database is away (default 6)")
     parser.addoption("--rewrite", action="store_true", help="write into delivery's scenarios what really happens")

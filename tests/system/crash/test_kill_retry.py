@@ -92,7 +92,7 @@ class Book:
 def test_retries_and_dead_letters_outlive_kills_and_are_there_once(
     tmp_path: Path, request: pytest.FixtureRequest, durability: str
 ) -> None:
-    kills = max(request.config.getoption("--kills") // 16, 1)
+    kills = max(request.config.getoption("--kills") // 10, 1)
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
