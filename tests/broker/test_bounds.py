@@ -252,26 +252,21 @@ def test_somebody_who_tries_many_names_is_turned_away_before_the_table_is_full()
     assert (len(found._by_origin), len(found._by_name)) == (1, login_attempts.TRIES_OF_ORIGIN)
 
 
-def test_what_is_known_of_secrets_and_quotas_goes_with_their_tokens() -> None:
-    async def main() -> None:
-        access = Access(book=AccountStore(MemoryStore(), SYSTEM), clock=SYSTEM)
-        assert access.book is not None
-        for number in range(MANY):
-            name = f"t{number}"
-            await access.book.create_token(
-                Token(name, secrets=[Secret(f"s{number}", "", 1)], quota=Quota(bytes_per_s=100))
-            )
-            access.last_used_us[f"s{number}"] = 1
-            access.meter(Principal(name, "token")).take(1, SYSTEM.steady_s())
-        indebted = access.meter(Principal("t0", "token"))
-        indebted.take(1_000_000, SYSTEM.steady_s())
-        for number in range(MANY):
-            await access.book.revoke(f"t{number}", "")
-        access.changed()
-        assert access.last_used_us == {}
-        assert list(access._meters.values()) == [indebted], "whoever owes something does not get away by reconnecting"
-
-    asyncio.run(main())
+async def test_what_is_known_of_secrets_and_quotas_goes_with_their_tokens() -> None:
+    access = Access(book=AccountStore(MemoryStore(), SYSTEM), clock=SYSTEM)
+    assert access.book is not None
+    for number in range(MANY):
+        name = f"t{number}"
+        await access.book.create_token(Token(name, secrets=[Secret(f"s{number}", "", 1)], quota=Quota(bytes_per_s=100)))
+        access.last_used_us[f"s{number}"] = 1
+        access.meter(Principal(name, "token")).take(1, SYSTEM.steady_s())
+    indebted = access.meter(Principal("t0", "token"))
+    indebted.take(1_000_000, SYSTEM.steady_s())
+    for number in range(MANY):
+        await access.book.revoke(f"t{number}", "")
+    access.changed()
+    assert access.last_used_us == {}
+    assert list(access._meters.values()) == [indebted], "whoever owes something does not get away by reconnecting"
 
 
 def test_what_is_known_of_brokers_goes_with_them(disk: World) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import select
 import socket
 import time
@@ -162,18 +161,15 @@ def test_a_page_stays_connected(tmp_path_factory: pytest.TempPathFactory) -> Non
             assert urllib.request.urlopen(f"{origin}/healthz").status == 200
 
 
-def test_a_connection_that_is_only_being_made_does_not_end_the_watch_over_the_others() -> None:
-    async def main() -> None:
-        config = uvicorn.Config(_says_nothing, lifespan="off", log_level="error")
-        server = HttpServer(config, ConnectionLimit[HttpConnection](10, 10))
-        config.load()
-        server.lifespan = config.lifespan_class(config)
-        server._connection()
-        server._sweep()
-        assert server._sweeper is not None
-        server._sweeper.cancel()
-
-    asyncio.run(main())
+async def test_a_connection_that_is_only_being_made_does_not_end_the_watch_over_the_others() -> None:
+    config = uvicorn.Config(_says_nothing, lifespan="off", log_level="error")
+    server = HttpServer(config, ConnectionLimit[HttpConnection](10, 10))
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    server._connection()
+    server._sweep()
+    assert server._sweeper is not None
+    server._sweeper.cancel()
 
 
 async def _says_nothing(scope: object, receive: object, send: object) -> None: ...

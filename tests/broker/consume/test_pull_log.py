@@ -22,54 +22,45 @@ def _pulled(number: int) -> Pulled:
     return Pulled(1, number, "c", 0, (Part(0, number, 1, 1),))
 
 
-def test_a_late_pull_is_written_by_itself_and_before_what_follows() -> None:
-    async def main() -> None:
-        log = PullLog(MemoryStore(), "pull/t/g", SteadyClock(SYSTEM))
+async def test_a_late_pull_is_written_by_itself_and_before_what_follows() -> None:
+    log = PullLog(MemoryStore(), "pull/t/g", SteadyClock(SYSTEM))
+    log.append_soon(_pulled(1))
+    while not log._store.bounds("pull/t/g").end:
+        await asyncio.sleep(0)
+    log.append_soon(_pulled(2))
+    appended = log.append([Acked(2, 2, (Part(0, 2, 1, 1),))], Durability.OS)
+    assert appended.firsts == (1,)
+    assert log.position == 3
+    (chunk,) = (await log._store.read("pull/t/g", 1, 10, 1 << 20)).chunks
+    events = [decode_event(body) for body in Frame(chunk.frame).texts(BODY) or ()]
+    assert [type(event) for event in events] == [Pulled, Acked], "in the order in which they were applied"
+
+
+async def test_nothing_more_is_granted_while_pulls_cannot_be_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    log = PullLog(store, "pull/t/g", SteadyClock(SYSTEM))
+
+    def refuse(*_: object) -> None:
+        raise DiskFull("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "append", refuse)
         log.append_soon(_pulled(1))
-        while not log._store.bounds("pull/t/g").end:
+        while not log._failed:
             await asyncio.sleep(0)
-        log.append_soon(_pulled(2))
-        appended = log.append([Acked(2, 2, (Part(0, 2, 1, 1),))], Durability.OS)
-        assert appended.firsts == (1,)
-        assert log.position == 3
-        (chunk,) = (await log._store.read("pull/t/g", 1, 10, 1 << 20)).chunks
-        events = [decode_event(body) for body in Frame(chunk.frame).texts(BODY) or ()]
-        assert [type(event) for event in events] == [Pulled, Acked], "in the order in which they were applied"
-
-    asyncio.run(main())
+        with pytest.raises(DiskFull):
+            log.append_soon(_pulled(2))
+    log.append_soon(_pulled(3))
+    assert log.position == 2, "the first and the third, and the second was not granted"
 
 
-def test_nothing_more_is_granted_while_pulls_cannot_be_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        log = PullLog(store, "pull/t/g", SteadyClock(SYSTEM))
-
-        def refuse(*_: object) -> None:
-            raise DiskFull("no room")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "append", refuse)
-            log.append_soon(_pulled(1))
-            while not log._failed:
-                await asyncio.sleep(0)
-            with pytest.raises(DiskFull):
-                log.append_soon(_pulled(2))
-        log.append_soon(_pulled(3))
-        assert log.position == 2, "the first and the third, and the second was not granted"
-
-    asyncio.run(main())
-
-
-def test_a_deleted_group_leaves_no_late_events_behind(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with World("log", tmp_path).open() as bench:
-            await bench.send("orders", b"a", b"b")
-            member = await bench.attach()
-            await bench.act(member, ACK, await bench.pull(member, 1))
-            await bench.pull(member, 1)
-            await bench.broker.delete_group("orders", "billing")
-            await asyncio.sleep(2 * LATE_S)
-            first, end, _ = bench.store.bounds("pull/orders/billing")
-            assert first == end
-
-    asyncio.run(main())
+async def test_a_deleted_group_leaves_no_late_events_behind(tmp_path: Path) -> None:
+    async with World("log", tmp_path).open() as bench:
+        await bench.send("orders", b"a", b"b")
+        member = await bench.attach()
+        await bench.act(member, ACK, await bench.pull(member, 1))
+        await bench.pull(member, 1)
+        await bench.broker.delete_group("orders", "billing")
+        await asyncio.sleep(2 * LATE_S)
+        first, end, _ = bench.store.bounds("pull/orders/billing")
+        assert first == end

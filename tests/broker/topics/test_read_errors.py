@@ -58,25 +58,22 @@ def test_a_pull_that_cannot_be_read_holds_nothing_back(world: World, wait_ms: in
 
 
 @pytest.mark.parametrize("error", [Unavailable("not now"), OSError(errno.EMFILE, "too many open files")])
-def test_delayed_messages_are_delivered_once_they_can_be_read_again(
+async def test_delayed_messages_are_delivered_once_they_can_be_read_again(
     disk: World, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("towline.broker.schedule.timer_loop.BACKOFF_MIN_S", 0.01)
 
-    async def main() -> None:
-        clock = ManualClock()
-        async with disk.open(clock) as bench:
-            await bench.send("orders", b"later", deliver_at_us=[-10_000_000])
-            with unreadable(bench, error) as failed:
-                clock.advance(9)
-                bench.broker.scheduler.wake()
-                await eventually_done(lambda: failed)
-            clock.advance(2)
+    clock = ManualClock()
+    async with disk.open(clock) as bench:
+        await bench.send("orders", b"later", deliver_at_us=[-10_000_000])
+        with unreadable(bench, error) as failed:
+            clock.advance(9)
             bench.broker.scheduler.wake()
-            got = await bench.pull(await bench.attach(), wait_ms=60_000)
-            assert got.bodies == [b"later"]
-
-    asyncio.run(main())
+            await eventually_done(lambda: failed)
+        clock.advance(2)
+        bench.broker.scheduler.wake()
+        got = await bench.pull(await bench.attach(), wait_ms=60_000)
+        assert got.bodies == [b"later"]
 
 
 # --- the disk does not read -------------------------------------------------------------------------------------------
@@ -206,15 +203,12 @@ def test_what_dies_while_the_disk_does_not_read_is_buried_later(disk: World) -> 
     disk.run(scenario)
 
 
-def test_a_broker_does_not_start_on_a_pull_log_that_cannot_be_read(disk: World) -> None:
-    async def main() -> None:
-        async with disk.open() as bench:
-            member = await stored(bench)
-            assert (await bench.act(member, ACK, await bench.pull(member))).refused == []
-        with unreadable_files("*.log"), pytest.raises(Unreadable, match=r"0001\.log cannot be read now"):
-            async with disk.open():
-                pass
-        async with disk.open() as bench:
-            assert bench.broker.group_state("orders", "billing").lag == 0
-
-    asyncio.run(main())
+async def test_a_broker_does_not_start_on_a_pull_log_that_cannot_be_read(disk: World) -> None:
+    async with disk.open() as bench:
+        member = await stored(bench)
+        assert (await bench.act(member, ACK, await bench.pull(member))).refused == []
+    with unreadable_files("*.log"), pytest.raises(Unreadable, match=r"0001\.log cannot be read now"):
+        async with disk.open():
+            pass
+    async with disk.open() as bench:
+        assert bench.broker.group_state("orders", "billing").lag == 0
