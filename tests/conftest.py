@@ -31,7 +31,7 @@ os.environ.setdefault("TOWLINE_SEGMENT_BYTES", str(scratch.SEGMENT_BYTES))
 TESTS = Path(__file__).parent
 UNITS = (TESTS / "unit", TESTS / "store" / "log")
 IN_PROCESS = {"disk", "durable_stores", "stores", "world"}
-"""Fixtures of stores and brokers within the test's own process: in memory and on files, their tests are units, too."""
+"""Fixtures of stores and brokers within the test's own process: on files, their tests are units, too."""
 OUTSIDE = {
     subprocess.Popen: ["__init__"],
     os: ["fork", "posix_spawn", "system"],
@@ -63,8 +63,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def tier_of(item: pytest.Item) -> str:
     """`unit` needs neither another process nor the network, and no time to speak of; `system` is a folder."""
     if any(item.path.is_relative_to(folder) for folder in UNITS) or IN_PROCESS & set(getattr(item, "fixturenames", ())):
-        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if not {"slow", "service"} & {mark.name for mark in item.iter_markers()} and "sql" not in parameters:
+        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if not {"slow", "service", "sql", "memory"} & {*(mark.name for mark in item.iter_markers()), *map(str, given)}:
             return "unit"
     return "system" if item.path.is_relative_to(TESTS / "system") else "service"
 

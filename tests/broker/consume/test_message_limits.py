@@ -206,6 +206,7 @@ async def test_neighbouring_fragments_that_are_out_are_read_together_after_a_res
         assert sorted(int(body) for body in again.bodies) == expected
 
 
+@pytest.mark.service
 async def test_consumers_have_the_time_of_a_heartbeat_from_when_the_broker_listens(disk: World) -> None:
     """However long a start takes, nobody is gone who could not come back yet."""
 

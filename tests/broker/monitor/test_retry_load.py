@@ -37,6 +37,7 @@ async def _group_info(bench: Bench) -> str:
     return "".join(line[2] for line in lines if line[:2] == ["retry", "queue"])
 
 
+@pytest.mark.service
 def test_a_retry_queue_that_is_nearly_full_is_said_in_log_group_check_and_metrics(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

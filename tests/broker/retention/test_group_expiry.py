@@ -315,6 +315,7 @@ def test_a_group_that_is_used_at_another_broker_is_kept(disk: World, caplog: pyt
     asyncio.run(main())
 
 
+@pytest.mark.service
 def test_the_audit_log_tells_of_it(disk: World, tmp_path: Path) -> None:
     clock = TwoClocks()
 

@@ -72,6 +72,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.service
 @pytest.mark.parametrize("lines", [1, 20, 150])
 def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, lines: int) -> None:
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE)
@@ -237,6 +238,7 @@ print(before, after)
 """
 
 
+@pytest.mark.service
 @pytest.mark.parametrize("child", ["lets go", "does nothing"])
 def test_a_forked_process_neither_keeps_the_lock_nor_lets_go_of_it(tmp_path: Path, child: str) -> None:
     done = subprocess.run(
