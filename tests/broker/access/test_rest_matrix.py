@@ -133,7 +133,7 @@ def test_a_role_gets_through_where_its_grants_say_and_nowhere_else(broker: Secur
 
 def test_without_a_token_nothing_is_open(door: str) -> None:
     paths = rest_app("towline://127.0.0.1:1").openapi()["paths"]
-    routes = [
+    routes: list[tuple[str, str, Any]] = [
         (method.upper(), re.sub(r"{\w+}", "1", path), {}) for path, methods in paths.items() for method in methods
     ]
     assert len(routes) > 50
