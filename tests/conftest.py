@@ -63,8 +63,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def tier_of(item: pytest.Item) -> str:
     """`unit` needs neither another process nor the network, and no time to speak of; `system` is a folder."""
     if any(item.path.is_relative_to(folder) for folder in UNITS) or IN_PROCESS & set(getattr(item, "fixturenames", ())):
-        given = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if not {"slow", "service", "sql", "memory"} & {*(mark.name for mark in item.iter_markers()), *map(str, given)}:
+        said = {mark.name for mark in item.iter_markers()} | set(item.path.parts)
+        said |= set(map(str, item.callspec.params.values())) if hasattr(item, "callspec") else set()
+        if not {"slow", "service", "sql", "memory"} & said:
             return "unit"
     return "system" if item.path.is_relative_to(TESTS / "system") else "service"
 

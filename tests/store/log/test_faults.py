@@ -283,6 +283,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.service
 async def test_a_really_full_disk_refuses_recovers_and_loses_nothing(small_disk: Path) -> None:
     store = await open_store(small_disk / "store", segment_bytes=256 << 10)
     ballast = small_disk / "ballast"
