@@ -97,6 +97,8 @@ BACKWARDS = {
     ("towline.broker.broker", "towline.broker.cluster"),
 }
 
+PUBLIC = {"towline"} | {f"towline.{name}" for name in ("__main__", "aio", "cli", "errors", "model", "spark")}
+"""What tests use as programs do; all else of the package goes through `tests/inside`, so that a module can move."""
 FLAT = {"towline.cli", "towline.protocol", "towline.console.pages"}
 """Where a file is a command, a noun of the wire, a page."""
 MODULES_MAX = 14
@@ -392,6 +394,25 @@ def at_run_time(source: str) -> str:
         and isinstance(one, ast.Import | ast.ImportFrom | ast.Try | ast.If)
     ]
     return ast.unparse(tree)
+
+
+def past_the_facade(tests: Sources, modules: Iterable[str]) -> list[str]:
+    """What tests outside `tests/unit` import or patch from below the public API, past `tests/inside`."""
+    return [
+        f"{name} uses {target}"
+        for name, source in tests.items()
+        if not any(_is_within(name, open_to) for open_to in ("tests.unit", "tests.inside"))
+        for target in sorted(imports_of(name, source, modules=modules) | _patched_in(source))
+        if _is_within(target, "towline") and target not in PUBLIC
+    ]
+
+
+def _patched_in(source: str) -> set[str]:
+    """The names that `monkeypatch.setattr` and its like get as strings."""
+    calls = [node for node in nodes_of(source) if isinstance(node, ast.Call) and node.args]
+    firsts = [call.args[0] for call in calls if _dotted(call.func).endswith((".setattr", ".delattr"))]
+    texts = [first.value for first in firsts if isinstance(first, ast.Constant) and isinstance(first.value, str)]
+    return {text for text in texts if re.fullmatch(r"towline(\.\w+){2,}", text)}
 
 
 def crowded_folders(sources: Sources) -> list[str]:

@@ -14,38 +14,27 @@ from tests.broker.conftest import Bench, World
 from tests.broker.raw_client import RawClient
 from tests.broker.schedule.test_clock import TwoClocks
 from tests.eventually import eventually, eventually_done
-from towline.alarms.rule import AlarmRule
-from towline.alarms.watch import Alarm, Change, Notice
-from towline.broker.access import account_store
-from towline.broker.access.account_store import AccountStore
-from towline.broker.broker import Broker
-from towline.broker.consume import prefix_subscription
-from towline.broker.monitor import alarms
-from towline.broker.retention import group_expiry
-from towline.broker.schedule import queries
-from towline.broker.server import session
-from towline.broker.server.listener import Server
-from towline.clock import SYSTEM
-from towline.console.rest import client_pool, held_leases
-from towline.console.rest.client_pool import Callers
-from towline.console.rest.held_leases import Pulls
-from towline.delivery import publications
-from towline.delivery.publications import Publications, StagedHead
-from towline.delivery.schedule import schedule
-from towline.delivery.schedule.events import Cancelled, Due
-from towline.delivery.schedule.schedule import Schedule
+from tests.inside.alarms import Alarm, AlarmRule, Change, Notice
+from tests.inside.broker import (
+    AccountStore,
+    Broker,
+    Server,
+    account_store,
+    alarms,
+    group_expiry,
+    prefix_subscription,
+    queries,
+    session,
+)
+from tests.inside.console import Callers, Pulls, client_pool, held_leases
+from tests.inside.delivery import Cancelled, Due, Publications, Schedule, StagedHead, publications, schedule
+from tests.inside.ground import SYSTEM
+from tests.inside.protocol import Attach, CancelDelayed, CreateTopic, Done, Rule
+from tests.inside.sql import database, tables
+from tests.inside.sql import range_reader as sql_reading
+from tests.inside.store import DiskIo, KeyBuilder, MemoryStore, StreamReader, Wanted, key_search, range_reader
 from towline.errors import QueueFull, TooMany
 from towline.model import TopicConfig
-from towline.protocol.access import Rule
-from towline.protocol.messages import Attach, CancelDelayed, CreateTopic, Done
-from towline.store.log import DiskIo
-from towline.store.log.read import key_search, range_reader
-from towline.store.log.read.key_search import KeyBuilder
-from towline.store.log.read.range_reader import StreamReader, Wanted
-from towline.store.memory import MemoryStore
-from towline.store.sql import database
-from towline.store.sql.read import range_reader as sql_reading
-from towline.store.sql.schema import tables
 
 MOST = 5
 MANY = 20

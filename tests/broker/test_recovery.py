@@ -12,12 +12,11 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.broker import Broker
-from towline.broker.produce.append import Outgoing
+from tests.inside.broker import Broker, Outgoing
+from tests.inside.frame import encode
+from tests.inside.protocol import Act, Resend
 from towline.errors import BadRequest, LeaseLost, QueueFull
-from towline.frame import encode
 from towline.model import TopicConfig
-from towline.protocol.messages import Act, Resend
 
 
 def crash(world: World, to: Path) -> World:

@@ -20,16 +20,9 @@ from tests.broker.monitor.test_metrics import address_of
 from tests.broker.process import BrokerProcess
 from tests.console.process import ConsoleProcess
 from tests.eventually import eventually
+from tests.inside.console import BODY_S, CONNECTIONS_OF_ADDRESS, HEAD_MAX_BYTES, HEAD_S, HttpConnection, HttpServer
+from tests.inside.ground import ConnectionLimit
 from tests.rest.process import rest_door
-from towline.connection_limit import ConnectionLimit
-from towline.console.security.http_connection import (
-    BODY_S,
-    CONNECTIONS_OF_ADDRESS,
-    HEAD_MAX_BYTES,
-    HEAD_S,
-    HttpConnection,
-    HttpServer,
-)
 
 DEADLINE_S = 60.0
 MANY = CONNECTIONS_OF_ADDRESS + 60

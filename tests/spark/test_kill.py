@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.inside.load import BrokerProcess
 from tests.parts import need
 from tests.spark.cluster import PATIENCE_S, kill_group, running_cluster
 from tests.spark.session import ROOT, environment
-from towline.load.broker import BrokerProcess
 
 ROWS = 20_000
 

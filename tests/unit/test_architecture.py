@@ -16,6 +16,7 @@ from tests.house_rules import (
     impure_imports,
     long_functions,
     open_files,
+    past_the_facade,
     read_sources,
     riddles,
     unmapped,
@@ -76,6 +77,10 @@ def test_modules_are_named_by_nouns_and_their_docstrings_name_the_thing(sources:
 
 def test_every_package_has_a_map_of_its_modules(sources: dict[str, str]) -> None:
     assert unmapped(sources) == []
+
+
+def test_tests_of_the_whole_go_through_one_facade_a_package(sources: dict[str, str]) -> None:
+    assert past_the_facade(read_sources(ROOT, "tests"), sources) == []
 
 
 def test_functions_fit_on_a_screen(sources: dict[str, str]) -> None:
@@ -275,3 +280,18 @@ def test_a_crowded_folder_a_verb_a_riddle_and_a_long_function_are_found() -> Non
     assert unmapped(sources) == ["towline.x.b"]
     assert long_functions("towline.x", "def f():\n" + "    pass\n" * 70) != []
     assert long_functions("towline.x", "def f():\n" + "    pass\n" * 69) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "found"),
+    [
+        ("tests.broker.test_it", "from towline.broker.broker import Broker", True),
+        ("tests.broker.test_it", "from towline import clock", True),
+        ("tests.broker.test_it", "monkeypatch.setattr('towline.broker.broker.LIMIT', 1)", True),
+        ("tests.broker.test_it", "import towline\nfrom towline.errors import Refused\nfrom towline import cli", False),
+        ("tests.broker.test_it", "from tests.inside.broker import Broker", False),
+        ("tests.unit.broker.test_it", "from towline.broker.broker import Broker", False),
+    ],
+)
+def test_a_way_past_the_facade_is_found(name: str, source: str, found: bool) -> None:
+    assert bool(past_the_facade({name: source}, ["towline.broker.broker", "towline.clock", "towline.cli"])) is found

@@ -11,8 +11,8 @@ import pytest
 
 from tests.broker.access.expected import BILLING, CLUSTER, SEE_ALL, Need, furnish, granted, group, hold_against, topic
 from tests.broker.access.secured import Secured, secured
+from tests.inside.broker import ROLES
 from towline import cli
-from towline.broker.access.rules import ROLES
 from towline.model import GroupConfig
 
 ORDERS = topic("orders")

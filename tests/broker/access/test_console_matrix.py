@@ -13,10 +13,10 @@ import pytest
 from tests.broker.access.expected import BILLING, CLUSTER, SEE_ALL, Need, furnish, granted, group, hold_against, topic
 from tests.broker.access.secured import Secured, secured
 from tests.console.process import ConsoleProcess
-from towline.alarms.rule import AlarmRule
-from towline.broker.access.rules import ROLES
-from towline.client._async.client import Client
-from towline.console.sessions import Sessions
+from tests.inside.alarms import AlarmRule
+from tests.inside.broker import ROLES
+from tests.inside.client import AsyncClient as Client
+from tests.inside.console import Sessions
 from towline.errors import Refused, TowlineError
 
 ORDERS = topic("orders")

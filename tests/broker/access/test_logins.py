@@ -15,23 +15,34 @@ import pytest
 
 from tests.broker.access.secured import PASSWORD, Secured, secured
 from tests.broker.raw_client import RawClient
-from towline.broker.access import login_attempts, passwords
-from towline.broker.access.account_store import AccountStore, Declared, Secret, Token, User, hash_secret
-from towline.broker.access.accounts import carry_out
-from towline.broker.access.authentication import Access, Principal
-from towline.broker.access.authorization import Guard
-from towline.broker.access.login_attempts import GATEWAY_FACTOR, TRIES, TRIES_OF_ORIGIN, LoginAttempts
-from towline.broker.access.passwords import NOBODYS_HASH, Passwords
-from towline.broker.fair_executor import FairExecutor
-from towline.broker.server.connection import Remote
-from towline.clock import SYSTEM, ManualClock
-from towline.console import sessions
+from tests.inside.broker import (
+    GATEWAY_FACTOR,
+    NOBODYS_HASH,
+    TRIES,
+    TRIES_OF_ORIGIN,
+    Access,
+    AccountStore,
+    Declared,
+    FairExecutor,
+    Guard,
+    LoginAttempts,
+    Passwords,
+    Principal,
+    Remote,
+    Secret,
+    Token,
+    User,
+    carry_out,
+    hash_secret,
+    login_attempts,
+    passwords,
+)
+from tests.inside.console import sessions
+from tests.inside.ground import SYSTEM, ManualClock
+from tests.inside.protocol import PREFACE, Failed, Hello, PutUser
+from tests.inside.store import MemoryStore
 from towline.errors import BadRequest, Conflict, NotLetIn, Refused
 from towline.model import origin_of
-from towline.protocol.access import PutUser
-from towline.protocol.envelope import PREFACE
-from towline.protocol.messages import Failed, Hello
-from towline.store.memory import MemoryStore
 
 WRONG = "this broker asks for a token and its secret, and these are not right"
 HERE, ATTACKER = "127.0.0.1", "127.0.0.66"

@@ -9,14 +9,12 @@ import pytest
 
 from tests.broker.access.secured import Secured
 from tests.broker.raw_client import RawClient
+from tests.inside.broker import ROLES
+from tests.inside.protocol import Failed, Grant, Request, access, cluster, publications
+from tests.inside.protocol import messages as m
+from tests.inside.protocol import transactions as tx
 from tests.unit.broker.permission_table import ORDERS, Need, cases
-from towline.broker.access.rules import ROLES
 from towline.errors import Refused
-from towline.protocol import access, cluster, publications
-from towline.protocol import messages as m
-from towline.protocol import transactions as tx
-from towline.protocol.access import Grant
-from towline.protocol.messages import Failed, Request
 
 
 @pytest.fixture(scope="module")

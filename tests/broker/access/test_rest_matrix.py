@@ -13,9 +13,9 @@ import pytest
 
 from tests.broker.access.expected import BILLING, CLUSTER, SEE_ALL, Need, furnish, granted, group, hold_against, topic
 from tests.broker.access.secured import Secured, secured
+from tests.inside.broker import ROLES
+from tests.inside.console import rest_app
 from tests.rest.process import rest_door
-from towline.broker.access.rules import ROLES
-from towline.console.rest.app import rest_app
 
 
 class Route(NamedTuple):

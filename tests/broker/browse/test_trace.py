@@ -8,9 +8,9 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.browse import trace as tracing
+from tests.inside.broker import trace as tracing
+from tests.inside.protocol import Resend, Trace, Traced
 from towline.errors import NotFound
-from towline.protocol.messages import Resend, Trace, Traced
 
 
 async def trace(bench: Bench, seq: int, **fields: Any) -> Traced:

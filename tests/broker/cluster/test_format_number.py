@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.broker.conftest import ACK, Bench, World
-from towline.broker.broker import Broker
-from towline.broker.cluster.format_number import FormatNumber
-from towline.broker.cluster.realms import _Store
-from towline.broker.open_store import sql_settings
-from towline.clock import SYSTEM
-from towline.format import FORMAT
-from towline.store.sql import Database, Ownership, prepare_database
+from tests.inside.broker import Broker, FormatNumber, _Store, sql_settings
+from tests.inside.ground import FORMAT, SYSTEM
+from tests.inside.sql import Database, Ownership, prepare_database
 
 SMALL = 20_000
 DOCUMENTS = ("consumerOffset-1.bin", "consumerOffset.json", "producers.bin", "unused.json")

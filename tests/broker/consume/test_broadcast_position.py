@@ -8,14 +8,12 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.consume.member import Member
-from towline.broker.retention.backup import renewed_epoch
-from towline.clock import ManualClock
+from tests.inside.broker import Member, renewed_epoch
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Attach, HandBack, Place, Places, Pull, Resend, Trace
 from towline.errors import NotFound
-from towline.frame import encode
 from towline.model import GroupConfig
-from towline.protocol.cluster import HandBack
-from towline.protocol.messages import Attach, Place, Places, Pull, Resend, Trace
 
 MIDDLE, OWN_MIDDLE = 1, 4
 UNNAMED = GroupConfig("orders", "~me", start="latest", ephemeral=True)

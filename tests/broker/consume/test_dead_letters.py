@@ -12,14 +12,13 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
-from towline.broker.consume import dead_letters
-from towline.broker.consume.dead_letters import EVERY_S, DeadLetterLog
-from towline.clock import ManualClock
+from tests.inside.broker import EVERY_S, DeadLetterLog, dead_letters
+from tests.inside.frame import Frame
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Act, Browse, Pull, PurgeDead, Resend, Resent, ReviseDead
+from tests.inside.store import Lost, Read
 from towline.errors import Conflict, NotFound, Unavailable
-from towline.frame import Frame
 from towline.model import LANES
-from towline.protocol.messages import Act, Browse, Pull, PurgeDead, Resend, Resent, ReviseDead
-from towline.store import Lost, Read
 
 
 async def die(bench: Bench, count: int = 3, **config: Any) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, Bench, Got, World
-from towline.broker.consume import fetch
-from towline.client.consume.lease import Lease
-from towline.protocol.messages import Act, Pull
-from towline.store import Read
+from tests.inside.broker import fetch
+from tests.inside.client import Lease
+from tests.inside.protocol import Act, Pull
+from tests.inside.store import Read
 
 COUNT = 400
 

@@ -11,14 +11,11 @@ import pytest
 from tests.broker.conftest import ACK, NACK, Bench, Got, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
-from towline.broker.consume import message_limits
-from towline.broker.consume.consumers import Consumers
-from towline.broker.consume.message_limits import GRACE_US
-from towline.broker.server.listener import Server
-from towline.clock import SECOND_US, ManualClock
-from towline.frame.layout import limit_of
+from tests.inside.broker import GRACE_US, Consumers, Server, message_limits
+from tests.inside.frame import limit_of
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.store import Store
 from towline.model import TopicConfig
-from towline.store import Store
 
 GRACE_S = GRACE_US / SECOND_US
 

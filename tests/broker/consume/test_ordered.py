@@ -8,11 +8,11 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.eventually import eventually_done
-from towline.clock import SECOND_US, ManualClock
+from tests.inside.frame import encode
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.protocol import Resend
 from towline.errors import BadRequest, Conflict, WrongShard
-from towline.frame import encode
 from towline.model import TopicConfig
-from towline.protocol.messages import Resend
 
 
 def test_a_waiting_consumer_gets_a_shard_as_soon_as_it_is_free(world: World) -> None:

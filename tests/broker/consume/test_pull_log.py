@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.broker.conftest import ACK, World
-from towline.broker.consume.pull_log import LATE_S, PullLog
-from towline.clock import SYSTEM, SteadyClock
-from towline.delivery.group.events import Acked, Part, Pulled, decode_event
+from tests.inside.broker import LATE_S, PullLog
+from tests.inside.delivery import Acked, Part, Pulled, decode_event
+from tests.inside.frame import BODY, Frame
+from tests.inside.ground import SYSTEM, SteadyClock
+from tests.inside.store import MemoryStore
 from towline.errors import DiskFull
-from towline.frame import Frame
-from towline.frame.layout import BODY
 from towline.model import Durability
-from towline.store.memory import MemoryStore
 
 
 def _pulled(number: int) -> Pulled:

@@ -11,14 +11,12 @@ import pytest
 
 from tests.broker.conftest import ACK, Bench, World
 from tests.eventually import eventually_done
-from towline import clock as time
-from towline.broker.consume import dispatcher
-from towline.broker.consume.consumers import Consumers
-from towline.broker.consume.member import Member
-from towline.clock import ManualClock
-from towline.delivery.group import group
+from tests.inside.broker import Consumers, Member, dispatcher
+from tests.inside.delivery import group
+from tests.inside.ground import ManualClock
+from tests.inside.ground import clock as time
+from tests.inside.protocol import Act
 from towline.errors import LeaseLost
-from towline.protocol.messages import Act
 
 COUNT = 400
 ODD = list(range(1, COUNT, 2))

@@ -9,13 +9,11 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.test_recovery import crash
-from towline.broker.produce.append import Outgoing
+from tests.inside.broker import Outgoing
+from tests.inside.frame import encode
+from tests.inside.protocol import Browse, EditTopic, Pause, Purge, Seek
 from towline.errors import BadRequest
-from towline.frame import encode
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol.groups import Pause, Seek
-from towline.protocol.messages import Browse
-from towline.protocol.topics import EditTopic, Purge
 
 
 async def fill(mq: Bench, count: int = 10, lane: int = 1) -> None:

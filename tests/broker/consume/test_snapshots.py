@@ -13,14 +13,11 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, GIVE_BACK, NACK, Bench, World
 from tests.broker.produce.test_producers_file import counted
 from tests.broker.test_recovery import crash
-from towline.broker.consume import snapshots
-from towline.broker.consume.snapshots import RENEW_S
-from towline.broker.monitor.prometheus import exposition
-from towline.cli.check import _look_at_snapshots
-from towline.clock import ManualClock
-from towline.delivery import Group, GroupSnapshot
-from towline.delivery.group.snapshot import EXCERPT, snapshot
-from towline.protocol.dead_letters import Resend
+from tests.inside.broker import RENEW_S, exposition, snapshots
+from tests.inside.cli import _look_at_snapshots
+from tests.inside.delivery import EXCERPT, Group, GroupSnapshot, snapshot
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Resend
 
 FRAGMENTS = 6_000
 SHOWN = "consumerOffset.json"

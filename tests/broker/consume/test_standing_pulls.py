@@ -5,12 +5,10 @@ from __future__ import annotations
 from tests.broker.conftest import ACK, NACK, Bench, World
 from tests.broker.consume.test_waiting_pulls import Hand, until_waiting
 from tests.eventually import eventually_done
-from towline.broker.consume.member import KEEPS_UP_S, Member
-from towline.clock import ManualClock
+from tests.inside.broker import KEEPS_UP_S, Member
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Act, Pause, Purge, Seek
 from towline.model import TopicConfig
-from towline.protocol.groups import Pause, Seek
-from towline.protocol.messages import Act
-from towline.protocol.topics import Purge
 
 
 def bodies(hand: Hand) -> list[list[bytes]]:

@@ -12,13 +12,11 @@ import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, Bench, World
 from tests.eventually import eventually_done
-from towline.broker.consume.member import Member
-from towline.broker.schedule.journal import ScheduleJournal
-from towline.clock import SECOND_US, ManualClock, TimeSlice
+from tests.inside.broker import Member, ScheduleJournal
+from tests.inside.ground import SECOND_US, ManualClock, TimeSlice
+from tests.inside.protocol import Act, Attach, Held, Pull, Seek
 from towline.errors import DiskFull, LeaseLost
 from towline.model import GroupConfig
-from towline.protocol.groups import Seek
-from towline.protocol.messages import Act, Attach, Held, Pull
 
 
 def test_a_vanished_consumers_messages_go_to_another_before_its_heartbeats_are_missed(world: World) -> None:

@@ -10,11 +10,10 @@ import pytest
 
 import towline
 from tests.eventually import eventually_done
+from tests.inside.broker import GROUPS_MAX, POINTS, GroupFacts, TimeSeries
+from tests.inside.client import _ordered
 from tests.system.cluster.conftest import Brokers
 from towline.aio import Client, connect
-from towline.broker.monitor.stats import GroupFacts
-from towline.broker.monitor.time_series import GROUPS_MAX, POINTS, TimeSeries
-from towline.client.cluster.merge import _ordered
 from towline.model import RetryPolicy
 
 

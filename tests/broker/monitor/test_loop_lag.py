@@ -11,13 +11,10 @@ import pytest
 
 from tests.broker.conftest import DEAD, Bench, World
 from tests.eventually import eventually_done
+from tests.inside.broker import LAG_S, STALL_S, LoopLag, Realms, exposition
+from tests.inside.cli import _look_at_lag
+from tests.inside.ground import BrokerSettings, TimeSlice
 from tests.store.sql.server import new_database
-from towline.broker.cluster.realms import Realms
-from towline.broker.loop_lag import LAG_S, STALL_S, LoopLag
-from towline.broker.monitor.prometheus import exposition
-from towline.cli.check import _look_at_lag
-from towline.clock import TimeSlice
-from towline.settings import BrokerSettings
 
 
 def burn(seconds: float) -> None:

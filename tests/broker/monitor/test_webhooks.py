@@ -19,12 +19,10 @@ from tests.broker.access.secured import PASSWORD, secured
 from tests.broker.conftest import World
 from tests.broker.process import BrokerProcess, failing_start
 from tests.broker.raw_client import RawClient
-from towline.alarms.rule import AlarmRule
-from towline.broker.monitor import webhooks
-from towline.broker.monitor.webhooks import Webhooks, masked
+from tests.inside.alarms import AlarmRule
+from tests.inside.broker import Webhooks, masked, webhooks
+from tests.inside.protocol import Failed, Pulse, TestAlarm
 from towline.errors import BadRequest, Unavailable
-from towline.protocol.messages import Failed
-from towline.protocol.monitor import Pulse, TestAlarm
 
 Hook = tuple[str, "queue.Queue[dict[str, Any]]"]
 

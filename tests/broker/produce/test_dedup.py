@@ -12,15 +12,14 @@ import pytest
 from tests.broker.conftest import ACK, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import DEADLINE_S, eventually_done
-from towline.broker.broker import Broker
-from towline.clock import ManualClock
-from towline.delivery.dedup import DEDUP_ID_MAX
+from tests.inside.broker import Broker
+from tests.inside.delivery import DEDUP_ID_MAX
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Sent
+from tests.inside.store import DiskIo, MemoryStore
 from towline.errors import BadRequest, StoreFailed, TooLarge
-from towline.frame import encode
 from towline.model import Durability
-from towline.protocol.messages import Sent
-from towline.store.log import DiskIo
-from towline.store.memory import MemoryStore
 
 
 async def everything(bench: Bench, topic: str = "orders") -> list[bytes]:

@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 from tests.broker.conftest import Bench, World
 from tests.broker.produce.test_dedup import everything, places
 from tests.broker.test_recovery import crash
-from towline.broker.produce import producers as producers_module
-from towline.broker.produce.producers import SILENT_US
-from towline.broker.produce.producers_file import PRODUCERS
-from towline.broker.table_snapshot import PartName, TableSnapshot
-from towline.cli.check import _look_at_dedup
-from towline.clock import ManualClock
-from towline.frame import encode
-from towline.protocol.topics import Purge
-from towline.store import Store
+from tests.inside.broker import PRODUCERS, SILENT_US, PartName, TableSnapshot
+from tests.inside.broker import producers as producers_module
+from tests.inside.cli import _look_at_dedup
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Purge
+from tests.inside.store import Store
 
 AT_ONCE = 1_000
 

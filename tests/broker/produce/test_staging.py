@@ -13,12 +13,12 @@ import pytest
 from tests.broker.conftest import Bench, World
 from tests.broker.schedule.test_model import lanes
 from tests.broker.test_recovery import crash
-from towline.clock import ManualClock
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import FrameHead
+from tests.inside.protocol import publications as wire
 from towline.errors import NotFound, StoreDamaged
-from towline.frame import encode
 from towline.model import Durability, TopicConfig
-from towline.protocol import publications as wire
-from towline.protocol.messages import FrameHead
 
 
 async def stage(bench: Bench, *bodies: bytes) -> list[int]:

@@ -11,10 +11,10 @@ import pytest
 from tests.broker.conftest import Bench, World
 from tests.broker.produce.test_transactions import checks, decide, prepare, states
 from tests.eventually import eventually_done
-from towline.broker.broker import Broker
-from towline.clock import ManualClock
-from towline.protocol.transactions import Resolve
-from towline.store.memory import MemoryStore
+from tests.inside.broker import Broker
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Resolve
+from tests.inside.store import MemoryStore
 
 
 async def _manual(**given: float) -> tuple[Broker, ManualClock]:

@@ -14,25 +14,14 @@ import pytest
 from tests.broker.conftest import ACK, Bench, World
 from tests.broker.produce.test_producers_file import counted
 from tests.broker.test_recovery import crash
-from towline.broker.broker import Broker
-from towline.broker.consume.snapshots import LARGE_BYTES
-from towline.broker.produce.transactions import CARRY_AFTER_US, MARKS, PREPARED
-from towline.clock import ManualClock
-from towline.delivery import transactions as rules
+from tests.inside.broker import CARRY_AFTER_US, LARGE_BYTES, MARKS, PREPARED, Broker
+from tests.inside.delivery import transactions as rules
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import AwaitChecks, Check, Decide, Decided, FrameHead, ListTransactions, Prepare, Prepared
+from tests.inside.store import LogSettings, LogStore
 from towline.errors import BadName, Conflict, NotFound, QueueFull, Refused, StoreDamaged
-from towline.frame import encode
 from towline.model import Durability
-from towline.protocol.messages import FrameHead
-from towline.protocol.transactions import (
-    AwaitChecks,
-    Check,
-    Decide,
-    Decided,
-    ListTransactions,
-    Prepare,
-    Prepared,
-)
-from towline.store.log import LogSettings, LogStore
 
 Unit = list[tuple[str, int, list[bytes]]]
 """Topic, lane and bodies of each frame."""

@@ -10,15 +10,22 @@ from contextlib import contextmanager
 import pytest
 
 from tests.broker.conftest import Bench, World
-from towline.clock import SECOND_US, ManualClock
-from towline.delivery.schedule.schedule import NEAR_BYTES
+from tests.inside.delivery import NEAR_BYTES
+from tests.inside.frame import Frame, encode
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.protocol import (
+    Browse,
+    CancelDelayed,
+    Find,
+    FrameHead,
+    HandBack,
+    ListDelayed,
+    MoveDelayed,
+    Prepare,
+    Scan,
+    Stage,
+)
 from towline.errors import TooLarge
-from towline.frame import Frame, encode
-from towline.protocol.cluster import HandBack
-from towline.protocol.messages import Browse, CancelDelayed, Find, FrameHead, ListDelayed, MoveDelayed
-from towline.protocol.publications import Stage
-from towline.protocol.scan import Scan
-from towline.protocol.transactions import Prepare
 
 MIB = 1 << 20
 MANY = 48

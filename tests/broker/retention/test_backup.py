@@ -17,15 +17,12 @@ from tests.broker.produce.test_producers_file import send_ids
 from tests.broker.produce.test_transactions import decide, prepare, states
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
-from towline.broker.retention.backup import LEASE_S, Holdings, holdings_of
-from towline.clock import ManualClock
+from tests.inside.broker import LEASE_S, Holdings, holdings_of
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import CancelDelayed, HoldBackup, ListTransactions
+from tests.inside.store import LogStore, backup
 from towline.errors import BadRequest, Conflict, NotFound, StoreDamaged, StoreFailed
-from towline.frame import encode
-from towline.protocol.backup import HoldBackup
-from towline.protocol.messages import CancelDelayed
-from towline.protocol.transactions import ListTransactions
-from towline.store.log import LogStore
-from towline.store.log.offline import backup
 
 SECOND_US = 1_000_000
 

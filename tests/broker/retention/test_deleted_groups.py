@@ -13,14 +13,11 @@ import pytest
 from tests.broker.conftest import ACK, NACK, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
-from towline.delivery import encode_event
-from towline.delivery.catalog_changes import GROUP_CHANGES
-from towline.delivery.group.events import Acked, Part
+from tests.inside.delivery import GROUP_CHANGES, Acked, Part, encode_event
+from tests.inside.frame import encode_events
+from tests.inside.store import Append, DiskIo
 from towline.errors import DiskFull, NotFound
-from towline.frame import encode_events
 from towline.model import Durability, pull_stream
-from towline.store import Append
-from towline.store.log import DiskIo
 
 PULLS = pull_stream("orders", "billing")
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from tests.broker.conftest import ACK, DEAD, Bench, World
 from tests.broker.test_recovery import crash
 from tests.eventually import eventually_done
+from tests.inside.store import LogStore, load_directory
 from towline.model import GroupConfig, dead_stream, pull_stream
-from towline.store.log import LogStore
-from towline.store.log.format.index import load_directory
 
 MANY = 60
 THOUSANDS = 2_000

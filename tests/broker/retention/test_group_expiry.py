@@ -13,15 +13,10 @@ import pytest
 from tests.broker.conftest import ACK, DEAD, NACK, Bench, World
 from tests.broker.schedule.test_clock import TwoClocks
 from tests.broker.test_recovery import crash
-from towline.broker.monitor.prometheus import exposition
-from towline.broker.retention import group_expiry
-from towline.broker.server.listener import Server
+from tests.inside.broker import Server, exposition, group_expiry
+from tests.inside.protocol import Attach, Measure, Pause, Report, Resend, Seek
 from towline.errors import NotFound
 from towline.model import GroupConfig, pull_stream
-from towline.protocol.access import Measure
-from towline.protocol.groups import Pause, Seek
-from towline.protocol.messages import Attach, Resend
-from towline.protocol.publications import Report
 
 DAY_S = 86400.0
 

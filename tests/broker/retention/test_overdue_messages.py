@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, World
-from towline.alarms.rule import AlarmRule
-from towline.broker.broker import Broker
-from towline.clock import SYSTEM, ManualClock
+from tests.inside.alarms import AlarmRule
+from tests.inside.broker import Broker
+from tests.inside.ground import SYSTEM, ManualClock
+from tests.inside.protocol import PurgeDead
+from tests.inside.store import LogSettings, LogStore
 from towline.errors import TooLarge
-from towline.protocol.messages import PurgeDead
-from towline.store.log import LogSettings, LogStore
 
 SMALL: dict[str, Any] = {
     "segment_bytes": 64 << 10,

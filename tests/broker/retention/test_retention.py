@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, NACK, Bench, World
-from towline.broker.consume import snapshots
-from towline.clock import SYSTEM, ManualClock
+from tests.inside.broker import snapshots
+from tests.inside.ground import SYSTEM, ManualClock
+from tests.inside.protocol import EditTopic
 from towline.model import TopicConfig
-from towline.protocol.topics import EditTopic
 
 SMALL: dict[str, Any] = {"segment_bytes": 64 << 10, "retention_bytes": 64 << 10}
 

@@ -13,10 +13,9 @@ import pytest
 
 from tests.broker.conftest import NACK, Bench, World
 from tests.broker.schedule.test_model import lanes
-from towline.alarms.rule import AlarmRule
-from towline.clock import SECOND_US, ManualClock
-from towline.protocol.access import Measure
-from towline.protocol.messages import MoveDelayed
+from tests.inside.alarms import AlarmRule
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.protocol import Measure, MoveDelayed
 
 AHEAD_S = 7200.0
 YEARS_S = 20 * 365 * 86_400.0

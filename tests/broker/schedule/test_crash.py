@@ -12,12 +12,12 @@ import pytest
 from tests.broker.conftest import Bench, World
 from tests.broker.schedule.test_model import lanes
 from tests.broker.test_recovery import crash
-from towline.broker.produce import producers
-from towline.clock import SECOND_US, ManualClock
-from towline.frame import encode
+from tests.inside.broker import producers
+from tests.inside.frame import encode
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.protocol import CancelDelayed, MoveDelayed
+from tests.inside.store import Append, Appended
 from towline.model import Durability
-from towline.protocol.messages import CancelDelayed, MoveDelayed
-from towline.store import Append, Appended
 
 HOUR_S = 3600.0
 YEAR_S = 400 * 86400.0

@@ -14,17 +14,14 @@ import pytest
 from tests.broker.conftest import Bench, World
 from tests.broker.schedule.test_model import lanes
 from tests.broker.test_recovery import crash
-from towline.broker.broker import Broker
-from towline.broker.open_store import open_store
-from towline.broker.schedule import scheduler
-from towline.broker.schedule.journal import MARKS
-from towline.clock import SECOND_US, ManualClock
+from tests.inside.broker import SCHEDULE_MARKS as MARKS
+from tests.inside.broker import Broker, open_store, scheduler
+from tests.inside.frame import encode
+from tests.inside.ground import SECOND_US, BrokerSettings, ManualClock
+from tests.inside.protocol import CancelDelayed, ListDelayed, MoveDelayed
+from tests.inside.store import Append, Appended
 from towline.errors import BadRequest, Conflict, NotFound, QueueFull
-from towline.frame import encode
 from towline.model import Durability, TopicConfig, arrived_stream, parse_delay_levels
-from towline.protocol.messages import CancelDelayed, ListDelayed, MoveDelayed
-from towline.settings import BrokerSettings
-from towline.store import Append, Appended
 
 DAY_S = 86_400
 

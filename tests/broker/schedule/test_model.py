@@ -12,11 +12,11 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from tests.broker.test_recovery import crash
-from towline.broker.schedule.delivered_ids import FIND_MAX
-from towline.clock import SECOND_US, ManualClock
-from towline.frame import Frame
+from tests.inside.broker import FIND_MAX
+from tests.inside.frame import Frame
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.protocol import Browse, CancelDelayed, ListDelayed, MoveDelayed
 from towline.model import LANES
-from towline.protocol.messages import Browse, CancelDelayed, ListDelayed, MoveDelayed
 
 SCALES_S = (0.01, 1, 10, 100, 300, 5_000, 100_000, 3e6, 1e8)
 TOPICS = ("orders", "stock")

@@ -6,12 +6,11 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from tests.broker.schedule.test_model import lanes
-from towline.broker.produce.append import Outgoing
-from towline.clock import ManualClock
+from tests.inside.broker import Outgoing
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Decide, FrameHead, Prepare
 from towline.errors import BadRequest
-from towline.frame import encode
-from towline.protocol.messages import FrameHead
-from towline.protocol.transactions import Decide, Prepare
 
 LATER = [-60_000_000]
 

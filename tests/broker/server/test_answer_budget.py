@@ -10,7 +10,7 @@ from itertools import permutations
 import pytest
 
 from tests.eventually import eventually_done
-from towline.broker.answer_budget import LISTS, LOOKUPS, READS_MAX, SHARE_BYTES, AnswerBudget, AnswerShare
+from tests.inside.broker import LISTS, LOOKUPS, READS_MAX, SHARE_BYTES, AnswerBudget, AnswerShare
 from towline.errors import Stopping
 
 BUDGET = 256 << 20

@@ -9,15 +9,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.eventually import eventually_done
+from tests.inside.broker import Broker, Dispatcher, Server, Session, Topic, open_store
+from tests.inside.ground import BrokerSettings
 from towline.aio import Client, connect
-from towline.broker.broker import Broker
-from towline.broker.consume.dispatcher import Dispatcher
-from towline.broker.open_store import open_store
-from towline.broker.server.listener import Server
-from towline.broker.server.session import Session
-from towline.broker.topics.topic import Topic
 from towline.model import RetryPolicy
-from towline.settings import BrokerSettings
 
 
 async def sends(mq: Client) -> None:

@@ -15,15 +15,12 @@ import pytest
 
 from tests.broker.conftest import Bench, World
 from tests.broker.test_recovery import crash
-from towline.broker.broker import Broker
-from towline.broker.consume.prefix_subscription import PrefixSubscription
-from towline.broker.open_store import open_store
-from towline.delivery.catalog_changes import GROUP_CHANGES, TOPIC_CHANGES
+from tests.inside.broker import Broker, PrefixSubscription, open_store
+from tests.inside.delivery import GROUP_CHANGES, TOPIC_CHANGES
+from tests.inside.protocol import Attach, Pause, Pull, PutTopic
+from tests.inside.store import Append, Appended, Store
 from towline.errors import NotFound, TooMany, Unavailable
 from towline.model import GroupConfig, RetryPolicy, TopicConfig
-from towline.protocol.groups import Pause
-from towline.protocol.messages import Attach, Pull, PutTopic
-from towline.store import Append, Appended, Store
 
 FILES = ("topics.json", "subscriptionGroup.json")
 
@@ -177,7 +174,7 @@ def test_a_group_and_a_topic_cost_the_same_however_many_there_are(world: World) 
 async def test_the_room_for_shards_is_counted_as_topics_come_and_go(
     disk: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.broker.topics.topics.MAX_SHARDS_IN_ALL", 10)
+    monkeypatch.setattr("tests.inside.broker.topics.MAX_SHARDS_IN_ALL", 10)
 
     async with disk.open() as bench:
         await bench.broker.create_topic(TopicConfig("six", shards=6))
@@ -319,7 +316,7 @@ def test_a_topic_that_is_made_anew_while_it_is_joined_is_joined_anew(disk: World
 def test_a_topic_that_cannot_be_joined_holds_no_other_up_and_is_tried_again(
     disk: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("towline.broker.consume.prefix_subscription.AGAIN_S", 0.01)
+    monkeypatch.setattr("tests.inside.broker.prefix_subscription.AGAIN_S", 0.01)
 
     async def scenario(bench: Bench) -> None:
         await topics(bench, 1)

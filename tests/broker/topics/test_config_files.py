@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.broker.conftest import ACK, Bench, World
-from towline.clock import ManualClock
+from tests.inside.frame import encode
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import CancelDelayed, PutTopic
 from towline.errors import NotFound, StoreDamaged
-from towline.frame import encode
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.messages import CancelDelayed, PutTopic
 
 
 def config(disk: World, name: str) -> Path:

@@ -8,10 +8,10 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, Bench, World
 from tests.broker.test_recovery import crash
-from towline.cli.check import _look_at_remains
+from tests.inside.cli import _look_at_remains
+from tests.inside.protocol import Resend
 from towline.errors import TooMany
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.messages import Resend
 
 MOST = 12
 

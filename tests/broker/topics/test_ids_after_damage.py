@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.conftest import ACK, World
-from towline.store.log.format.record import STAMP
+from tests.inside.store import STAMP
 
 
 @pytest.mark.parametrize("consumed", [True, False])

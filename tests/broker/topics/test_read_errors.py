@@ -12,15 +12,13 @@ import pytest
 
 from tests.broker.conftest import ACK, DEAD, Bench, World
 from tests.eventually import eventually_done
+from tests.inside.broker import Member, exposition
+from tests.inside.cli import CRITICAL, _look
+from tests.inside.delivery import State
+from tests.inside.ground import ManualClock
+from tests.inside.protocol import Attach, Measure, Pull
 from tests.store.log.small_logs import unreadable as unreadable_files
-from towline.broker.consume.member import Member
-from towline.broker.monitor.prometheus import exposition
-from towline.cli.check import CRITICAL, _look
-from towline.clock import ManualClock
-from towline.delivery.group.states import State
 from towline.errors import Unavailable, Unreadable
-from towline.protocol.access import Measure
-from towline.protocol.messages import Attach, Pull
 
 
 @contextmanager
@@ -61,7 +59,7 @@ def test_a_pull_that_cannot_be_read_holds_nothing_back(world: World, wait_ms: in
 async def test_delayed_messages_are_delivered_once_they_can_be_read_again(
     disk: World, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.broker.schedule.timer_loop.BACKOFF_MIN_S", 0.01)
+    monkeypatch.setattr("tests.inside.broker.timer_loop.BACKOFF_MIN_S", 0.01)
 
     clock = ManualClock()
     async with disk.open(clock) as bench:
@@ -93,8 +91,8 @@ def skips(bench: Bench) -> int:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("towline.broker.consume.dispatcher.PROBE_MIN_S", 0.02)
-    monkeypatch.setattr("towline.store.log.store._PAUSES_S", (0.001,))
+    monkeypatch.setattr("tests.inside.broker.dispatcher.PROBE_MIN_S", 0.02)
+    monkeypatch.setattr("tests.inside.store.store._PAUSES_S", (0.001,))
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOMEM])

@@ -12,9 +12,9 @@ import pytest
 import towline
 from tests.broker.access.declared import declared
 from tests.broker.process import BrokerProcess
+from tests.inside.cli import run
+from tests.inside.spark import why_not
 from tests.spark.session import PATIENCE_S, environment
-from towline.cli import run
-from towline.spark.jobs.session import why_not
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

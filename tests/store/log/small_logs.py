@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from towline.clock import SYSTEM, Clock
-from towline.frame import Frame, encode
+from tests.inside.frame import Frame, encode
+from tests.inside.ground import SYSTEM, Clock
+from tests.inside.store import Append, DiskIo, LogSettings, LogStore, Lost
 from towline.model import Durability
-from towline.store import Append, Lost
-from towline.store.log import DiskIo, LogSettings, LogStore
 
 SEGMENT_BYTES = 64 << 10
 EVERYTHING = 1 << 40

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.inside.store import REAL, Append, Known, Record, Scanner, Segment, absorb, read_segment, write_index
 from tests.store.log.small_logs import (
     Content,
     content_of,
@@ -21,14 +22,6 @@ from tests.store.log.small_logs import (
     segments,
 )
 from towline.model import Durability
-from towline.store import Append
-from towline.store.log.format.index import Known, write_index
-from towline.store.log.format.record import Record
-from towline.store.log.format.scan import Scanner
-from towline.store.log.format.segment import Segment
-from towline.store.log.recovery import read_segment
-from towline.store.log.write.disk import REAL
-from towline.store.log.write.sealer import absorb
 
 
 class SmallLog(NamedTuple):

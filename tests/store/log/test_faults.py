@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests import disks
+from tests.inside.ground import ManualClock
+from tests.inside.store import LogStore
 from tests.store.log.small_logs import (
     SEGMENT_BYTES,
     FastIo,
@@ -23,10 +25,8 @@ from tests.store.log.small_logs import (
     put,
     segments,
 )
-from towline.clock import ManualClock
 from towline.errors import DiskFull, QueueFull, StoreFailed
 from towline.model import Durability
-from towline.store.log import LogStore
 
 # --- errors are final -------------------------------------------------------------------------------------------------
 

@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside.store import Bounds, LogStore, OfflineStreams, inspect, load_directory
 from tests.store.log.small_logs import EVERYTHING, content_of, copy_of, one, open_store, put, segments
 from tests.store.log.test_power_cut import PowerCutIo
 from towline.model import Durability
-from towline.store import Bounds
-from towline.store.log import LogStore
-from towline.store.log.format.index import load_directory
-from towline.store.log.offline import inspect
-from towline.store.log.offline.streams import OfflineStreams
 
 X, Y = "pull/a/x", "pull/a/y"
 

@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 
 from tests.eventually import eventually_done
+from tests.inside.frame import encode
+from tests.inside.store import Append, Breaks, KeySearch, LogSettings, LogStore
 from tests.store.log.small_logs import SEGMENT_BYTES, FastIo
-from towline.frame import encode
 from towline.model import Durability
-from towline.store import Append
-from towline.store.log import LogSettings, LogStore
-from towline.store.log.format.keys import Breaks
-from towline.store.log.read.key_search import KeySearch
 
 
 async def filled(path: Path, frames: int = 300) -> LogStore:

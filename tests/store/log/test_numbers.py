@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside.store import STAMP, Chunk, Lost, inspect, read_range
 from tests.store.log.small_logs import content_of, copy_of, one, open_store, put, segments
 from towline.model import Durability
-from towline.store import Chunk, Lost
-from towline.store.log.format.record import STAMP
-from towline.store.log.offline import inspect
-from towline.store.log.offline.streams import read_range
 
 
 async def last_damaged(path: Path, damage: bytes, *, at: int, closed: bool, behind: bool) -> Path:

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside.frame import Frame
+from tests.inside.store import LogStore, OfflineStreams, dump, inspect, stat, verify
 from tests.store.log.small_logs import content_of, copy_of, indexes, one, open_store, put, segments
 from towline.errors import NotFound
-from towline.frame import Frame
 from towline.model import Durability
-from towline.store.log import LogStore
-from towline.store.log.offline import inspect
-from towline.store.log.offline.inspect import dump, stat, verify
-from towline.store.log.offline.streams import OfflineStreams
 
 
 async def fill(path: Path) -> LogStore:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.inside.store import DiskIo, LogStore
 from tests.store.log.small_logs import SEGMENT_BYTES, content_of, one, open_store, put
 from towline.model import Durability
-from towline.store.log import DiskIo, LogStore
 
 SECTOR = 512
 

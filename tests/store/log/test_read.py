@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside.frame import Frame
 from tests.store.log.small_logs import FaultyIo, content_of, one, open_store, put
-from towline.frame import Frame
 from towline.model import Durability
 
 
@@ -179,8 +179,8 @@ async def test_small_groups_are_written_by_the_loop_and_others_by_the_thread(tmp
 async def test_after_a_slow_write_of_the_loop_the_thread_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("towline.store.log.write.writer._SLOW_S", 0.0)
-    monkeypatch.setattr("towline.store.log.write.writer._WARY_S", 1e9)
+    monkeypatch.setattr("tests.inside.store.writer._SLOW_S", 0.0)
+    monkeypatch.setattr("tests.inside.store.writer._WARY_S", 1e9)
     store = await open_store(tmp_path)
     for seq, count in enumerate((1, 2, 3)):
         await put(store, *(one("a", b"x") for _ in range(count)), durability=Durability.OS)

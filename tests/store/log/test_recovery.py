@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside.ground import ManualClock
+from tests.inside.store import Append, LogSettings, LogStore
 from tests.store.log.small_logs import (
     SEGMENT_BYTES,
     content_of,
@@ -21,11 +23,8 @@ from tests.store.log.small_logs import (
     put,
     segments,
 )
-from towline.clock import ManualClock
 from towline.errors import BadName, Closed, StoreFailed, StoreLocked, TooLarge
 from towline.model import Durability
-from towline.store import Append
-from towline.store.log import LogSettings, LogStore
 
 
 async def test_a_killed_store_comes_back_as_it_was_at_every_moment(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside.ground import SECOND_US, ManualClock
+from tests.inside.store import LogStore
 from tests.store.log.small_logs import content_of, copy_of, indexes, one, open_store, put, segments
-from towline.clock import SECOND_US, ManualClock
 from towline.model import Durability
-from towline.store.log import LogStore
 
 
 async def fill_hours(path: Path, hours: int = 10) -> tuple[LogStore, ManualClock]:

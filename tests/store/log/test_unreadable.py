@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside.frame import encode
+from tests.inside.store import Append, Chunk, LogStore, OfflineStreams, inspect, read_range
 from tests.store.log.small_logs import (
     EVERYTHING,
     FastIo,
@@ -23,11 +25,6 @@ from tests.store.log.small_logs import (
     unreadable,
 )
 from towline.errors import Unreadable
-from towline.frame import encode
-from towline.store import Append, Chunk
-from towline.store.log import LogStore
-from towline.store.log.offline import inspect
-from towline.store.log.offline.streams import OfflineStreams, read_range
 
 TORN = b"TWR1 torn"
 PASSING = [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ENOENT, errno.EACCES]

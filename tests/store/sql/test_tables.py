@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.broker.conftest import ACK, GIVE_BACK, NACK, World
+from tests.inside.frame import encode
+from tests.inside.protocol import PutTopic
+from tests.inside.sql import open_sql, problems
 from tests.store.sql.server import mariadb, sql_settings
 from towline.errors import NewerFormat
-from towline.frame import encode
 from towline.model import GroupConfig, TopicConfig
-from towline.protocol.messages import PutTopic
-from towline.store.sql import open_sql
-from towline.store.sql.schema.server_checks import problems
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from towline.broker.broker import Broker
+from tests.inside.broker import Broker
+from tests.inside.frame import encode
+from tests.inside.ground import BrokerSettings
+from tests.inside.protocol import Act, Attach, Pull
+from tests.inside.store import DiskIo, LogSettings, LogStore
 from towline.errors import StoreFailed
-from towline.frame import encode
 from towline.model import Durability
-from towline.protocol.messages import Act, Attach, Pull
-from towline.settings import BrokerSettings
-from towline.store.log import LogSettings, LogStore
-from towline.store.log.write.disk import DiskIo
 
 
 class FailingDisk(DiskIo):

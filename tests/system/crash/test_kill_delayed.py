@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.inside.load import BrokerProcess
 from tests.system.crash.load import PATIENCE_S, TOPIC, Worker
 from towline.errors import Conflict
-from towline.load.broker import BrokerProcess
 from towline.model import LANES
 
 

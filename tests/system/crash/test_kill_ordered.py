@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.inside.client import shard_of
+from tests.inside.load import BrokerProcess
 from tests.system.crash.load import PATIENCE_S, Worker, kill_under_load
-from towline.client.produce.sharding import shard_of
-from towline.load.broker import BrokerProcess
 
 TOPIC, SHARDS = "ledger", 4
 KEYS = {"a": 3, "b": 2, "c": 1}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.inside.load import BrokerProcess
 from tests.system.crash.load import PATIENCE_S, TOPIC, Worker
-from towline.load.broker import BrokerProcess
 from towline.model import GroupConfig, RetryPolicy
 
 GROUP = "billing"

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from tests.inside.broker import Broker
+from tests.inside.frame import encode
+from tests.inside.ground import BrokerSettings, ManualClock
+from tests.inside.protocol import Act, Attach, Pull
+from tests.inside.store import LogSettings, LogStore
 from tests.store.log.test_power_cut import PowerCutIo
-from towline.broker.broker import Broker
-from towline.clock import ManualClock
-from towline.frame import encode
-from towline.protocol.messages import Act, Attach, Pull
-from towline.settings import BrokerSettings
-from towline.store.log import LogSettings, LogStore
 
 
 class HarshIo(PowerCutIo):

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import towline
+from tests.inside.load import BrokerProcess
 from tests.system.crash.load import PATIENCE_S, Worker, kill_under_load
-from towline.load.broker import BrokerProcess
 from towline.model import Priority
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -139,7 +139,7 @@ async def test_a_page_begins_anywhere_also_behind_damage(tmp_path: Path, many: i
 
 def test_a_start_reads_no_more_than_the_end_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, read = tmp_path / "audit.jsonl", list[int]()
-    await fill(path, 3_000)
+    asyncio.run(fill(path, 3_000))
     pread = os.pread
 
     def counted(fd: int, length: int, at: int) -> bytes:
