@@ -11,7 +11,7 @@ from tests.inside.load import BrokerProcess
 from tests.store.sql.server import new_database
 from towline.model import GroupConfig, RetryPolicy
 
-ROUNDS = 4
+ROUNDS = 2
 
 
 @pytest.mark.timeout(300)
