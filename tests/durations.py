@@ -1,5 +1,5 @@
 """How many seconds each file of tests takes, from `durations.txt`; the slowest are begun first, so that no worker ends
-long after the others. `./dev test -n 2 --record-durations` writes it anew, on a machine that does nothing else."""
+long after the others. `--record-durations` writes it anew, see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
