@@ -65,6 +65,7 @@ def config(world: World, name: str) -> Path:
 # What it costs
 
 
+@pytest.mark.slow
 def test_one_message_writes_a_few_kilobytes_though_100_000_ids_and_frames_are_remembered(world: World) -> None:
     async def scenario(bench: Bench) -> None:
         await send_ids(bench, 0, 100_000 if world.kind != "sql" else 20_000)

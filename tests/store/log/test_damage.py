@@ -117,6 +117,7 @@ def _any(record: Record, left: set[tuple[str, int]]) -> bool:
     return (record.stream, record.base) in left
 
 
+@pytest.mark.slow
 async def test_a_flipped_byte_anywhere_costs_only_what_it_damaged_and_is_reported(
     small_log: SmallLog, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -150,6 +150,7 @@ async def test_many_entries_are_sealed_at_close_so_that_opening_reads_nothing(tm
     await store.close()
 
 
+@pytest.mark.slow
 async def test_ten_thousand_streams_come_back(tmp_path: Path) -> None:
     store = await open_store(tmp_path, segment_bytes=1 << 20)
     for round_ in range(2):

@@ -26,6 +26,7 @@ def traced() -> Iterator[None]:
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("length", [16, 200])
 @pytest.mark.parametrize(("ids", "usual", "at_most"), [(2_000_000 // 64, 210, 250), (2**16 * 2 // 3 + 50, 240, 310)])
