@@ -20,6 +20,7 @@ from towline.protocol import (
 from towline.protocol.access import Grant, GroupFigures, Me, Measure, Measured, PutUser, Quota, Rule, WhoAmI
 from towline.protocol.backup import HoldBackup
 from towline.protocol.cluster import BROKERS_MAX, Backlog, Brokers, BrokerState, HandBack, ListBrokers, Meet, Met
+from towline.protocol.consume import ACK, DEAD, GIVE_BACK
 from towline.protocol.envelope import PREFIX, decode_answer
 from towline.protocol.groups import Pause, Seek
 from towline.protocol.messages import (

@@ -41,6 +41,7 @@ from towline.model import (
 )
 from towline.protocol import split_attachments
 from towline.protocol.backup import BackupBegun, BackupHeld, BeginBackup, HoldBackup
+from towline.protocol.base import HEAD_ROOM
 from towline.protocol.cluster import Brokers, Clients, ClientState, ForgetBroker, ListBrokers, ListClients
 from towline.protocol.groups import Pause, Seek, Sought
 from towline.protocol.messages import (
@@ -122,8 +123,6 @@ Headers = Sequence[Mapping[str, str] | None] | Mapping[str, str] | None
 
 A = TypeVar("A", bound=Answer)
 
-HEAD_ROOM: Final = 64 << 10
-"""What a broker allows for a request besides its frame."""
 _MAX_RESEND: Final = 10_000
 
 

@@ -19,8 +19,22 @@ from tests.client.consume.test_reconnect import consuming, leaves
 from tests.client.either import do, each, entered
 from tests.client.peer import Peer, Visitor, pulled
 from tests.eventually import eventually_done
-from tests.inside.client import ACK, GIVE_BACK, Connection, HeartbeatTimer, LostLease, PullLimits, Subscription
-from tests.inside.protocol import Act, Attach, Attached, Beat, Done, Held, Pull, Pulled, Settle, Settled, Welcome
+from tests.inside.client import Connection, HeartbeatTimer, LostLease, PullLimits, Subscription
+from tests.inside.protocol import (
+    ACK,
+    GIVE_BACK,
+    Act,
+    Attach,
+    Attached,
+    Beat,
+    Done,
+    Held,
+    Pull,
+    Pulled,
+    Settle,
+    Settled,
+    Welcome,
+)
 from tests.unit.client.test_lease import lease_of
 from towline import Message
 from towline.errors import LeaseLost
