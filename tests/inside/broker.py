@@ -36,14 +36,13 @@ from towline.broker.consume import (
     snapshots,
 )
 from towline.broker.consume.consumers import Consumers
-from towline.broker.consume.dead_letters import ATTEMPT, DIED_AT, EVERY_S, ORIGIN, REASON, DeadLetterLog
+from towline.broker.consume.dead_letters import EVERY_S, DeadLetterLog
 from towline.broker.consume.dispatcher import Dispatcher
 from towline.broker.consume.fetch import Buffers
 from towline.broker.consume.member import KEEPS_UP_S, Member
 from towline.broker.consume.message_limits import GRACE_US, MessageLimits
 from towline.broker.consume.prefix_subscription import PrefixSubscription
 from towline.broker.consume.pull_log import LATE_S, PullLog
-from towline.broker.consume.settle import ACK, DEAD
 from towline.broker.consume.snapshots import LARGE_BYTES, RENEW_S
 from towline.broker.fair_executor import FairExecutor
 from towline.broker.loop_lag import LAG_S, STALL_S, LoopLag
@@ -78,3 +77,4 @@ from towline.broker.server.tls import tls_context
 from towline.broker.table_snapshot import PartName, TableSnapshot
 from towline.broker.topics import topics
 from towline.broker.topics.topic import RECENT_FRAMES, Topic
+from towline.protocol.consume import ACK, DEAD

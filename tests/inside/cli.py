@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from towline.cli import run
 from towline.cli.check import (
     CRITICAL,
     OK,

@@ -13,7 +13,7 @@ from towline.client.cluster.brokers import ClusterBrokers, Liveness, rendezvous
 from towline.client.cluster.merge import _ordered
 from towline.client.consume.ack_spool import SpooledAck
 from towline.client.consume.heartbeat import HeartbeatTimer
-from towline.client.consume.lease import ACK, GIVE_BACK, Lease, LostLease
+from towline.client.consume.lease import Lease, LostLease
 from towline.client.consume.outcome import Reject, Retry, describe
 from towline.client.consume.pull_size import PullLimits
 from towline.client.consume.subscription import Subscription
@@ -35,3 +35,4 @@ from towline.client.produce.reshard import cut_by_shard
 from towline.client.produce.sharding import Common, Content, KnownKeys, ShardMap, _Batch, shard_of
 from towline.client.produce.spooled_sender import SpooledBatchSender
 from towline.client.produce.transaction import DirectTransaction, Phase, Senders
+from towline.protocol.consume import ACK, GIVE_BACK
